@@ -67,8 +67,8 @@ NS_PER_S = 1_000_000_000
 """Nanoseconds in a second."""
 
 _LARGEST = 2**63 - 1
-# At most 40 digits and an exponent of two digits: exact fractions stay small whatever the input says.
-_NUMBER = re.compile(r"([+-]?)((?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.DOTALL)
+# At most 80 digits (what 2**63 - 1 bytes take in EiB) and an exponent of two digits: exact fractions stay small whatever the input says.
+_NUMBER = re.compile(r"([+-]?)((?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 _UNLIMITED = frozenset({"unlimited", "inf", "infinity", ".inf"})
 
 
@@ -335,7 +335,7 @@ def _split(value: object, what: str, accepted: str) -> tuple[Fraction, str]:
         raise UnitError(f"{what}: {_shown(value)} is not a number and a unit; {accepted}")
     sign, digits, unit = match.groups()
     mantissa, _, exponent = digits.lower().partition("e")
-    if len(mantissa) > 40 or len(exponent) > 3:
+    if len(mantissa) > 80 or len(exponent) > 3:
         raise UnitError(f"{what}: {_shown(value)} has too many digits")
     try:
         return Fraction(sign + digits), unit
