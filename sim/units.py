@@ -67,7 +67,6 @@ NS_PER_S = 1_000_000_000
 """Nanoseconds in a second."""
 
 _LARGEST = 2**63 - 1
-# At most 80 digits (what 2**63 - 1 bytes take in EiB) and an exponent of two digits: exact fractions stay small whatever the input says.
 _NUMBER = re.compile(r"([+-]?)((?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 _UNLIMITED = frozenset({"unlimited", "inf", "infinity", ".inf"})
 
@@ -334,6 +333,7 @@ def _split(value: object, what: str, accepted: str) -> tuple[Fraction, str]:
     if match is None:
         raise UnitError(f"{what}: {_shown(value)} is not a number and a unit; {accepted}")
     sign, digits, unit = match.groups()
+    # 80 digits are what 2**63 - 1 bytes take in EiB; more would only make a fraction of any size.
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > 80 or len(exponent) > 3:
         raise UnitError(f"{what}: {_shown(value)} has too many digits")
