@@ -1,0 +1,298 @@
+"""Names to objects: how `sim` finds policies, devices and importers without importing their packages.
+
+Built-in and third-party parts use the same Python entry points, so nothing here knows one from the
+other, and a new policy needs one line in the ``pyproject.toml`` of whoever wrote it::
+
+    [project.entry-points."sim.policies"]           lookup("sim.policies", "my-policy")
+    my-policy = "my_package:MyPolicy"       --->        imports my_package now, and not before
+
+* Nothing is imported until it is looked up.
+* A plugin that cannot be loaded is a :class:`PluginWarning` and is left out; the others still work.
+* Two plugins of one name: the built-in wins, else the first distribution by name; a warning says so.
+* ``module:Class`` names an object without an entry point. That runs whatever code the module holds, so
+  it needs `allow_code`: a scenario is data until its user says otherwise.
+* In a source checkout ``pyproject.toml`` itself is read, not the copy of it that the last installation
+  made, so that a new entry point counts at once.
+
+The entry-point format is the one of the Python packaging specification
+(https://packaging.python.org/specifications/entry-points/).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import tomllib
+import warnings
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from sim.errors import InputError, UnknownNameError
+
+__all__ = ["GROUPS", "Description", "PluginWarning", "describe", "lookup", "names", "register", "unregister"]
+
+GROUPS = {
+    "sim.policies": "policy",
+    "sim.linearizers": "linearizer",
+    "sim.placements": "placement",
+    "sim.streams": "stream assignment",
+    "sim.rewrites": "rewrite",
+    "sim.pipelines": "pipeline schedule",
+    "sim.runtimes": "runtime",
+    "sim.devices": "device preset",
+    "sim.machines": "machine preset",
+    "sim.costs": "cost model",
+    "sim.allocators": "allocator",
+    "sim.importers": "importer",
+    "sim.workloads": "workload builder",
+}
+"""Each entry-point group and what one of its members is called in messages."""
+
+_DISTRIBUTION = "graph-schedule-sim"
+_REGISTERED = "(registered)"
+
+
+class PluginWarning(UserWarning):
+    """A plugin is left out: it cannot be loaded, or its name is taken."""
+
+
+class Description(NamedTuple):
+    """One known name: what it is in a line, and the distribution it comes from."""
+
+    name: str
+    summary: str
+    distribution: str
+
+
+class _Plugin(NamedTuple):
+    entry: EntryPoint
+    distribution: str
+
+
+_registered: dict[tuple[str, str], object] = {}
+_broken: set[EntryPoint] = set()
+
+
+def lookup(
+    group: str, name: str, *, allow_code: bool = False, directory: str | PathLike[str] | None = None
+) -> Any:
+    """Return the object known as `name` in `group`, importing it if need be.
+
+    Parameters
+    ----------
+    group : str
+        One of :data:`GROUPS`, or a group of your own.
+    name : str
+        A registered name, or ``module:attribute``.
+    allow_code : bool
+        Whether ``module:attribute`` may be imported.
+    directory : path, optional
+        A folder searched first for such a module: the one of the scenario file that names it.
+
+    Raises
+    ------
+    UnknownNameError
+        Nobody offers the name (or who does cannot be loaded: a warning tells why).
+    InputError
+        ``module:attribute`` without `allow_code`, or no such module or attribute.
+
+    Examples
+    --------
+    >>> lookup("sim.costs", "fractions:Fraction", allow_code=True)
+    <class 'fractions.Fraction'>
+    """
+    if ":" in name:
+        return _load_code(group, name, allow_code, directory)
+    if (group, name) in _registered:
+        return _registered[group, name]
+    plugin = _plugins(group, tuple(sys.path)).get(name)
+    if plugin is not None:
+        found, loaded = _load(plugin)
+        if found:
+            return loaded
+    raise UnknownNameError(_what(group), name, names(group))
+
+
+def names(group: str) -> list[str]:
+    """Return the names known in `group`, sorted, importing nothing."""
+    known = {name for registered_group, name in _registered if registered_group == group}
+    known |= {
+        name for name, plugin in _plugins(group, tuple(sys.path)).items() if plugin.entry not in _broken
+    }
+    return sorted(known)
+
+
+def describe(group: str) -> list[Description]:
+    """Return name, one-line description and origin of all that can be loaded from `group`, sorted by name.
+
+    The description is the first line of the object's own docstring. What cannot be loaded is a
+    :class:`PluginWarning` and is left out.
+    """
+    found = []
+    plugins = _plugins(group, tuple(sys.path))
+    for name in names(group):
+        if (group, name) in _registered:
+            found.append(Description(name, _summary(_registered[group, name]), _REGISTERED))
+            continue
+        ok, loaded = _load(plugins[name])
+        if ok:
+            found.append(Description(name, _summary(loaded), plugins[name].distribution))
+    return found
+
+
+def register(group: str, name: str, thing: object) -> None:
+    """Make `thing` known as `name` in this process: what a notebook or a test does.
+
+    A second registration of a name replaces the first (a cell is run again); the name of a plugin
+    cannot be taken, as a scenario that uses it would change its meaning.
+
+    Raises
+    ------
+    InputError
+        The name is taken by a plugin, empty, or contains a colon.
+
+    Examples
+    --------
+    >>> register("sim.policies", "mine", object)
+    >>> lookup("sim.policies", "mine")
+    <class 'object'>
+    >>> unregister("sim.policies", "mine")
+    """
+    if not name or ":" in name:
+        raise InputError(f"cannot register the {_what(group)} {name!r}: a name has no colon and is not empty")
+    taken = _plugins(group, tuple(sys.path)).get(name)
+    if taken is not None:
+        raise InputError(f"cannot register the {_what(group)} {name!r}: {taken.distribution} has that name")
+    _registered[group, name] = thing
+
+
+def unregister(group: str, name: str) -> None:
+    """Forget what :func:`register` made known.
+
+    Raises
+    ------
+    UnknownNameError
+        Nothing is registered under that name.
+    """
+    if (group, name) not in _registered:
+        raise UnknownNameError(_what(group), name, [known for where, known in _registered if where == group])
+    del _registered[group, name]
+
+
+@functools.cache
+def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
+    """Return the entry points of `group`, one a name; `path` (sys.path) is the key of the cache."""
+    found = [
+        _Plugin(entry, entry.dist.name if entry.dist is not None else "(unknown)")
+        for entry in entry_points(group=group)
+    ]
+    checkout = _checkout_entry_points()
+    if checkout is not None:
+        found = [plugin for plugin in found if plugin.distribution != _DISTRIBUTION]
+        found += [
+            _Plugin(EntryPoint(name, value, group), _DISTRIBUTION)
+            for name, value in checkout.get(group, {}).items()
+        ]
+    found.sort(
+        key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.entry.value)
+    )
+    chosen: dict[str, _Plugin] = {}
+    for plugin in found:
+        first = chosen.setdefault(plugin.entry.name, plugin)
+        if first is not plugin:
+            warnings.warn(
+                f"{plugin.distribution} and {first.distribution} both offer the {_what(group)} "
+                f"{plugin.entry.name!r}; the one of {first.distribution} ({first.entry.value}) is used",
+                PluginWarning,
+                stacklevel=3,
+            )
+    return chosen
+
+
+@functools.cache
+def _checkout_entry_points() -> dict[str, dict[str, str]] | None:
+    """Return the entry points of the ``pyproject.toml`` beside this package, if it is in a checkout."""
+    file = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    if not file.is_file():
+        return None
+    project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    if project.get("name") != _DISTRIBUTION:
+        return None
+    declared: dict[str, dict[str, str]] = project.get("entry-points", {})
+    return declared
+
+
+def _load(plugin: _Plugin) -> tuple[bool, Any]:
+    """Import a plugin; say whether that worked, and warn when not."""
+    try:
+        return True, plugin.entry.load()
+    except (Exception, SystemExit) as error:  # other people's code: whatever it does, the others still work
+        _broken.add(plugin.entry)
+        warnings.warn(
+            f"the {_what(plugin.entry.group)} {plugin.entry.name!r} of {plugin.distribution} "
+            f"({plugin.entry.value}) cannot be loaded and is left out: {type(error).__name__}: {error}",
+            PluginWarning,
+            stacklevel=3,
+        )
+        return False, None
+
+
+def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLike[str] | None) -> Any:
+    """Import ``module:attribute``."""
+    what = _what(group)
+    if not allow_code:
+        raise InputError(
+            f"the {what} {name!r} is code, which a scenario may not load; allow it with --allow-code"
+        )
+    module_name, _, attributes = name.partition(":")
+    if not module_name or not attributes:
+        raise InputError(f"the {what} {name!r} is not of the form module:Class")
+    try:
+        module = _import(module_name, directory)
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"the {what} {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return functools.reduce(getattr, attributes.split("."), module)
+    except AttributeError:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise UnknownNameError(f"attribute of the module {module_name!r}", attributes, public) from None
+
+
+def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
+    """Import a module, looking into `directory` first."""
+    importlib.invalidate_caches()  # the file may be younger than the import system's last look
+    if directory is None:
+        return importlib.import_module(name)
+    folder = str(Path(directory).resolve())
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+    # Python keeps one module a name: a second scenario's my_policy.py must not silently be the first one's.
+    top = name.partition(".")[0]
+    wanted = PathFinder.find_spec(top, [folder])
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    if wanted is not None and wanted.origin and loaded and not Path(loaded).samefile(wanted.origin):
+        raise ImportError(f"{loaded} is already imported as {top!r}; rename {wanted.origin}")
+    return module
+
+
+def _what(group: str) -> str:
+    """Return what a member of the group is called."""
+    return GROUPS.get(group, f"member of {group}")
+
+
+def _summary(thing: object) -> str:
+    """Return the first line of the docstring that `thing` (or its class) itself has."""
+    described = thing if isinstance(thing, (type, ModuleType)) or inspect.isroutine(thing) else type(thing)
+    doc = None if getattr(described, "__module__", None) == "builtins" else described.__doc__
+    return inspect.cleandoc(doc).partition("\n")[0] if doc else ""
