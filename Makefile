@@ -1,0 +1,45 @@
+# Every target makes .venv when it is missing, and brings it up to date when pyproject.toml has changed.
+
+# What the tests need. Not torch: it is large, and the tests that want it skip and say so.
+EXTRAS ?= dev,onnx,parquet
+WORKERS ?= 2
+BIN := .venv/bin
+READY := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format bench clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(READY)  ## Make .venv, with the project installed editable
+
+$(READY): pyproject.toml tools/venv.sh
+	@tools/venv.sh $(EXTRAS)
+	@touch $@
+
+demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gantt chart, a trace
+	@mkdir -p out
+	$(BIN)/sim compare scenarios/quickstart.yaml \
+	    --policy in-order --policy ready-queue --policy out-of-order --policy critical-path \
+	    --gantt out/quickstart.png --trace out/quickstart.trace.json.gz
+
+test: $(READY)  ## Run the tests (WORKERS=2 at a time)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
+
+check: $(READY)  ## Formatting, lint, types, layers: what must hold before a commit
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## Format the code and repair what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
+	$(BIN)/python -m pytest benchmarks -n 0 -o python_files="bench_*.py test_*.py"
+
+clean:  ## Remove everything that can be made again
+	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

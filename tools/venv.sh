@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Make the virtual environment .venv and install this project into it, editable, with the given extras.
+#
+#     tools/venv.sh dev,onnx,parquet
+#
+# Needs only a Python of at least 3.11 (PYTHON names another one than python3). Debian and Ubuntu ship
+# Python without ensurepip, so `python3 -m venv` alone cannot install pip there; then, in this order:
+# uv, the system's own pip, and the get-pip.py of the Python Packaging Authority are tried.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+extras=${1:?usage: tools/venv.sh EXTRA,EXTRA}
+venv=.venv
+
+say() { printf '%s\n' "$*" >&2; }
+
+find_python() {
+    local python
+    for python in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11; do
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$python"
+            return
+        fi
+    done
+    say "No Python of at least 3.11 found; install one, or name it: make PYTHON=/path/to/python3"
+    return 1
+}
+
+has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
+
+make_venv() {
+    local python
+    python=$(find_python)
+    say "Making $venv with $("$python" --version) ..."
+    "$python" -m venv "$venv" >/dev/null 2>&1 && has_pip && return
+    # No ensurepip. A half-made folder is of no use to what follows.
+    rm -rf "$venv"
+    if command -v uv >/dev/null && uv venv --quiet --seed --python "$(command -v "$python")" "$venv" && has_pip; then
+        return
+    fi
+    "$python" -m venv --clear --without-pip "$venv" || true
+    if [ -x "$venv/bin/python" ]; then
+        "$python" -m pip --python "$venv/bin/python" install --quiet pip >/dev/null 2>&1 && has_pip && return
+        "$venv/bin/python" - >/dev/null 2>&1 <<'GET_PIP' && has_pip && return
+import urllib.request
+exec(compile(urllib.request.urlopen("https://bootstrap.pypa.io/get-pip.py").read(), "get-pip.py", "exec"))
+GET_PIP
+    fi
+    rm -rf "$venv"
+    say "$python cannot make a virtual environment: sudo apt-get install python3-venv, then try again."
+    return 1
+}
+
+if ! has_pip; then
+    make_venv
+fi
+say "Installing graph-schedule-sim[$extras] into $venv ..."
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
