@@ -1,0 +1,1 @@
+"""Issue policies: which eligible task a free issuer takes next."""

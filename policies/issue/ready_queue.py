@@ -1,0 +1,55 @@
+"""The ready queue: whatever is ready runs, breadth first (FIFO) or depth first (LIFO).
+
+This is the graph-based scheduler of dataflow runtimes: an op is queued at the moment its last
+input is there, and any free issuer takes the op at the front (TensorFlow white paper 2015,
+section 3.1: "a queue of ready nodes").
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sim import Issuer, Job, Policy, Task
+from sim.errors import InputError
+
+__all__ = ["ReadyQueue"]
+
+
+class ReadyQueue(Policy):
+    """One queue of ready tasks per group of issuers.
+
+    Parameters
+    ----------
+    order : str
+        ``"fifo"`` (breadth first) or ``"lifo"`` (depth first).
+    synchronisation : str
+        ``"completion"`` or ``"issue"``; see `sim.Policy`.
+
+    Raises
+    ------
+    InputError
+        Another word.
+    """
+
+    scope = "group"
+
+    def __init__(self, order: str = "fifo", synchronisation: str = "completion") -> None:
+        if order not in ("fifo", "lifo"):
+            raise InputError(f"ready-queue: order must be fifo or lifo, found {order!r}")
+        self.order, self.synchronisation = order, synchronisation
+        self._queues: list[deque[Task]] = []
+
+    def prepare(self, job: Job) -> None:
+        """Make an empty queue for every group."""
+        self._queues = [deque() for _ in range(job.n_groups)]
+
+    def ready(self, task: Task) -> None:
+        """Queue `task`."""
+        self._queues[task.group].append(task)
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the first task, or the last one when the order is lifo."""
+        queue = self._queues[issuer.group]
+        if not queue:
+            return None
+        return queue.popleft() if self.order == "fifo" else queue.pop()

@@ -1,0 +1,661 @@
+"""The engine: one loop over instants, on SimPy.
+
+At each instant, in this order::
+
+    1. all completions, in the order in which they were scheduled     (_complete)
+    2. memory is released, then tasks become eligible                 (_complete)
+    3. every free issuer is asked, in machine order,                  (_ask)
+       until none takes a task
+    4. streams start their heads, in machine order                    (_start_heads)
+
+SimPy keeps the queue of future instants; callbacks only note what fired, and the whole instant is
+settled at once when no event of the same time is left. That is what makes the order above hold
+whatever the order of events inside an instant, and what makes ties reproducible.
+
+A task's way through it::
+
+    eligible ─ policy.next ─► taken ─ issue cost ─► issued on a stream ─ head, events, launch ─► start ─► end
+                                └─ a CPU worker executes what it takes ──────────────────────────►┘
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, Protocol
+
+import simpy
+from simpy.events import NORMAL
+
+from sim.errors import InfeasibleError, RunError
+from sim.graph import Graph
+from sim.job import Job, make_job
+from sim.model import (
+    MANAGED,
+    WAIT,
+    Issuer,
+    Linearizer,
+    Machine,
+    Network,
+    Placement,
+    Policy,
+    Processor,
+    StreamAssignment,
+    Task,
+)
+from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
+from sim.stuck import stuck_error
+from sim.trace import Trace, Wait
+from sim.transfers import Flow, make_flow
+
+__all__ = ["Memory", "Observer", "simulate"]
+
+
+class Observer(Protocol):
+    """Watches a run. Costs nothing when absent; one that raises is dropped with a warning."""
+
+    def started(self, task: Task) -> None:
+        """`task` began to execute at ``task.start_ns``."""
+
+    def ended(self, task: Task) -> None:
+        """`task` finished at ``task.end_ns``."""
+
+
+class Memory(Protocol):
+    """Gives tasks the memory of their outputs and takes it back after the last consumer."""
+
+    at_issue: bool
+    """Whether memory is taken when a task is issued (else when it starts)."""
+
+    def acquire(self, task: Task) -> int:
+        """Take what `task` needs; return the ns it costs the issuer, or `WAIT` until something is freed.
+
+        Asked again for the same task after a `WAIT`, or after it was granted: then it returns 0.
+
+        Raises
+        ------
+        OutOfMemoryError
+            When it cannot be had and waiting is not wanted.
+        """
+
+    def release(self, task: Task) -> bool:
+        """`task` ended: free what nobody needs any more; return whether anything was freed."""
+
+
+class _Event(simpy.Event):  # type: ignore[misc]
+    """A timeout that shares its list of callbacks with all others of its sort."""
+
+    def __init__(
+        self, env: simpy.Environment, callbacks: list[Callable[[Any], None]], value: Any, delay: int
+    ):
+        self.env = env
+        self.callbacks = callbacks
+        self._value = value
+        self._ok = True
+        env.schedule(self, NORMAL, delay)
+
+
+class _Stream:
+    """A queue of issued tasks; one runs at a time."""
+
+    __slots__ = ("device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running", "wake_ns")
+
+    def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
+        self.index, self.device, self.launch_ns, self.gap_ns = index, device, launch_ns, gap_ns
+        self.queue: deque[Task] = deque()
+        self.running: Task | None = None
+        self.free_ns = 0
+        self.wake_ns = -1
+        self.dirty = False
+
+
+_by_index = attrgetter("index")
+
+
+class Engine:
+    """One run; `simulate` is the way in. Implements `sim.model.Context` for devices and networks."""
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        *,
+        memory: Callable[[Job, Engine], Memory] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        machine = job.machine
+        self.job, self.policy = job, policy
+        self.env = simpy.Environment(initial_time=0)
+        self.observers = list(observers)
+        self.flow: Flow = make_flow(job)
+        self.readiness: Readiness = (
+            IssueReadiness if policy.synchronisation == "issue" else CompletionReadiness
+        )(job, self.flow)
+        self.duration_ns: list[int] = job.duration_ns.tolist()
+        self.device_of: list[int] = job.device_of.tolist()
+        self.stream_of: list[int] = []
+        self.issue_ns: list[int] | None = _issue_costs(job)
+        self.issuers = machine.issuers()
+        self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
+        for issuer in self.issuers:
+            self.idle[issuer.group].append(issuer)
+        self.by_group = policy.scope == "group"
+        self.is_dirty = [False] * job.n_groups
+        self.dirty_groups: list[int] = []
+        self.streams: list[_Stream] = [
+            _Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
+            for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
+            for lane in range(device.lanes)
+        ]
+        if any(not issuer.executes for issuer in self.issuers):
+            self.stream_of = job.stream_of.tolist()
+        self.dirty_streams: list[_Stream] = []
+        self.processors: list[Processor | None] = [
+            device.processor(device, self) if device.processor else None for device in machine.devices
+        ]
+        self.shared = any(self.processors)
+        self.blocked: list[deque[_Stream | Task]] = [
+            deque() for _ in machine.devices
+        ]  # by a processor's WAIT
+        self.outstanding = [0] * len(machine.devices)
+        self.depth = [device.queue_depth for device in machine.devices]
+        self.limited = any(depth is not None for depth in self.depth)
+        self.parked: list[deque[Task]] = [
+            deque() for _ in machine.devices
+        ]  # launches that found the queue full
+        self.network: Network | None = None
+        if self.flow.n_nodes > self.flow.n_ops and machine.links:
+            if machine.network is None:
+                raise InfeasibleError("the machine has links but no network to carry transfers over them")
+            for a, b in sorted(
+                set(zip(self.flow.source.tolist(), self.flow.destination.tolist(), strict=True))
+            ):
+                machine.route(a, b)  # refuse before time 0 what can never arrive
+            self.network = machine.network(machine, self)
+        self.memory = memory(job, self) if memory else None
+        self.starved: list[Task] = []  # tasks that wait for memory
+        self.ended: list[Task] = []
+        self.pushed: list[Task] = []
+        self.beginning: list[Task] = []
+        self.tasks: list[Task] = []
+        self.transfers: list[Task] = []
+        self.n_ended = 0
+        self._on_end: list[Callable[[Any], None]] = [self._note_end]
+        self._on_issued: list[Callable[[Any], None]] = [self._note_issued]
+        self._on_begin: list[Callable[[Any], None]] = [self._note_begin]
+        self._on_wake: list[Callable[[Any], None]] = [self._note_wake]
+        self._on_call: list[Callable[[Any], None]] = [self._note_call]
+
+    # -- Context: what processors and networks may use ---------------------------------------
+
+    @property
+    def now_ns(self) -> int:
+        """The present instant."""
+        return self.env.now  # type: ignore[no-any-return]
+
+    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
+        """Call ``callback(value)`` at `time_ns`."""
+        _Event(self.env, self._on_call, (callback, value), time_ns - self.env.now)
+
+    def finish(self, task: Task) -> None:
+        """End a task at the present instant."""
+        self.ended.append(task)
+
+    # -- what fired: noted now, settled when the instant is complete ---------------------------
+
+    def _note_end(self, event: Any) -> None:
+        self.ended.append(event._value)
+
+    def _note_issued(self, event: Any) -> None:
+        self.pushed.append(event._value)
+
+    def _note_begin(self, event: Any) -> None:
+        self.beginning.append(event._value)
+
+    def _note_wake(self, event: Any) -> None:
+        stream: _Stream = event._value
+        if stream.wake_ns == self.env.now:
+            stream.wake_ns = -1
+            self._touch(stream)
+
+    def _note_call(self, event: Any) -> None:
+        callback, value = event._value
+        callback(value)
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> Trace:
+        """Run to the end.
+
+        Raises
+        ------
+        StuckError
+            When tasks remain and nothing can happen any more.
+        """
+        self.policy.prepare(self.job)
+        peek, step = self.env.peek, self.env.step
+        never = float("inf")
+        with _collector_paused():
+            self._eligible(None, self.readiness.roots(), None, True)
+            self._settle()
+            while (now := peek()) != never:
+                step()
+                while peek() == now:
+                    step()
+                self._settle()
+        if self.n_ended < self.readiness.total:
+            raise stuck_error(self.job, self.flow, self.readiness, self.policy)
+        return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers)
+
+    def _settle(self) -> None:
+        if self.ended:
+            self._complete()
+        if self.pushed:
+            pushed, self.pushed = self.pushed, []
+            for task in pushed:
+                self._free(task.issuer)
+                self._push(task)
+        if self.beginning:
+            beginning, self.beginning = self.beginning, []
+            for task in beginning:
+                self._begin(task)
+        self._ask()
+        if self.dirty_streams:
+            self._start_heads()
+
+    def _complete(self) -> None:
+        ended, self.ended = self.ended, []
+        now = self.env.now
+        n_ops = self.flow.n_ops
+        self.n_ended += len(ended)
+        freed = False
+        for task in ended:
+            task.end_ns = now
+            if task.op < n_ops:
+                self._leave(task)
+            if self.observers:
+                self._tell("ended", task)
+        if self.memory is not None:
+            for task in ended:
+                freed |= self.memory.release(task)
+        next_of = self.readiness.ended
+        asynchronous = self.readiness.asynchronous
+        for task in ended:
+            issuer = task.issuer
+            told = asynchronous and (issuer is None or not issuer.executes)  # when it was issued
+            self._eligible(task, next_of(task), issuer, not told)
+        if asynchronous:
+            for task in self.readiness.released():
+                if task.op >= n_ops:
+                    self._carry(task)
+                else:
+                    self._touch(self.streams[task.stream])
+        if freed and self.starved:
+            self._feed()
+
+    def _leave(self, task: Task) -> None:
+        """Give back the lane, the issuer and the device's resources of a task that ended."""
+        issuer = task.issuer
+        device = self.device_of[task.op]
+        if issuer is not None and issuer.executes:
+            self._free(issuer)
+        else:
+            stream = self.streams[task.stream]
+            stream.running = None
+            stream.free_ns = task.end_ns + stream.gap_ns
+            if stream.queue:
+                self._touch(stream)
+            if self.limited:
+                self._outstanding_less(device)
+        if self.shared:
+            processor = self.processors[device]
+            if processor is not None:
+                processor.end(task)
+                waiting, self.blocked[device] = self.blocked[device], deque()
+                for what in waiting:
+                    if isinstance(what, Task):
+                        self._begin(what)
+                    else:
+                        self._touch(what)
+
+    # -- eligible → taken --------------------------------------------------------------------
+
+    def _eligible(self, cause: Task | None, tasks: list[Task], issuer: Issuer | None, tell: bool) -> None:
+        """Stamp new tasks, tell the policy of them (of none at all only if `tell`), start transfers."""
+        now = self.env.now
+        is_dirty = self.is_dirty
+        moving = False
+        for task in tasks:
+            task.ready_ns = now
+            group = task.group
+            if group < 0:
+                moving = True
+            elif not is_dirty[group]:
+                is_dirty[group] = True
+                self.dirty_groups.append(group)
+        transfers: list[Task] = []
+        if moving:
+            transfers = [task for task in tasks if task.group < 0]
+            tasks = [task for task in tasks if task.group >= 0]
+        if cause is None:
+            for task in tasks:
+                self.policy.ready(task)
+        elif tasks or tell:
+            self.policy.ended(cause, tasks, issuer)
+        for task in transfers:
+            task.issue_ns = now
+            if self.readiness.asynchronous:
+                self._issued(task)
+                if not self.readiness.may_start(task):
+                    continue
+            self._carry(task)
+
+    def _carry(self, transfer: Task) -> None:
+        self.transfers.append(transfer)
+        if self.network is None:
+            transfer.start_ns = self.env.now
+            _Event(self.env, self._on_end, transfer, 0)
+        else:
+            self.network.start(transfer)
+
+    def _ask(self) -> None:
+        ask = self.policy.next
+        groups: Sequence[int]
+        while True:
+            if not self.by_group:
+                groups = range(len(self.idle))
+            elif self.dirty_groups:
+                groups = self.dirty_groups
+                if len(groups) > 1:
+                    groups.sort()
+            else:
+                return
+            self.dirty_groups = []
+            took = False
+            for group in groups:
+                self.is_dirty[group] = False
+            for group in groups:
+                idle = self.idle[group]
+                took_here = False
+                for issuer in idle if len(idle) == 1 else tuple(idle):
+                    task = ask(issuer)
+                    if task is not None:
+                        took_here = True
+                        self._take(issuer, task)
+                    elif self.by_group:
+                        break
+                if took_here:
+                    took = True
+                    if idle:
+                        self._dirty(group)
+            if not took:
+                return
+
+    def _dirty(self, group: int) -> None:
+        if not self.is_dirty[group]:
+            self.is_dirty[group] = True
+            self.dirty_groups.append(group)
+
+    def _free(self, issuer: Issuer | None) -> None:
+        if issuer is not None:
+            insort(self.idle[issuer.group], issuer, key=_by_index)
+            self._dirty(issuer.group)
+
+    def _take(self, issuer: Issuer, task: Task) -> None:
+        if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
+            raise RunError(
+                f"policy {type(self.policy).__name__} gave {issuer.name} "
+                f"op {self.job.graph.op_names[task.op]!r}, "
+                + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
+            )
+        task.issuer = issuer
+        cost = self.issue_ns[task.op] if self.issue_ns is not None else 0
+        if self.memory is not None and self.memory.at_issue:
+            extra = self.memory.acquire(task)
+            if extra == WAIT:
+                task.wait = Wait.MEMORY
+                self.idle[issuer.group].remove(issuer)
+                self.starved.append(task)
+                return
+            cost += extra
+        self._pay(task, cost)
+
+    def _pay(self, task: Task, cost_ns: int) -> None:
+        """Spend the issuer's time on `task`, then let it execute or be put on its stream."""
+        issuer = task.issuer
+        assert issuer is not None
+        idle = self.idle[issuer.group]
+        if issuer.executes:
+            task.issue_ns = self.env.now
+            if issuer in idle:
+                idle.remove(issuer)
+            if cost_ns:
+                _Event(self.env, self._on_begin, task, cost_ns)
+            else:
+                self._begin(task)
+        elif cost_ns:
+            if issuer in idle:
+                idle.remove(issuer)
+            _Event(self.env, self._on_issued, task, cost_ns)
+        else:
+            self._push(task)
+
+    def _feed(self) -> None:
+        """Memory was freed: let those who wait for it try again, first come first served."""
+        starved, self.starved = self.starved, []
+        assert self.memory is not None
+        for k, task in enumerate(starved):
+            if not self.memory.at_issue:
+                if task.issuer is not None and task.issuer.executes:
+                    self._begin(task)
+                else:
+                    self._touch(self.streams[task.stream])
+                continue
+            extra = self.memory.acquire(task)
+            if extra == WAIT:
+                self.starved.extend(starved[k:])
+                return
+            cost = extra + (self.issue_ns[task.op] if self.issue_ns is not None else 0)
+            if not cost:
+                self._free(task.issuer)
+            self._pay(task, cost)
+
+    # -- taken → issued ----------------------------------------------------------------------
+
+    def _push(self, task: Task) -> None:
+        """Put a task on its stream, unless the device's launch queue is full."""
+        op = task.op
+        if self.limited:
+            device = self.device_of[op]
+            depth = self.depth[device]
+            if depth is not None and self.outstanding[device] >= depth:
+                self.parked[device].append(task)
+                assert task.issuer is not None
+                self.idle[task.issuer.group].remove(task.issuer)
+                return
+            self.outstanding[device] += 1
+        task.issue_ns = self.env.now
+        stream = self.streams[self.stream_of[op]]
+        task.stream = stream.index
+        stream.queue.append(task)
+        if stream.running is None and len(stream.queue) == 1:
+            self._touch(stream)
+        if self.readiness.asynchronous:
+            self._issued(task)
+
+    def _issued(self, task: Task) -> None:
+        self._eligible(task, self.readiness.issued(task), task.issuer, task.group >= 0)
+
+    def _outstanding_less(self, device: int) -> None:
+        self.outstanding[device] -= 1
+        if self.parked[device]:
+            task = self.parked[device].popleft()
+            self._free(task.issuer)
+            self._push(task)
+
+    # -- issued → start ----------------------------------------------------------------------
+
+    def _touch(self, stream: _Stream) -> None:
+        if not stream.dirty:
+            stream.dirty = True
+            self.dirty_streams.append(stream)
+
+    def _start_heads(self) -> None:
+        dirty, self.dirty_streams = self.dirty_streams, []
+        if len(dirty) > 1:
+            dirty.sort(key=_by_index)
+        now = self.env.now
+        may_start = self.readiness.may_start if self.readiness.asynchronous else None
+        for stream in dirty:
+            stream.dirty = False
+            if stream.running is not None or not stream.queue:
+                continue
+            task = stream.queue[0]
+            if may_start is not None and not may_start(task):
+                task.wait = Wait.EVENT
+                continue
+            at = max(task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
+            if at > now:
+                task.wait = task.wait or Wait.LAUNCH
+                if stream.wake_ns != at:
+                    stream.wake_ns = at
+                    _Event(self.env, self._on_wake, stream, at - now)
+            elif self._admit(task, stream):
+                stream.queue.popleft()
+                stream.running = task
+
+    def _begin(self, task: Task) -> None:
+        """Start a task that a CPU worker has taken."""
+        assert task.issuer is not None
+        task.stream = task.issuer.stream
+        self._admit(task, task)
+
+    def _admit(self, task: Task, waiting: _Stream | Task) -> bool:
+        """Start `task` if memory and the device's resources allow it now."""
+        op = task.op
+        if self.memory is not None and not self.memory.at_issue and self.memory.acquire(task) == WAIT:
+            task.wait = Wait.MEMORY
+            self.starved.append(task)
+            return False
+        ns = self.duration_ns[op]
+        if self.shared:
+            device = self.device_of[op]
+            processor = self.processors[device]
+            if processor is not None:
+                ns = processor.start(task)
+                if ns == WAIT:
+                    task.wait = Wait.RESOURCES
+                    self.blocked[device].append(waiting)
+                    return False
+        task.start_ns = self.env.now
+        self.tasks.append(task)
+        if ns != MANAGED:
+            _Event(self.env, self._on_end, task, ns)
+        if self.observers:
+            self._tell("started", task)
+        return True
+
+    def _tell(self, what: str, task: Task) -> None:
+        for observer in tuple(self.observers):
+            try:
+                getattr(observer, what)(task)
+            except Exception as error:
+                self.observers.remove(observer)
+                warnings.warn(
+                    f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
+                )
+
+
+def _issue_costs(job: Job) -> list[int] | None:
+    """Return what issuing each op costs its issuer, or None when nothing costs anything."""
+    devices = job.machine.devices
+    if not any(device.issue_ns or device.issue_ns_by_kind for device in devices):
+        return None
+    kinds = job.graph.kinds
+    table = [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in kinds] for d in devices]
+    codes = job.graph.kind_code.tolist()
+    return [table[d][k] for d, k in zip(job.device_of.tolist(), codes, strict=True)]
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the garbage collector: a run makes many objects and no cycles worth collecting."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def simulate(
+    graph: Graph,
+    machine: Machine,
+    policy: Policy,
+    *,
+    placement: Placement | None = None,
+    streams: StreamAssignment | None = None,
+    linearize: Linearizer | None = None,
+    memory: Callable[[Job, Engine], Memory] | None = None,
+    iterations: int = 1,
+    knowledge: str = "exact",
+    seed: int = 0,
+    observers: Iterable[Observer] = (),
+) -> Trace:
+    """Run `graph` on `machine` under `policy` and return what happened.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    policy : Policy
+        Issues tasks; prepared anew for every run.
+    placement, streams, linearize, iterations, knowledge, seed
+        The other decisions; see `sim.job.make_job`.
+    memory : callable, optional
+        ``memory(job, engine)`` returns the `Memory` of the run; by default memory is unlimited.
+    observers : iterable of Observer
+        Told of every start and end.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    InputError
+        A wrong number, name or pin.
+    InfeasibleError
+        Refused before time 0: an op that no device can run, devices no link connects.
+    StuckError
+        Nothing can happen any more and tasks remain.
+    OutOfMemoryError
+        An allocation failed.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("fork")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), ReadyQueue()).makespan_ns
+    20
+    """
+    job = make_job(
+        graph,
+        machine,
+        placement=placement,
+        streams=streams,
+        linearize=linearize,
+        iterations=iterations,
+        knowledge=knowledge,
+        seed=seed,
+    )
+    return Engine(job, policy, memory=memory, observers=observers).run()

@@ -1,0 +1,282 @@
+"""The job: a graph, a machine, and what is decided before time 0.
+
+`make_job` asks every device's cost model for the ops, places the ops, and leaves the rest (streams,
+program order) to be computed when a policy or the engine first asks for it, so that a decision
+that nobody uses costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.errors import InfeasibleError, InputError
+from sim.graph import UNSET, Graph, IntArray, longest_path_ns
+from sim.model import Device, Linearizer, Machine, Placement, StreamAssignment
+
+__all__ = ["Job", "costs_ns", "make_job"]
+
+
+@dataclass(eq=False)
+class Job:
+    """What a policy may look at before time 0.
+
+    Attributes
+    ----------
+    graph : Graph
+    machine : Machine
+    device_of : array of int
+        Device index of every op.
+    duration_ns : array of int64
+        How long each op takes on its device.
+    known_ns : array of int64
+        What the policy may know of that (the scenario's `knowledge`).
+    iterations : int
+    seed : int
+        For decisions that draw: use ``job.rng("what for")``.
+    """
+
+    graph: Graph
+    machine: Machine
+    device_of: IntArray
+    duration_ns: IntArray
+    known_ns: IntArray
+    iterations: int = 1
+    seed: int = 0
+    linearize: Linearizer | None = None
+    streams: StreamAssignment | None = None
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Return a generator that depends on the seed and on what it is for, and on nothing else."""
+        return np.random.default_rng([self.seed, *purpose.encode()])
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Group of issuers that serves each op."""
+        group_of_device = np.full(len(self.machine.devices), UNSET)
+        for issuer in self.machine.issuers():
+            group_of_device[list(issuer.devices)] = issuer.group
+        return group_of_device[self.device_of]
+
+    @cached_property
+    def n_groups(self) -> int:
+        """Number of groups of issuers."""
+        return 1 + max(issuer.group for issuer in self.machine.issuers())
+
+    @cached_property
+    def order(self) -> IntArray:
+        """The program order: what the linearizer gives, else topological, least index first.
+
+        Raises
+        ------
+        InputError
+            When the linearizer does not return every op once.
+        """
+        if self.linearize is None:
+            return self.graph.topological_order
+        order = np.asarray(self.linearize.order(self), dtype=np.int64)
+        if len(order) != len(self.graph) or not np.array_equal(np.sort(order), np.arange(len(order))):
+            raise InputError(
+                f"linearizer {type(self.linearize).__name__} did not return every op exactly once"
+            )
+        return order
+
+    @cached_property
+    def programs(self) -> list[list[int]]:
+        """The program order of each group of issuers."""
+        programs: list[list[int]] = [[] for _ in range(self.n_groups)]
+        group_of = self.group_of.tolist()
+        for op in self.order.tolist():
+            programs[group_of[op]].append(op)
+        return programs
+
+    @cached_property
+    def stream_of(self) -> IntArray:
+        """Stream of each op, counted over the machine; the first lane of its device by default.
+
+        Raises
+        ------
+        InputError
+            When the assignment names a stream that the device does not have.
+        """
+        first = np.array(self.machine.first_stream, dtype=np.int64)[self.device_of]
+        if self.streams is None:
+            return first
+        lane = np.asarray(self.streams.assign(self), dtype=np.int64)
+        lanes = np.array([d.lanes for d in self.machine.devices])[self.device_of]
+        if len(lane) != len(self.graph) or bool(((lane < 0) | (lane >= lanes)).any()):
+            raise InputError(
+                f"stream assignment {type(self.streams).__name__} names a stream that does not exist"
+            )
+        return first + lane
+
+    @cached_property
+    def bottom_level_ns(self) -> IntArray:
+        """Longest path from each op to the end, in known durations, without transfers."""
+        return longest_path_ns(self.graph, self.known_ns)
+
+
+def costs_ns(graph: Graph, device: Device) -> IntArray:
+    """Return how long each op takes on `device`, -1 where it cannot run there.
+
+    An explicit duration for the device's kind wins over an explicit duration, which wins over
+    the device's cost model. An op without any of them, on a device without a cost model, takes
+    no time when it has no cost facts; otherwise the device cannot time it and -1 is returned.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : Device
+
+    Returns
+    -------
+    array of int64
+        One duration per op in ns.
+    """
+    ns = graph.duration_ns.copy()
+    by_kind = graph.duration_by_kind.get(device.kind)
+    if by_kind is not None:
+        ns = np.where(by_kind == UNSET, ns, by_kind)
+    missing = ns == UNSET
+    if missing.any():
+        if device.cost is not None:
+            ns = np.where(missing, device.cost.durations_ns(graph, device), ns)
+        else:
+            only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
+            for other in graph.duration_by_kind.values():
+                only_here |= other != UNSET
+            free = missing & ~only_here & (graph.flops == 0)
+            ns = np.where(free, 0, ns)
+    if device.supports is not None:
+        able = np.array([kind in device.supports for kind in graph.kinds])
+        ns = np.where(able[graph.kind_code], ns, UNSET)
+    return ns
+
+
+class PinnedPlacement:
+    """Put each op where it is pinned; a free op on the first device that can run it."""
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.model.Placement`)."""
+        able = np.array(cost_ns) != UNSET
+        able &= allowed_devices(graph, machine)
+        return able.argmax(axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
+    """Return, per device and op, whether the op's pin (a device's name or kind) allows the device.
+
+    Raises
+    ------
+    InputError
+        A pin that names neither a device nor a kind of device of the machine.
+    """
+    allowed = np.ones((len(machine.devices), len(graph)), dtype=bool)
+    for code, pin in enumerate(graph.pins):
+        fits = np.array([pin in (d.name, d.kind) for d in machine.devices])
+        pinned = graph.pin_code == code
+        if not fits.any() and pinned.any():
+            op = graph.op_names[int(pinned.argmax())]
+            known = sorted({word for d in machine.devices for word in (d.name, d.kind)})
+            raise InputError(
+                f"op {op!r} is pinned to {pin!r}, which is no device of the machine; "
+                f"known: {', '.join(known)}"
+            )
+        allowed[:, pinned] = fits[:, None]
+    return allowed
+
+
+def make_job(
+    graph: Graph,
+    machine: Machine,
+    *,
+    placement: Placement | None = None,
+    streams: StreamAssignment | None = None,
+    linearize: Linearizer | None = None,
+    iterations: int = 1,
+    knowledge: str = "exact",
+    seed: int = 0,
+) -> Job:
+    """Place the ops and put everything together that is known before time 0.
+
+    Parameters
+    ----------
+    graph, machine
+    placement : Placement, optional
+        By default ops run where they are pinned, others on the first device that can.
+    streams : StreamAssignment, optional
+        By default everything on the first stream of its device.
+    linearize : Linearizer, optional
+        By default the topological order with the least index first.
+    iterations : int
+        How many times the graph runs.
+    knowledge : str
+        What a policy may know of durations: ``exact``, ``mean`` (of the op's kind), ``none`` (1 each).
+    seed : int
+
+    Raises
+    ------
+    InputError
+        A wrong number, pin or word.
+    InfeasibleError
+        An op that no device can run, or that was placed where it cannot run.
+    """
+    if iterations < 1:
+        raise InputError(f"iterations must be at least 1, found {iterations}")
+    cost_ns = [costs_ns(graph, device) for device in machine.devices]
+    able = np.array(cost_ns) != UNSET
+    nowhere = ~(able & allowed_devices(graph, machine)).any(axis=0)
+    if nowhere.any():
+        raise InfeasibleError(_why_nowhere(graph, machine, int(nowhere.argmax()), int(nowhere.sum())))
+    device_of = np.asarray((placement or PinnedPlacement()).place(graph, machine, cost_ns), dtype=np.int64)
+    duration_ns = np.array(cost_ns)[device_of, np.arange(len(graph))]
+    if (duration_ns == UNSET).any():
+        op = int((duration_ns == UNSET).argmax())
+        device = machine.devices[int(device_of[op])].name
+        raise InfeasibleError(
+            f"the placement puts op {graph.op_names[op]!r} on {device}, which cannot run it"
+        )
+    return Job(
+        graph,
+        machine,
+        device_of,
+        duration_ns,
+        _known(knowledge, graph, duration_ns),
+        iterations,
+        seed,
+        linearize,
+        streams,
+    )
+
+
+def _known(knowledge: str, graph: Graph, duration_ns: IntArray) -> IntArray:
+    if knowledge == "exact":
+        return duration_ns
+    if knowledge == "none":
+        return np.ones_like(duration_ns)
+    if knowledge == "mean":
+        total = np.bincount(graph.kind_code, weights=duration_ns)
+        count = np.bincount(graph.kind_code)
+        mean = np.rint(total / np.maximum(count, 1)).astype(np.int64)
+        return mean[graph.kind_code]
+    raise InputError(f"knowledge must be exact, mean or none; found {knowledge!r}")
+
+
+def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
+    kind = graph.kind(op)
+    more = f" (and {count - 1} more ops)" if count > 1 else ""
+    pin = "" if graph.pin_code[op] == UNSET else f", pinned to {graph.pins[int(graph.pin_code[op])]!r},"
+    devices = "; ".join(
+        f"{d.name} ({d.kind}) "
+        + (
+            "does not support it"
+            if d.supports is not None and kind not in d.supports
+            else "has no cost for it"
+        )
+        for d in machine.devices
+    )
+    return f"op {graph.op_names[op]!r} of kind {kind!r}{pin} can run on no device{more}: {devices}"

@@ -1,0 +1,230 @@
+"""Which tasks become eligible when one is issued or ends.
+
+On a static graph a counter per task is enough: every edge counts its consumer down once, and at
+zero the consumer is eligible. Two variants stand behind one interface (`Readiness`):
+
+`CompletionReadiness`
+    An edge counts when its producer has *ended* (TensorFlow on CPU, TVM).
+`IssueReadiness`
+    An edge between two tasks that are launched on streams counts when its producer is *issued*;
+    a second counter, of producers that have not ended, is the event wait at the stream's head.
+
+A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the offset
+``d * n_nodes + consumer`` whatever the iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph import Csr, IntArray
+from sim.job import Job
+from sim.model import Task
+from sim.transfers import Flow
+
+__all__ = ["CompletionReadiness", "IssueReadiness", "Readiness"]
+
+_NEVER = 1 << 60
+
+
+class Readiness(Protocol):
+    """What the engine asks; ids and frames are the variant's own business."""
+
+    total: int
+    """Tasks that will run, as far as known before time 0; -1 when the run itself decides."""
+    asynchronous: bool
+    """Whether `issued` has to be called."""
+
+    def roots(self) -> list[Task]:
+        """Return the tasks that are eligible at time 0, by iteration and op."""
+
+    def issued(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` was issued."""
+
+    def ended(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` ended, in edge order."""
+
+    def may_start(self, task: Task) -> bool:
+        """Whether all producers of an issued task have ended; if not, it is `released` later."""
+
+    def released(self) -> list[Task]:
+        """Return (and forget) the tasks that were refused by `may_start` and may start now."""
+
+    def unfinished(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield (task id, ids of the producers it waits for) for every task that has not ended."""
+
+
+class CompletionReadiness:
+    """Edges count when the producer has ended.
+
+    Parameters
+    ----------
+    job : Job
+    flow : Flow
+        Nodes and edges, transfers included.
+    """
+
+    asynchronous = False
+
+    def __init__(self, job: Job, flow: Flow) -> None:
+        self.job, self.flow = job, flow
+        self.n = flow.n_nodes
+        self.total = self.n * job.iterations
+        self.group_of: list[int] = [*job.group_of.tolist(), *([-1] * (flow.n_nodes - flow.n_ops))]
+        every = np.ones(len(flow.producer), dtype=bool)
+        self.successors = self._lists(every)
+        self.pending = self._counts(every)
+        self.alive: list[Task | None] = [None] * self.total
+
+    def _lists(self, edges: npt.NDArray[np.bool_]) -> list[list[int]]:
+        flow = self.flow
+        offset = flow.distance * flow.n_nodes + flow.consumer
+        return Csr.group(flow.producer[edges], offset[edges], flow.n_nodes).lists()
+
+    def _counts(self, edges: npt.NDArray[np.bool_]) -> list[int]:
+        """Return one count per task; an edge of distance d does not hold back the first d iterations."""
+        consumer, distance = self.flow.consumer[edges], self.flow.distance[edges]
+        farthest = int(distance.max(initial=0))
+        rows: list[IntArray] = []
+        for iteration in range(min(self.job.iterations, farthest + 1)):
+            rows.append(np.bincount(consumer[distance <= iteration], minlength=self.n))
+        counts: list[int] = np.concatenate(rows + [rows[-1]] * (self.job.iterations - len(rows))).tolist()
+        return counts + [_NEVER] * (farthest * self.n)  # edges that lead past the last iteration
+
+    def task(self, id: int) -> Task:
+        """Make the task with that id."""
+        iteration, node = divmod(id, self.n)
+        task = Task(id, node, iteration, self.group_of[node])
+        self.alive[id] = task
+        return task
+
+    def roots(self) -> list[Task]:
+        """Return the tasks that are eligible at time 0."""
+        return [self.task(id) for id in range(self.total) if self.pending[id] == 0]
+
+    def issued(self, task: Task) -> list[Task]:
+        """Return nothing: issuing makes nothing eligible here."""
+        return []
+
+    def ended(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` ended."""
+        pending = self.pending
+        now_ready = []
+        base = task.id - task.op
+        for offset in self.successors[task.op]:
+            id = base + offset
+            left = pending[id] - 1
+            pending[id] = left
+            if not left:
+                now_ready.append(self.task(id))
+        return now_ready
+
+    def may_start(self, task: Task) -> bool:
+        """Return True: an eligible task has all its inputs."""
+        return True
+
+    def released(self) -> list[Task]:
+        """Return nothing: nothing is ever refused."""
+        return []
+
+    def unfinished(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield every task that has not ended, with the producers it waits for."""
+        flow = self.flow
+        producers = Csr.group(flow.consumer, flow.producer, self.n)
+        distances = Csr.group(flow.consumer, flow.distance, self.n)
+
+        def over(id: int) -> bool:
+            task = self.alive[id]
+            return task is not None and task.end_ns >= 0
+
+        for id in range(self.total):
+            if not over(id):
+                base = id - id % self.n
+                sources = producers.row(id % self.n) + base - distances.row(id % self.n) * self.n
+                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and not over(s)]
+
+
+class IssueReadiness(CompletionReadiness):
+    """Edges between launched tasks count when the producer is issued; events hold back the start.
+
+    Parameters
+    ----------
+    job, flow
+        As for `CompletionReadiness`.
+
+    Notes
+    -----
+    A CPU worker executes what it takes, so an edge into or out of a worker's task counts at the
+    producer's end: the host cannot read what the device has not computed yet.
+    """
+
+    asynchronous = True
+
+    def __init__(self, job: Job, flow: Flow) -> None:
+        super().__init__(job, flow)
+        launched_on = np.array([device.workers == 0 for device in job.machine.devices])
+        launched = np.concatenate(
+            (launched_on[job.device_of], np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
+        )
+        early = launched[flow.producer] & launched[flow.consumer]
+        self.on_issue, self.on_end = self._lists(early), self._lists(~early)
+        self.running = self._counts(early)
+        self.refused: dict[int, Task] = {}
+        self.free: list[Task] = []
+        hop = np.array([device.event_ns for device in job.machine.devices])
+        self.hop_ns: list[int] | None = None
+        if hop.any():
+            self.hop_ns = [*hop[job.device_of].tolist(), *([0] * (flow.n_nodes - flow.n_ops))]
+            self.stream_of = [*job.stream_of.tolist(), *([-2] * (flow.n_nodes - flow.n_ops))]
+        self.floor_ns: dict[int, int] = {}
+
+    def issued(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` was issued."""
+        return self._count_down(task, self.on_issue[task.op])
+
+    def _count_down(self, task: Task, offsets: list[int]) -> list[Task]:
+        pending = self.pending
+        now_ready = []
+        base = task.id - task.op
+        for offset in offsets:
+            id = base + offset
+            left = pending[id] - 1
+            pending[id] = left
+            if not left:
+                now_ready.append(self.task(id))
+        return now_ready
+
+    def ended(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` ended; remember whom its event releases."""
+        running = self.running
+        base = task.id - task.op
+        for offset in self.on_issue[task.op]:
+            id = base + offset
+            left = running[id] - 1
+            running[id] = left
+            if self.hop_ns is not None:
+                node = offset % self.n
+                if self.hop_ns[node] and self.stream_of[node] != task.stream:
+                    self.floor_ns[id] = task.end_ns + self.hop_ns[node]
+            if not left and id in self.refused:
+                self.free.append(self.refused.pop(id))
+        late = self.on_end[task.op]
+        return self._count_down(task, late) if late else []
+
+    def may_start(self, task: Task) -> bool:
+        """Whether the events that `task` waits for are all there."""
+        if self.running[task.id]:
+            self.refused[task.id] = task
+            return False
+        if self.floor_ns:
+            task.floor_ns = self.floor_ns.pop(task.id, 0)
+        return True
+
+    def released(self) -> list[Task]:
+        """Return (and forget) the tasks whose events have all arrived since they were refused."""
+        free, self.free = self.free, []
+        return free

@@ -1,0 +1,66 @@
+"""Why a run cannot go on: which tasks remain, what each waits for, and the cycle among them."""
+
+from __future__ import annotations
+
+from sim.errors import StuckError
+from sim.job import Job
+from sim.model import Policy
+from sim.readiness import Readiness
+from sim.transfers import Flow
+
+__all__ = ["stuck_error"]
+
+_SHOWN = 8
+
+
+def stuck_error(job: Job, flow: Flow, readiness: Readiness, policy: Policy) -> StuckError:
+    """Build the error for a run in which nothing can happen any more.
+
+    Parameters
+    ----------
+    job, flow, readiness, policy
+        The run, as it stands.
+    """
+    waiting = dict(readiness.unfinished())
+    lines = []
+    for id, producers in list(waiting.items())[:_SHOWN]:
+        if producers:
+            more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
+            why = "waits for " + ", ".join(task_name(job, flow, p) for p in producers[:3]) + more
+        else:
+            why = f"has all its inputs; {type(policy).__name__} never issues it, or its stream is blocked"
+        lines.append(f"  {task_name(job, flow, id)} {why}")
+    if len(waiting) > _SHOWN:
+        lines.append(f"  ... and {len(waiting) - _SHOWN} more")
+    cycle = _cycle(waiting)
+    if cycle:
+        lines.append("  cycle: " + " -> ".join(task_name(job, flow, id) for id in cycle))
+    return StuckError(f"nothing can happen any more and {len(waiting)} tasks remain:\n" + "\n".join(lines))
+
+
+def task_name(job: Job, flow: Flow, id: int) -> str:
+    """Return what a task is called: op (or transfer), with the iteration when there are several."""
+    iteration, node = divmod(id, flow.n_nodes)
+    if node < flow.n_ops:
+        name = job.graph.op_names[node]
+    else:
+        k = node - flow.n_ops
+        there = job.machine.devices[int(flow.destination[k])].name
+        name = f"transfer of {job.graph.tensor_name(int(flow.tensor[k]))} to {there}"
+    return f"{name}[{iteration}]" if job.iterations > 1 else name
+
+
+def _cycle(waiting: dict[int, list[int]]) -> list[int]:
+    """Return a cycle among the tasks that wait, first task repeated at the end; empty if none."""
+    done: set[int] = set()
+    for start in waiting:
+        path: dict[int, None] = {}
+        at: int | None = start
+        while at is not None and at not in done and at not in path:
+            path[at] = None
+            at = next((p for p in waiting.get(at, []) if p not in done), None)
+        if at is not None and at in path:
+            walk = list(path)
+            return [*walk[walk.index(at) :], at]
+        done.update(path)
+    return []

@@ -1,0 +1,146 @@
+"""What happened: flat columns, one row per task and one per transfer.
+
+Rows are in the order in which tasks started. Integer columns are numpy arrays of ns, bytes or
+indices; words (op, kind, device, stream, ...) are looked up only when a table is asked for.
+Computing on a trace is in `sim.metrics`, `sim.explain` and `sim.bounds`, drawing in `sim.plot`,
+files in `sim.export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.graph import UNSET, IntArray
+from sim.job import Job
+from sim.model import Policy, Task
+from sim.transfers import Flow
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.plan import Plan
+
+__all__ = ["WAITS", "Trace", "Wait"]
+
+
+class Wait:
+    """Why a task did not start when it was ready (codes of the column `wait`)."""
+
+    NONE: Final = 0
+    ISSUER: Final = 1
+    POLICY: Final = 2
+    STREAM: Final = 3
+    EVENT: Final = 4
+    LAUNCH: Final = 5
+    RESOURCES: Final = 6
+    MEMORY: Final = 7
+
+
+WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources", "memory")
+"""Words of `Wait`: the issuer was busy; it was free but the policy held the task back (head-of-line
+blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
+kernels; cores, SMs or bandwidth; memory."""
+
+_FIELDS = ("id", "op", "iteration", "stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The outcome of a run.
+
+    Attributes
+    ----------
+    job : Job
+        What ran, where, and what was decided before.
+    flow : Flow
+        Ops and transfers with the edges between them.
+    policy : str
+        Name of the policy's class.
+    tasks : mapping of str to array of int64
+        One row per executed task, in start order: ``id, op, iteration, stream`` (counted over the
+        machine), ``issuer`` (index, -1: none), ``ready_ns, issue_ns, start_ns, end_ns, wait`` (`Wait`).
+    transfers : mapping of str to array of int64
+        One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
+        indices), ``nbytes, ready_ns, start_ns, end_ns``.
+    """
+
+    job: Job
+    flow: Flow
+    policy: str
+    tasks: Mapping[str, IntArray]
+    transfers: Mapping[str, IntArray]
+
+    @classmethod
+    def from_tasks(
+        cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task], transfers: list[Task]
+    ) -> Trace:
+        """Collect the columns from the tasks of a finished run."""
+        columns = {name: _column(tasks, name) for name in _FIELDS}
+        columns["issuer"] = np.fromiter(
+            (UNSET if task.issuer is None else task.issuer.index for task in tasks), np.int64, len(tasks)
+        )
+        late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
+        by_issuer = columns["issue_ns"] > columns["ready_ns"]
+        columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
+        moved = {
+            name: _column(transfers, name)
+            for name in ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns")
+        }
+        order = np.argsort(moved["start_ns"], kind="stable")
+        which = moved.pop("op") - flow.n_ops
+        for name in ("tensor", "source", "destination", "nbytes"):
+            moved[name] = getattr(flow, name)[which]
+        return cls(job, flow, type(policy).__name__, columns, {k: v[order] for k, v in moved.items()})
+
+    def __len__(self) -> int:
+        """Return the number of tasks that ran."""
+        return len(self.tasks["op"])
+
+    def __repr__(self) -> str:
+        """Return size and makespan."""
+        return f"<Trace {self.job.graph.name!r}: {len(self)} tasks, {self.makespan_ns} ns>"
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """Time from 0 to the end of the last task or transfer."""
+        return int(max(self.tasks["end_ns"].max(initial=0), self.transfers["end_ns"].max(initial=0)))
+
+    @cached_property
+    def device(self) -> IntArray:
+        """Device index of every task."""
+        return self.job.device_of[self.tasks["op"]]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the tasks as a table with words for codes (see `sim.export.tables.task_table`)."""
+        from sim.export.tables import task_table
+
+        return task_table(self)
+
+    def plan(self) -> Plan:
+        """Return what the run decided: order on every stream, waits, order of issue."""
+        from sim.plan import plan_of
+
+        return plan_of(self)
+
+    def check(self) -> None:
+        """Assert the invariants that every run keeps (see `sim.invariants`).
+
+        Raises
+        ------
+        InvariantError
+            Naming the first task or transfer that breaks one.
+        """
+        from sim.invariants import check
+
+        check(self)
+
+
+def _column(tasks: list[Task], name: str) -> IntArray:
+    values: Any = map(attrgetter(name), tasks)
+    return np.fromiter(values, np.int64, len(tasks))

@@ -1,0 +1,114 @@
+"""What moves between devices: one transfer per (tensor, destination device), shared by its users there.
+
+::
+
+    gpu0: a ──tensor──► transfer a→gpu1 ──► c          instead of  a ──► c and a ──► d
+                              │
+    gpu1:                     └──────────► d
+
+The result is a `Flow`: the nodes that the engine counts down (ops first, transfers after them) and
+the edges between them, each with its distance in iterations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.graph import UNSET, Csr, IntArray, Role
+from sim.job import Job
+
+__all__ = ["Flow", "make_flow"]
+
+
+class Flow(NamedTuple):
+    """Nodes and edges as the engine runs them.
+
+    Attributes
+    ----------
+    n_ops, n_nodes : int
+        Ops have the indices below `n_ops`, transfers those from there to `n_nodes`.
+    producer, consumer, distance : arrays
+        Edges in activation order: a producer's data edges, then its control edges.
+    tensor, source, destination, nbytes : arrays, one entry per transfer
+        What is moved, from which device, to which, and how large it is.
+    """
+
+    n_ops: int
+    n_nodes: int
+    producer: IntArray
+    consumer: IntArray
+    distance: IntArray
+    tensor: IntArray
+    source: IntArray
+    destination: IntArray
+    nbytes: IntArray
+
+    def transfer_of(self, node: int) -> int:
+        """Return the position in the transfer columns of a transfer's node."""
+        return node - self.n_ops
+
+
+def make_flow(job: Job) -> Flow:
+    """Insert the transfers that `job`'s placement makes necessary.
+
+    Control edges between devices carry nothing and take no time; graph inputs that lie on another
+    device are transferred once per iteration; parameters are resident wherever they are used.
+    """
+    graph = job.graph
+    n = len(graph)
+    consumer = np.repeat(np.arange(n), graph.inputs.counts())
+    tensor = graph.inputs.indices
+    producer = graph.tensor_producer[tensor]
+    home = _homes(job)
+    there = job.device_of[consumer]
+    crossing = (home[tensor] != UNSET) & (home[tensor] != there)
+    local = ~crossing & (producer != UNSET)
+
+    # One transfer per (tensor, destination), numbered by first use.
+    n_devices = len(job.machine.devices)
+    key = tensor[crossing] * n_devices + there[crossing]
+    unique, first_use, inverse = np.unique(key, return_index=True, return_inverse=True)
+    rank = np.empty(len(unique), dtype=np.int64)
+    by_use = np.argsort(first_use, kind="stable")
+    rank[by_use] = np.arange(len(unique))
+    moved, destination = np.divmod(unique[by_use], n_devices)
+    transfer = n + np.arange(len(moved))
+    produced = graph.tensor_producer[moved] != UNSET
+
+    # Data edges keep the order in which consumers were added; a transfer stands where its first user did.
+    data = np.concatenate((np.flatnonzero(local), np.flatnonzero(crossing)[np.sort(first_use)][produced]))
+    edge_producer = np.concatenate((producer[local], graph.tensor_producer[moved[produced]]))
+    edge_consumer = np.concatenate((consumer[local], transfer[produced]))
+    edge_distance = np.concatenate((graph.input_distance[local], np.zeros(int(produced.sum()), np.int64)))
+    order = np.argsort(data, kind="stable")
+    follower = np.repeat(np.arange(n), graph.after.counts())
+    return Flow(
+        n_ops=n,
+        n_nodes=n + len(moved),
+        producer=np.concatenate((edge_producer[order], n + rank[inverse], graph.after.indices)),
+        consumer=np.concatenate((edge_consumer[order], consumer[crossing], follower)),
+        distance=np.concatenate((edge_distance[order], graph.input_distance[crossing], graph.after_distance)),
+        tensor=moved,
+        source=home[moved],
+        destination=destination,
+        nbytes=graph.tensor_nbytes[moved],
+    )
+
+
+def _homes(job: Job) -> IntArray:
+    """Return the device where each tensor comes to be; -1: wherever it is read."""
+    graph = job.graph
+    home = np.full(graph.n_tensors, UNSET)
+    made = graph.tensor_producer != UNSET
+    home[made] = job.device_of[graph.tensor_producer[made]]
+    pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
+    for code in np.unique(graph.tensor_pin[pinned]).tolist():
+        home[pinned & (graph.tensor_pin == code)] = job.machine.device_index(graph.pins[code])
+    return home
+
+
+def successor_lists(flow: Flow) -> list[list[int]]:
+    """Return for each node the offsets ``distance * n_nodes + consumer`` of what follows it."""
+    return Csr.group(flow.producer, flow.distance * flow.n_nodes + flow.consumer, flow.n_nodes).lists()
