@@ -1,0 +1,289 @@
+"""What every allocator is: a pure state machine that hands out ranges of addresses.
+
+An allocator holds no clock and waits for nothing. It is told what happened and answers what follows::
+
+    try_alloc(nbytes, stream, owner) ──► Block         placed
+                                     └─► None          not now: ask again after something was freed
+    alloc(...)                       ──► Block, or OutOfMemoryError with the whole story
+    free(block)                      ──► events that the caller has to record, usually none
+    record_use(block, stream)            another stream reads it: a free must wait for that stream
+    event_done(token)                    one of those events was reached
+
+What an operation costs in time is the engine's business. The allocator only counts what took place
+(`device_mallocs`, `device_frees`, `synchronisations`); the engine charges the differences.
+
+"Not now" and "never" differ: `fits_empty` tells before time 0 whether a request could be met by this
+allocator with nothing else in it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from devices.memory.device import DeviceMemory
+from devices.memory.oom import out_of_memory
+from sim.errors import InputError, InvariantError
+
+if TYPE_CHECKING:
+    from devices.memory.best_fit import FreeList
+
+__all__ = ["FREE", "LIVE", "WAITING", "Allocator", "Block", "Owner", "Span", "StreamEvent", "round_up"]
+
+Owner = str | int | None
+"""Who asks for memory: a tensor's name, an index, or nobody in particular."""
+
+FREE = 0
+"""State of a block: in a free list (false, so that ``if not block.state`` reads "is free")."""
+LIVE = 1
+"""State of a block: allocated."""
+WAITING = 2
+"""State of a block: freed, and not to be reused before events of other streams were reached."""
+
+_STATE_NAMES = ("free", "live", "waiting")
+
+
+class Block:
+    """A range of addresses, and the handle by which its owner frees it.
+
+    A handle dies with `Allocator.free`: it never becomes live again, even when its range is handed out
+    anew, so that a second free is always noticed. Its address and size mean nothing from then on.
+
+    Attributes
+    ----------
+    address : int
+        First byte.
+    nbytes : int
+        Size as allocated, that is after rounding.
+    requested : int
+        Size as asked for, in bytes.
+    stream : int
+        Stream it was allocated for.
+    owner : str, int or None
+        Who asked.
+    state : int
+        `FREE`, `LIVE` or `WAITING`.
+    home : FreeList or None
+        Where it goes when it is free; None for an allocator without free lists.
+    prev, next : Block
+        Neighbours in address order within the segment; unset for an allocator without segments.
+    """
+
+    __slots__ = ("address", "home", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
+
+    prev: Block
+    next: Block
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        requested: int,
+        stream: int,
+        owner: Owner,
+        state: int,
+        home: FreeList | None,
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.requested = requested
+        self.stream = stream
+        self.owner = owner
+        self.state = state
+        self.home = home
+
+    def __repr__(self) -> str:
+        end = self.address + self.nbytes
+        return f"<Block [{self.address:#x}, {end:#x}) {_STATE_NAMES[self.state]}, owner {self.owner!r}>"
+
+
+class StreamEvent(NamedTuple):
+    """Record an event on `stream` now, and call ``event_done(token)`` when it is reached."""
+
+    token: int
+    stream: int
+
+
+class Span(NamedTuple):
+    """One row of a snapshot: a range of addresses and what it holds (sizes in bytes)."""
+
+    segment: int
+    """Address at which its segment begins."""
+    address: int
+    nbytes: int
+    state: str
+    """``"live"``, ``"waiting"`` or ``"free"``."""
+    requested: int
+    stream: int
+    owner: Owner
+
+
+class Allocator(ABC):
+    """An allocator of one device's memory.
+
+    To write one, implement `try_alloc`, `free`, `largest_free`, `fits_empty` and `spans`, and keep the
+    counters right; `_took` and `_gave` do so for what is in use.
+
+    Parameters
+    ----------
+    capacity : int, DeviceMemory or None
+        Bytes of the device, or the device's memory when several allocators share it; None: unlimited.
+    name : str
+        The device, in error messages.
+
+    Attributes
+    ----------
+    in_use : int
+        Bytes of live blocks, as rounded.
+    requested : int
+        Bytes of live blocks, as asked for.
+    waiting : int
+        Bytes freed that still wait for events of other streams.
+    reserved : int
+        Bytes held from the device; always at least ``in_use + waiting``.
+    peak_in_use, peak_reserved : int
+        The largest values so far.
+    device_mallocs, device_frees : int
+        Calls to the device's own allocator so far.
+    synchronisations : int
+        How often the caller had to wait until the device was idle so far.
+    """
+
+    kind: ClassVar[str]
+    """The name by which a scenario chooses the allocator."""
+
+    def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
+        self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
+        self.name = name
+        self.in_use = 0
+        self.requested = 0
+        self.waiting = 0
+        self.reserved = 0
+        self.peak_in_use = 0
+        self.peak_reserved = 0
+        self.device_mallocs = 0
+        self.device_frees = 0
+        self.synchronisations = 0
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes this allocator may ever hold; None: unlimited."""
+        return self.memory.capacity
+
+    @property
+    def held(self) -> int:
+        """Bytes taken from the device's memory; more than `reserved` where an arena is taken at once."""
+        return self.reserved
+
+    @abstractmethod
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate, or return None when there is no room now."""
+
+    @abstractmethod
+    def free(self, block: Block) -> tuple[StreamEvent, ...]:
+        """Free `block`; return the events that must be reached before its bytes are used again.
+
+        Raises
+        ------
+        InvariantError
+            `block` is not live (it was freed before).
+        """
+
+    @abstractmethod
+    def largest_free(self) -> int:
+        """Return the size of the largest block that could be had without asking the device, in bytes."""
+
+    @abstractmethod
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether this request could be met with nothing else allocated."""
+
+    @abstractmethod
+    def spans(self) -> Iterator[Span]:
+        """Yield what is where, in address order; only live and waiting ranges where nothing is cached."""
+
+    def alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block:
+        """Allocate `nbytes`.
+
+        Parameters
+        ----------
+        nbytes : int
+            How many bytes; 0 gives an empty block at address 0 that takes no room.
+        stream : int
+            The stream that will use it first.
+        owner : str, int or None
+            Who asks: named among the holders when memory runs out.
+
+        Raises
+        ------
+        InputError
+            `nbytes` is negative.
+        OutOfMemoryError
+            There is no room; the message tells what was in use, by whom, and what would help.
+        """
+        block = self.try_alloc(nbytes, stream, owner)
+        if block is None:
+            raise out_of_memory(self, nbytes, stream=stream, owner=owner)
+        return block
+
+    def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
+        """Note that another stream uses `block`; of no consequence unless the allocator knows streams."""
+
+    def event_done(self, token: int) -> None:  # noqa: B027 (and give no tokens)
+        """Note that the event of `token` was reached; of no consequence where no token was given."""
+
+    def snapshot(self) -> tuple[Span, ...]:
+        """Return all spans at once.
+
+        Examples
+        --------
+        >>> from devices.memory import PoolAllocator
+        >>> pool = PoolAllocator(100)
+        >>> block = pool.alloc(30, owner="x")
+        >>> [(span.address, span.nbytes, span.state, span.owner) for span in pool.snapshot()]
+        [(0, 30, 'live', 'x'), (30, 70, 'free', None)]
+        """
+        return tuple(self.spans())
+
+    def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
+        """Return what this kind of allocator knows that would have let the request succeed."""
+        return []
+
+    def _took(self, block: Block) -> None:
+        """Account for a block that became live."""
+        self.requested += block.requested
+        self.in_use = in_use = self.in_use + block.nbytes
+        if in_use > self.peak_in_use:
+            self.peak_in_use = in_use
+
+    def _gave(self, block: Block) -> None:
+        """Account for a block that ends being live; refuse one that is not."""
+        if block.state != LIVE:
+            raise self._freed_twice(block)
+        self.requested -= block.requested
+        self.in_use -= block.nbytes
+
+    def _freed_twice(self, block: Block) -> InvariantError:
+        return InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
+
+    def _reserve(self, nbytes: int) -> None:
+        """Account for `nbytes` more (or fewer) held from the device."""
+        self.reserved += nbytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _empty(self, nbytes: int, stream: int, owner: Owner) -> Block:
+        """Return the block of a tensor without elements; refuse a negative size."""
+        if nbytes < 0:
+            raise InputError(f"{self.name}: {owner!r} asks for {nbytes} bytes; a size is never negative")
+        return Block(0, 0, 0, stream, owner, LIVE, None)
+
+
+def round_up(nbytes: int, multiple: int) -> int:
+    """Return the least multiple of `multiple` that is at least `nbytes`.
+
+    Examples
+    --------
+    >>> round_up(513, 512), round_up(512, 512), round_up(0, 512)
+    (1024, 512, 0)
+    """
+    return -(-nbytes // multiple) * multiple

@@ -1,0 +1,224 @@
+"""Best fit with coalescing: the core that `pool`, `bfc`, `caching` and `scratchpad` share.
+
+A segment is a contiguous range from the device, covered without gaps by blocks that form a ring in
+address order. The segment itself closes the ring, and as it is never free, no block ever looks past an
+end of it::
+
+      ┌───────────────────────────────────────────────────────────────┐
+      └─► Segment ◄─► live 256 ◄─► free 768 ◄─► live 512 ◄─► free 1024 ◄┘
+                                      │                        │
+                           FreeList: (768, address)  <  (1024, address)
+
+Free blocks are kept in order of (size, address). `FreeList.take` gives the first that fits, which is the
+smallest and among equals the lowest, and splits it when what would be left over is worth keeping.
+`FreeList.give` merges with the next and the previous neighbour if they are free. The variants differ in
+how they round, in when a remainder is worth keeping, and in where segments come from; those are numbers
+that they pass in.
+
+An order of the free blocks as a whole finds the same block as TensorFlow's 21 bins of powers of two: each
+bin is in order of (size, address) itself, and every block of a bin is smaller than every one of the next.
+
+One sorted list of integers, ``size << 64 | address``, serves as the order: comparing whole integers and
+shifting a list of pointers are so fast in CPython that a balanced tree pays only above some 100,000 free
+blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from devices.memory.base import FREE, LIVE, Block, Owner
+
+__all__ = ["ANY_SIZE", "NEVER_SPLIT", "FreeList", "Segment"]
+
+ANY_SIZE = 1 << 62
+"""As `below` of `FreeList.take`: any block that is large enough will do."""
+
+NEVER_SPLIT = 1 << 62
+"""As `min_remainder` of `FreeList.take`: hand out the block whole."""
+
+_ADDRESS_BITS = 64
+
+
+class Segment(Block):
+    """A range from the device, and the ring of blocks that cover it.
+
+    Parameters
+    ----------
+    address, size : int
+        First byte, and bytes.
+    stream : int
+        Stream whose requests it serves.
+    home : FreeList
+        Where its blocks go when they are free.
+    """
+
+    __slots__ = ("size",)
+
+    def __init__(self, address: int, size: int, stream: int, home: FreeList) -> None:
+        # Of no size of its own and never free: a neighbour that asks finds nothing to merge with.
+        super().__init__(address, 0, 0, stream, None, LIVE, home)
+        self.size = size
+        whole = Block(address, size, 0, stream, None, FREE, home)
+        self.prev = self.next = whole
+        whole.prev = whole.next = self
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the blocks in address order."""
+        block = self.next
+        while block is not self:
+            yield block
+            block = block.next
+
+    def whole(self) -> Block | None:
+        """Return the one free block that covers all of it, or None when anything of it is in use."""
+        block = self.next
+        return block if block.next is self and not block.state else None
+
+
+class FreeList:
+    """Free blocks in order of (size, address).
+
+    Examples
+    --------
+    >>> free = FreeList()
+    >>> segment = Segment(0, 1000, 0, free)
+    >>> free.put(segment.next)
+    >>> a = free.take(300, min_remainder=1)
+    >>> b = free.take(300, min_remainder=1)
+    >>> free.give(a)
+    >>> free.sizes()
+    [300, 400]
+    >>> free.give(b)  # merges with both neighbours
+    >>> free.sizes()
+    [1000]
+    """
+
+    __slots__ = ("_blocks", "_keys")
+
+    def __init__(self) -> None:
+        self._keys: list[int] = []
+        self._blocks: dict[int, Block] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of the free blocks in ascending order, in bytes."""
+        return [key >> _ADDRESS_BITS for key in self._keys]
+
+    def largest(self) -> Block | None:
+        """Return the last block of the order, or None when there is none."""
+        return self._blocks[self._keys[-1]] if self._keys else None
+
+    def first_fit(self, nbytes: int) -> Block | None:
+        """Return the first block of at least `nbytes`, or None; it stays in the list."""
+        index = bisect_left(self._keys, nbytes << _ADDRESS_BITS)
+        return self._blocks[self._keys[index]] if index < len(self._keys) else None
+
+    def blocks(self) -> list[Block]:
+        """Return the free blocks in order."""
+        return [self._blocks[key] for key in self._keys]
+
+    def put(self, block: Block) -> None:
+        """Add a free block as it is."""
+        key = block.nbytes << _ADDRESS_BITS | block.address
+        insort(self._keys, key)
+        self._blocks[key] = block
+
+    def remove(self, block: Block) -> None:
+        """Take `block` out of the list."""
+        key = block.nbytes << _ADDRESS_BITS | block.address
+        del self._keys[bisect_left(self._keys, key)]
+        del self._blocks[key]
+
+    def take(
+        self,
+        nbytes: int,
+        min_remainder: int,
+        below: int = ANY_SIZE,
+        requested: int = 0,
+        stream: int = 0,
+        owner: Owner = None,
+    ) -> Block | None:
+        """Return a live block of at least `nbytes` out of the best fitting free one, or None.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes needed, rounded.
+        min_remainder : int
+            Split when at least so many bytes are left over; otherwise they go along.
+        below : int
+            Refuse when the best fit is of this size or more.
+        requested, stream, owner
+            Facts of the block to be returned.
+        """
+        keys = self._keys
+        index = bisect_left(keys, nbytes << _ADDRESS_BITS)
+        if index == len(keys):
+            return None
+        key = keys[index]
+        if key >> _ADDRESS_BITS >= below:
+            return None
+        del keys[index]
+        return self.carve(self._blocks.pop(key), nbytes, min_remainder, requested, stream, owner)
+
+    def carve(
+        self, free: Block, nbytes: int, min_remainder: int, requested: int, stream: int, owner: Owner
+    ) -> Block:
+        """Return a live block from the low end of `free`, a free block that is in no list.
+
+        What is left over goes to the list. The live block is always a new object, so that handles of
+        earlier owners of the same range stay dead.
+        """
+        remainder = free.nbytes - nbytes
+        before = free.prev
+        if remainder >= min_remainder:
+            block = Block(free.address, nbytes, requested, stream, owner, LIVE, self)
+            free.address += nbytes
+            free.nbytes = remainder
+            after = free
+            key = remainder << _ADDRESS_BITS | free.address
+            insort(self._keys, key)
+            self._blocks[key] = free
+        else:
+            block = Block(free.address, free.nbytes, requested, stream, owner, LIVE, self)
+            after = free.next
+        block.prev = before
+        block.next = after
+        before.next = block
+        after.prev = block
+        return block
+
+    def give(self, block: Block) -> None:
+        """Add `block`, which becomes free, merged with its free neighbours: the next, then the previous."""
+        keys = self._keys
+        blocks = self._blocks
+        block.state = FREE
+        nbytes = block.nbytes
+        before = block.prev
+        after = block.next
+        if not after.state:
+            size = after.nbytes
+            key = size << _ADDRESS_BITS | after.address
+            del keys[bisect_left(keys, key)]
+            del blocks[key]
+            nbytes += size
+            after = after.next
+            block.next = after
+            after.prev = block
+        if not before.state:
+            size = before.nbytes
+            key = size << _ADDRESS_BITS | before.address
+            del keys[bisect_left(keys, key)]
+            del blocks[key]
+            nbytes += size
+            before.next = after
+            after.prev = before
+            block = before
+        block.nbytes = nbytes
+        key = nbytes << _ADDRESS_BITS | block.address
+        insort(keys, key)
+        blocks[key] = block
