@@ -5,7 +5,7 @@
 #
 # Needs only a Python of at least 3.11 (PYTHON names another one than python3). Debian and Ubuntu ship
 # Python without ensurepip, so `python3 -m venv` alone cannot install pip there; then, in this order:
-# uv, the system's own pip, and the get-pip.py of the Python Packaging Authority are tried.
+# uv, the system's own pip, and pip from PyPI by tools/get_pip.py are tried.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,10 +41,7 @@ make_venv() {
     "$python" -m venv --clear --without-pip "$venv" || true
     if [ -x "$venv/bin/python" ]; then
         "$python" -m pip --python "$venv/bin/python" install --quiet pip >/dev/null 2>&1 && has_pip && return
-        "$venv/bin/python" - >/dev/null 2>&1 <<'GET_PIP' && has_pip && return
-import urllib.request
-exec(compile(urllib.request.urlopen("https://bootstrap.pypa.io/get-pip.py").read(), "get-pip.py", "exec"))
-GET_PIP
+        "$venv/bin/python" tools/get_pip.py 2>/dev/null && has_pip && return
     fi
     rm -rf "$venv"
     say "$python cannot make a virtual environment: sudo apt-get install python3-venv, then try again."
