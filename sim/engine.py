@@ -24,7 +24,7 @@ import gc
 import warnings
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Protocol
@@ -87,17 +87,15 @@ class Memory(Protocol):
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
 
 
-class _Event(simpy.Event):  # type: ignore[misc]
-    """A timeout that shares its list of callbacks with all others of its sort."""
+class _Event:
+    """Something of ours in SimPy's queue that is not a task."""
 
-    def __init__(
-        self, env: simpy.Environment, callbacks: list[Callable[[Any], None]], value: Any, delay: int
-    ):
-        self.env = env
-        self.callbacks = callbacks
-        self._value = value
-        self._ok = True
-        env.schedule(self, NORMAL, delay)
+    __slots__ = ("callbacks", "value")
+    _ok = True
+
+    def __init__(self, value: Any) -> None:
+        self.callbacks: Any = None
+        self.value = value
 
 
 class _Stream:
@@ -131,6 +129,7 @@ class Engine:
         machine = job.machine
         self.job, self.policy = job, policy
         self.env = simpy.Environment(initial_time=0)
+        self.now_ns = 0
         self.observers = list(observers)
         self.flow: Flow = make_flow(job)
         self.readiness: Readiness = (
@@ -147,6 +146,7 @@ class Engine:
         self.by_group = policy.scope == "group"
         self.is_dirty = [False] * job.n_groups
         self.dirty_groups: list[int] = []
+        self.all_groups = list(range(job.n_groups))
         self.streams: list[_Stream] = [
             _Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
             for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
@@ -178,29 +178,28 @@ class Engine:
                 machine.route(a, b)  # refuse before time 0 what can never arrive
             self.network = machine.network(machine, self)
         self.memory = memory(job, self) if memory else None
+        self.asynchronous = self.readiness.asynchronous
+        self.now_ready_of = self.readiness.ended
+        self.policy_ended = policy.ended
         self.starved: list[Task] = []  # tasks that wait for memory
         self.ended: list[Task] = []
-        self.pushed: list[Task] = []
-        self.beginning: list[Task] = []
+        self.paid: list[Task] = []
         self.tasks: list[Task] = []
         self.transfers: list[Task] = []
         self.n_ended = 0
-        self._on_end: list[Callable[[Any], None]] = [self._note_end]
-        self._on_issued: list[Callable[[Any], None]] = [self._note_issued]
-        self._on_begin: list[Callable[[Any], None]] = [self._note_begin]
+        self.plain = not self.shared and self.memory is None and not self.observers
+        # One list of callbacks for each sort of event, shared by all of them. A completion only notes
+        # the task, so the callback is the list's own append.
+        self._on_end: list[Callable[[Any], None]] = [self.ended.append]
+        self._on_paid: list[Callable[[Any], None]] = [self.paid.append]
         self._on_wake: list[Callable[[Any], None]] = [self._note_wake]
         self._on_call: list[Callable[[Any], None]] = [self._note_call]
 
     # -- Context: what processors and networks may use ---------------------------------------
 
-    @property
-    def now_ns(self) -> int:
-        """The present instant."""
-        return self.env.now  # type: ignore[no-any-return]
-
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""
-        _Event(self.env, self._on_call, (callback, value), time_ns - self.env.now)
+        self._schedule(_Event((callback, value)), self._on_call, time_ns - self.now_ns)
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""
@@ -208,23 +207,18 @@ class Engine:
 
     # -- what fired: noted now, settled when the instant is complete ---------------------------
 
-    def _note_end(self, event: Any) -> None:
-        self.ended.append(event._value)
+    def _schedule(self, what: Any, callbacks: list[Callable[[Any], None]], delay_ns: int) -> None:
+        what.callbacks = callbacks  # SimPy runs through the list and never changes it
+        self.env.schedule(what, NORMAL, delay_ns)
 
-    def _note_issued(self, event: Any) -> None:
-        self.pushed.append(event._value)
-
-    def _note_begin(self, event: Any) -> None:
-        self.beginning.append(event._value)
-
-    def _note_wake(self, event: Any) -> None:
-        stream: _Stream = event._value
-        if stream.wake_ns == self.env.now:
+    def _note_wake(self, event: _Event) -> None:
+        stream: _Stream = event.value
+        if stream.wake_ns == self.now_ns:
             stream.wake_ns = -1
             self._touch(stream)
 
-    def _note_call(self, event: Any) -> None:
-        callback, value = event._value
+    def _note_call(self, event: _Event) -> None:
+        callback, value = event.value
         callback(value)
 
     # -- the loop ----------------------------------------------------------------------------
@@ -244,145 +238,165 @@ class Engine:
             self._eligible(None, self.readiness.roots(), None, True)
             self._settle()
             while (now := peek()) != never:
+                self.now_ns = now  # type: ignore[assignment]
                 step()
                 while peek() == now:
                     step()
                 self._settle()
         if self.n_ended < self.readiness.total:
-            raise stuck_error(self.job, self.flow, self.readiness, self.policy)
+            over = {task.id for task in (*self.tasks, *self.transfers) if task.end_ns >= 0}
+            raise stuck_error(self.job, self.flow, dict(self.readiness.unfinished(over)), self.policy)
         return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers)
 
     def _settle(self) -> None:
         if self.ended:
             self._complete()
-        if self.pushed:
-            pushed, self.pushed = self.pushed, []
-            for task in pushed:
-                self._free(task.issuer)
-                self._push(task)
-        if self.beginning:
-            beginning, self.beginning = self.beginning, []
-            for task in beginning:
-                self._begin(task)
-        self._ask()
+        if self.paid:
+            self._issue_paid()
+        if self.dirty_groups or not self.by_group:
+            self._ask()
         if self.dirty_streams:
             self._start_heads()
 
     def _complete(self) -> None:
-        ended, self.ended = self.ended, []
-        now = self.env.now
-        n_ops = self.flow.n_ops
+        ended = self.ended[:]
+        self.ended.clear()
+        now = self.now_ns
         self.n_ended += len(ended)
-        freed = False
         for task in ended:
             task.end_ns = now
-            if task.op < n_ops:
-                self._leave(task)
-            if self.observers:
-                self._tell("ended", task)
-        if self.memory is not None:
+            issuer = task.issuer
+            if issuer is not None:
+                if issuer.executes:
+                    self._free(issuer)
+                else:
+                    self._leave_stream(task)
+        freed = False
+        if not self.plain:
             for task in ended:
-                freed |= self.memory.release(task)
-        next_of = self.readiness.ended
-        asynchronous = self.readiness.asynchronous
+                if self.shared and task.issuer is not None:
+                    self._leave_processor(task)
+                if self.observers:
+                    self._tell("ended", task)
+            if self.memory is not None:
+                for task in ended:
+                    freed |= self.memory.release(task)
+        now_ready_of = self.now_ready_of
+        asynchronous = self.asynchronous
         for task in ended:
             issuer = task.issuer
             told = asynchronous and (issuer is None or not issuer.executes)  # when it was issued
-            self._eligible(task, next_of(task), issuer, not told)
+            self._eligible(task, now_ready_of(task), issuer, not told)
         if asynchronous:
             for task in self.readiness.released():
-                if task.op >= n_ops:
+                if task.group < 0:
                     self._carry(task)
                 else:
                     self._touch(self.streams[task.stream])
         if freed and self.starved:
             self._feed()
 
-    def _leave(self, task: Task) -> None:
-        """Give back the lane, the issuer and the device's resources of a task that ended."""
-        issuer = task.issuer
+    def _leave_stream(self, task: Task) -> None:
+        """Free the stream, and a place in the launch queue, of a task that ended."""
+        stream = self.streams[task.stream]
+        stream.running = None
+        stream.free_ns = task.end_ns + stream.gap_ns
+        if stream.queue and not stream.dirty:
+            stream.dirty = True
+            self.dirty_streams.append(stream)
+        if self.limited:
+            device = stream.device
+            self.outstanding[device] -= 1
+            if self.parked[device]:
+                self.paid.append(self.parked[device].popleft())
+
+    def _leave_processor(self, task: Task) -> None:
+        """Give back what the device's tasks share; whoever was refused may try again."""
         device = self.device_of[task.op]
-        if issuer is not None and issuer.executes:
-            self._free(issuer)
-        else:
-            stream = self.streams[task.stream]
-            stream.running = None
-            stream.free_ns = task.end_ns + stream.gap_ns
-            if stream.queue:
-                self._touch(stream)
-            if self.limited:
-                self._outstanding_less(device)
-        if self.shared:
-            processor = self.processors[device]
-            if processor is not None:
-                processor.end(task)
-                waiting, self.blocked[device] = self.blocked[device], deque()
-                for what in waiting:
-                    if isinstance(what, Task):
-                        self._begin(what)
-                    else:
-                        self._touch(what)
+        processor = self.processors[device]
+        if processor is None:
+            return
+        processor.end(task)
+        for what in self.blocked[device]:
+            if isinstance(what, Task):
+                self.paid.append(what)
+            else:
+                self._touch(what)
+        self.blocked[device].clear()
+
+    def _issue_paid(self) -> None:
+        """Go on with tasks that are taken: their issue cost is paid, or what they waited for is free."""
+        paid = self.paid[:]
+        self.paid.clear()
+        for task in paid:
+            issuer = task.issuer
+            assert issuer is not None
+            if issuer.executes:
+                self._begin(task)
+            else:
+                self._free(issuer)
+                self._push(task)
 
     # -- eligible → taken --------------------------------------------------------------------
 
     def _eligible(self, cause: Task | None, tasks: list[Task], issuer: Issuer | None, tell: bool) -> None:
         """Stamp new tasks, tell the policy of them (of none at all only if `tell`), start transfers."""
-        now = self.env.now
         is_dirty = self.is_dirty
         moving = False
         for task in tasks:
-            task.ready_ns = now
+            task.ready_ns = self.now_ns
             group = task.group
             if group < 0:
                 moving = True
             elif not is_dirty[group]:
                 is_dirty[group] = True
                 self.dirty_groups.append(group)
-        transfers: list[Task] = []
-        if moving:
-            transfers = [task for task in tasks if task.group < 0]
-            tasks = [task for task in tasks if task.group >= 0]
-        if cause is None:
-            for task in tasks:
-                self.policy.ready(task)
-        elif tasks or tell:
-            self.policy.ended(cause, tasks, issuer)
-        for task in transfers:
-            task.issue_ns = now
-            if self.readiness.asynchronous:
-                self._issued(task)
-                if not self.readiness.may_start(task):
-                    continue
-            self._carry(task)
+        if not moving:
+            if cause is None:
+                for task in tasks:
+                    self.policy.ready(task)
+            elif tasks or tell:
+                self.policy_ended(cause, tasks, issuer)
+            return
+        self._eligible(cause, [task for task in tasks if task.group >= 0], issuer, tell)
+        for task in tasks:
+            if task.group < 0:
+                task.issue_ns = self.now_ns
+                if self.asynchronous:
+                    self._issued(task)
+                    if not self.readiness.may_start(task):
+                        continue
+                self._carry(task)
 
     def _carry(self, transfer: Task) -> None:
         self.transfers.append(transfer)
         if self.network is None:
-            transfer.start_ns = self.env.now
-            _Event(self.env, self._on_end, transfer, 0)
+            transfer.start_ns = self.now_ns
+            self._schedule(transfer, self._on_end, 0)
         else:
             self.network.start(transfer)
 
     def _ask(self) -> None:
         ask = self.policy.next
-        groups: Sequence[int]
+        is_dirty = self.is_dirty
         while True:
-            if not self.by_group:
-                groups = range(len(self.idle))
-            elif self.dirty_groups:
+            if self.by_group:
                 groups = self.dirty_groups
+                if not groups:
+                    return
+                self.dirty_groups = []
                 if len(groups) > 1:
                     groups.sort()
             else:
-                return
-            self.dirty_groups = []
-            took = False
+                groups = self.all_groups
+                self.dirty_groups.clear()
             for group in groups:
-                self.is_dirty[group] = False
+                is_dirty[group] = False
+            took = False
             for group in groups:
                 idle = self.idle[group]
                 took_here = False
-                for issuer in idle if len(idle) == 1 else tuple(idle):
+                for issuer in idle if len(idle) == 1 else idle[:]:
                     task = ask(issuer)
                     if task is not None:
                         took_here = True
@@ -402,9 +416,16 @@ class Engine:
             self.dirty_groups.append(group)
 
     def _free(self, issuer: Issuer | None) -> None:
-        if issuer is not None:
-            insort(self.idle[issuer.group], issuer, key=_by_index)
-            self._dirty(issuer.group)
+        assert issuer is not None
+        group = issuer.group
+        idle = self.idle[group]
+        if idle:
+            insort(idle, issuer, key=_by_index)
+        else:
+            idle.append(issuer)
+        if not self.is_dirty[group]:
+            self.is_dirty[group] = True
+            self.dirty_groups.append(group)
 
     def _take(self, issuer: Issuer, task: Task) -> None:
         if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
@@ -423,25 +444,18 @@ class Engine:
                 self.starved.append(task)
                 return
             cost += extra
-        self._pay(task, cost)
+        if cost or issuer.executes:
+            self.idle[issuer.group].remove(issuer)
+        self._pay(task, issuer, cost)
 
-    def _pay(self, task: Task, cost_ns: int) -> None:
+    def _pay(self, task: Task, issuer: Issuer, cost_ns: int) -> None:
         """Spend the issuer's time on `task`, then let it execute or be put on its stream."""
-        issuer = task.issuer
-        assert issuer is not None
-        idle = self.idle[issuer.group]
         if issuer.executes:
-            task.issue_ns = self.env.now
-            if issuer in idle:
-                idle.remove(issuer)
-            if cost_ns:
-                _Event(self.env, self._on_begin, task, cost_ns)
-            else:
-                self._begin(task)
-        elif cost_ns:
-            if issuer in idle:
-                idle.remove(issuer)
-            _Event(self.env, self._on_issued, task, cost_ns)
+            task.issue_ns = self.now_ns
+        if cost_ns:
+            self._schedule(task, self._on_paid, cost_ns)
+        elif issuer.executes:
+            self._begin(task)
         else:
             self._push(task)
 
@@ -461,9 +475,10 @@ class Engine:
                 self.starved.extend(starved[k:])
                 return
             cost = extra + (self.issue_ns[task.op] if self.issue_ns is not None else 0)
-            if not cost:
+            assert task.issuer is not None
+            if not cost and not task.issuer.executes:
                 self._free(task.issuer)
-            self._pay(task, cost)
+            self._pay(task, task.issuer, cost)
 
     # -- taken → issued ----------------------------------------------------------------------
 
@@ -479,24 +494,17 @@ class Engine:
                 self.idle[task.issuer.group].remove(task.issuer)
                 return
             self.outstanding[device] += 1
-        task.issue_ns = self.env.now
+        task.issue_ns = self.now_ns
         stream = self.streams[self.stream_of[op]]
         task.stream = stream.index
         stream.queue.append(task)
         if stream.running is None and len(stream.queue) == 1:
             self._touch(stream)
-        if self.readiness.asynchronous:
+        if self.asynchronous:
             self._issued(task)
 
     def _issued(self, task: Task) -> None:
         self._eligible(task, self.readiness.issued(task), task.issuer, task.group >= 0)
-
-    def _outstanding_less(self, device: int) -> None:
-        self.outstanding[device] -= 1
-        if self.parked[device]:
-            task = self.parked[device].popleft()
-            self._free(task.issuer)
-            self._push(task)
 
     # -- issued → start ----------------------------------------------------------------------
 
@@ -509,8 +517,8 @@ class Engine:
         dirty, self.dirty_streams = self.dirty_streams, []
         if len(dirty) > 1:
             dirty.sort(key=_by_index)
-        now = self.env.now
-        may_start = self.readiness.may_start if self.readiness.asynchronous else None
+        now = self.now_ns
+        may_start = self.readiness.may_start if self.asynchronous else None
         for stream in dirty:
             stream.dirty = False
             if stream.running is not None or not stream.queue:
@@ -522,18 +530,31 @@ class Engine:
             at = max(task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
             if at > now:
                 task.wait = task.wait or Wait.LAUNCH
-                if stream.wake_ns != at:
-                    stream.wake_ns = at
-                    _Event(self.env, self._on_wake, stream, at - now)
-            elif self._admit(task, stream):
-                stream.queue.popleft()
-                stream.running = task
+                if not self.plain:  # the device may have changed its mind by then
+                    if stream.wake_ns != at:
+                        stream.wake_ns = at
+                        self._schedule(_Event(stream), self._on_wake, at - now)
+                    continue
+            if self.plain:
+                task.start_ns = at
+                self.tasks.append(task)
+                task.callbacks = self._on_end
+                self.env.schedule(task, NORMAL, at - now + self.duration_ns[task.op])  # type: ignore[arg-type]
+            elif not self._admit(task, stream):
+                continue
+            stream.queue.popleft()
+            stream.running = task
 
     def _begin(self, task: Task) -> None:
         """Start a task that a CPU worker has taken."""
-        assert task.issuer is not None
-        task.stream = task.issuer.stream
-        self._admit(task, task)
+        task.stream = task.issuer.stream  # type: ignore[union-attr]
+        if self.plain:
+            task.start_ns = self.now_ns
+            self.tasks.append(task)
+            task.callbacks = self._on_end
+            self.env.schedule(task, NORMAL, self.duration_ns[task.op])  # type: ignore[arg-type]
+        else:
+            self._admit(task, task)
 
     def _admit(self, task: Task, waiting: _Stream | Task) -> bool:
         """Start `task` if memory and the device's resources allow it now."""
@@ -552,10 +573,10 @@ class Engine:
                     task.wait = Wait.RESOURCES
                     self.blocked[device].append(waiting)
                     return False
-        task.start_ns = self.env.now
+        task.start_ns = self.now_ns
         self.tasks.append(task)
         if ns != MANAGED:
-            _Event(self.env, self._on_end, task, ns)
+            self._schedule(task, self._on_end, ns)
         if self.observers:
             self._tell("started", task)
         return True

@@ -68,8 +68,6 @@ class Task:
         Who took it.
     ready_ns, issue_ns, start_ns, end_ns : int
         When it became eligible, was put on a stream, began and finished executing.
-    waits : int
-        Producers that must still end before it may start although it is issued (event waits).
     floor_ns : int
         It may not start before (an event has to travel from another stream).
     wait : int
@@ -81,6 +79,7 @@ class Task:
     """
 
     __slots__ = (
+        "callbacks",
         "dead",
         "end_ns",
         "floor_ns",
@@ -95,7 +94,6 @@ class Task:
         "start_ns",
         "stream",
         "wait",
-        "waits",
     )
 
     def __init__(self, id: int, op: int, iteration: int, group: int) -> None:
@@ -106,11 +104,15 @@ class Task:
         self.stream = -1
         self.issuer: Issuer | None = None
         self.ready_ns = self.issue_ns = self.start_ns = self.end_ns = -1
-        self.waits = 0
         self.floor_ns = 0
         self.wait = 0
         self.frame: Any = None
         self.dead = False
+
+    # What SimPy's queue asks of an event: a task is itself the event of its next change, which
+    # saves making one event per change (and keeps this module free of simpy).
+    callbacks: Any
+    _ok: Final = True
 
     def __repr__(self) -> str:
         """Return op and iteration, for debugging."""
@@ -434,10 +436,7 @@ class Context(Protocol):
     """What the engine offers to processors and networks."""
 
     job: Job
-
-    @property
-    def now_ns(self) -> int:
-        """The present instant."""
+    now_ns: int
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`. It cannot be cancelled: let stale calls do nothing."""

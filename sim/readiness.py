@@ -15,7 +15,7 @@ A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Protocol
 
 import numpy as np
@@ -54,8 +54,8 @@ class Readiness(Protocol):
     def released(self) -> list[Task]:
         """Return (and forget) the tasks that were refused by `may_start` and may start now."""
 
-    def unfinished(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield (task id, ids of the producers it waits for) for every task that has not ended."""
+    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
 
 
 class CompletionReadiness:
@@ -78,7 +78,6 @@ class CompletionReadiness:
         every = np.ones(len(flow.producer), dtype=bool)
         self.successors = self._lists(every)
         self.pending = self._counts(every)
-        self.alive: list[Task | None] = [None] * self.total
 
     def _lists(self, edges: npt.NDArray[np.bool_]) -> list[list[int]]:
         flow = self.flow
@@ -98,9 +97,7 @@ class CompletionReadiness:
     def task(self, id: int) -> Task:
         """Make the task with that id."""
         iteration, node = divmod(id, self.n)
-        task = Task(id, node, iteration, self.group_of[node])
-        self.alive[id] = task
-        return task
+        return Task(id, node, iteration, self.group_of[node])
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0."""
@@ -112,10 +109,13 @@ class CompletionReadiness:
 
     def ended(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended."""
+        return self._count_down(task, self.successors[task.op])
+
+    def _count_down(self, task: Task, offsets: list[int]) -> list[Task]:
         pending = self.pending
         now_ready = []
         base = task.id - task.op
-        for offset in self.successors[task.op]:
+        for offset in offsets:
             id = base + offset
             left = pending[id] - 1
             pending[id] = left
@@ -131,21 +131,16 @@ class CompletionReadiness:
         """Return nothing: nothing is ever refused."""
         return []
 
-    def unfinished(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield every task that has not ended, with the producers it waits for."""
+    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield every task that is not `over`, with the producers it waits for."""
         flow = self.flow
         producers = Csr.group(flow.consumer, flow.producer, self.n)
         distances = Csr.group(flow.consumer, flow.distance, self.n)
-
-        def over(id: int) -> bool:
-            task = self.alive[id]
-            return task is not None and task.end_ns >= 0
-
         for id in range(self.total):
-            if not over(id):
-                base = id - id % self.n
-                sources = producers.row(id % self.n) + base - distances.row(id % self.n) * self.n
-                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and not over(s)]
+            if id not in over:
+                node = id % self.n
+                sources = producers.row(node) + (id - node) - distances.row(node) * self.n
+                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
 
 
 class IssueReadiness(CompletionReadiness):
@@ -185,18 +180,6 @@ class IssueReadiness(CompletionReadiness):
     def issued(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
         return self._count_down(task, self.on_issue[task.op])
-
-    def _count_down(self, task: Task, offsets: list[int]) -> list[Task]:
-        pending = self.pending
-        now_ready = []
-        base = task.id - task.op
-        for offset in offsets:
-            id = base + offset
-            left = pending[id] - 1
-            pending[id] = left
-            if not left:
-                now_ready.append(self.task(id))
-        return now_ready
 
     def ended(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; remember whom its event releases."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sim.errors import StuckError
 from sim.job import Job
 from sim.model import Policy
-from sim.readiness import Readiness
 from sim.transfers import Flow
 
 __all__ = ["stuck_error"]
@@ -13,15 +14,16 @@ __all__ = ["stuck_error"]
 _SHOWN = 8
 
 
-def stuck_error(job: Job, flow: Flow, readiness: Readiness, policy: Policy) -> StuckError:
+def stuck_error(job: Job, flow: Flow, waiting: Mapping[int, list[int]], policy: Policy) -> StuckError:
     """Build the error for a run in which nothing can happen any more.
 
     Parameters
     ----------
-    job, flow, readiness, policy
-        The run, as it stands.
+    job, flow, policy
+        The run.
+    waiting : mapping of int to list of int
+        Ids of the tasks that remain, and of the unfinished producers each of them waits for.
     """
-    waiting = dict(readiness.unfinished())
     lines = []
     for id, producers in list(waiting.items())[:_SHOWN]:
         if producers:
@@ -50,7 +52,7 @@ def task_name(job: Job, flow: Flow, id: int) -> str:
     return f"{name}[{iteration}]" if job.iterations > 1 else name
 
 
-def _cycle(waiting: dict[int, list[int]]) -> list[int]:
+def _cycle(waiting: Mapping[int, list[int]]) -> list[int]:
     """Return a cycle among the tasks that wait, first task repeated at the end; empty if none."""
     done: set[int] = set()
     for start in waiting:

@@ -81,6 +81,7 @@ class Trace:
         cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task], transfers: list[Task]
     ) -> Trace:
         """Collect the columns from the tasks of a finished run."""
+        tasks = sorted(tasks, key=attrgetter("start_ns"))
         columns = {name: _column(tasks, name) for name in _FIELDS}
         columns["issuer"] = np.fromiter(
             (UNSET if task.issuer is None else task.issuer.index for task in tasks), np.int64, len(tasks)

@@ -53,8 +53,9 @@ class Flow(NamedTuple):
 def make_flow(job: Job) -> Flow:
     """Insert the transfers that `job`'s placement makes necessary.
 
-    Control edges between devices carry nothing and take no time; graph inputs that lie on another
-    device are transferred once per iteration; parameters are resident wherever they are used.
+    A machine without links needs none. Control edges between devices carry nothing and take no
+    time; graph inputs that lie on another device are transferred once per iteration; parameters
+    are resident wherever they are used.
     """
     graph = job.graph
     n = len(graph)
@@ -64,6 +65,8 @@ def make_flow(job: Job) -> Flow:
     home = _homes(job)
     there = job.device_of[consumer]
     crossing = (home[tensor] != UNSET) & (home[tensor] != there)
+    if not job.machine.links:  # the ideal: data is everywhere at once, and nothing needs to be simulated
+        crossing[:] = False
     local = ~crossing & (producer != UNSET)
 
     # One transfer per (tensor, destination), numbered by first use.

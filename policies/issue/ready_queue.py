@@ -8,6 +8,7 @@ section 3.1: "a queue of ready nodes").
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
@@ -46,6 +47,11 @@ class ReadyQueue(Policy):
     def ready(self, task: Task) -> None:
         """Queue `task`."""
         self._queues[task.group].append(task)
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Queue what became ready, in edge order."""
+        for t in now_ready:
+            self._queues[t.group].append(t)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the first task, or the last one when the order is lifo."""
