@@ -4,7 +4,7 @@ At each instant, in this order::
 
     1. all completions, in the order in which they were scheduled     (_complete)
     2. memory is released, then tasks become eligible                 (_complete)
-    3. every free issuer is asked, in machine order,                  (_ask)
+    3. every free issuer is asked, in machine order,                  (_ask_groups, _ask_all)
        until none takes a task
     4. streams start their heads, in machine order                    (_start_heads)
 
@@ -26,6 +26,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -146,7 +147,6 @@ class Engine:
         self.by_group = policy.scope == "group"
         self.is_dirty = [False] * job.n_groups
         self.dirty_groups: list[int] = []
-        self.all_groups = list(range(job.n_groups))
         self.streams: list[_Stream] = [
             _Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
             for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
@@ -186,7 +186,6 @@ class Engine:
         self.paid: list[Task] = []
         self.tasks: list[Task] = []
         self.transfers: list[Task] = []
-        self.n_ended = 0
         self.plain = not self.shared and self.memory is None and not self.observers
         # One list of callbacks for each sort of event, shared by all of them. A completion only notes
         # the task, so the callback is the list's own append.
@@ -243,9 +242,9 @@ class Engine:
                 while peek() == now:
                     step()
                 self._settle()
-        if self.n_ended < self.readiness.total:
-            over = {task.id for task in (*self.tasks, *self.transfers) if task.end_ns >= 0}
-            raise stuck_error(self.job, self.flow, dict(self.readiness.unfinished(over)), self.policy)
+        over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
+        if len(over) < self.readiness.total:
+            raise stuck_error(self.job, self.flow, dict(self.readiness.unfinished(set(over))), self.policy)
         return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers)
 
     def _settle(self) -> None:
@@ -253,8 +252,10 @@ class Engine:
             self._complete()
         if self.paid:
             self._issue_paid()
-        if self.dirty_groups or not self.by_group:
-            self._ask()
+        if not self.by_group:
+            self._ask_all()
+        elif self.dirty_groups:
+            self._ask_groups()
         if self.dirty_streams:
             self._start_heads()
 
@@ -262,7 +263,6 @@ class Engine:
         ended = self.ended[:]
         self.ended.clear()
         now = self.now_ns
-        self.n_ended += len(ended)
         for task in ended:
             task.end_ns = now
             issuer = task.issuer
@@ -343,8 +343,9 @@ class Engine:
         """Stamp new tasks, tell the policy of them (of none at all only if `tell`), start transfers."""
         is_dirty = self.is_dirty
         moving = False
+        now = self.now_ns
         for task in tasks:
-            task.ready_ns = self.now_ns
+            task.ready_ns = now
             group = task.group
             if group < 0:
                 moving = True
@@ -376,44 +377,34 @@ class Engine:
         else:
             self.network.start(transfer)
 
-    def _ask(self) -> None:
+    def _ask_groups(self) -> None:
+        """Ask the free issuers of every group where something changed, until none takes a task."""
         ask = self.policy.next
-        is_dirty = self.is_dirty
-        while True:
-            if self.by_group:
-                groups = self.dirty_groups
-                if not groups:
-                    return
-                self.dirty_groups = []
-                if len(groups) > 1:
-                    groups.sort()
-            else:
-                groups = self.all_groups
-                self.dirty_groups.clear()
+        while self.dirty_groups:
+            groups, self.dirty_groups = self.dirty_groups, []
+            if len(groups) > 1:
+                groups.sort()
             for group in groups:
-                is_dirty[group] = False
-            took = False
-            for group in groups:
+                self.is_dirty[group] = False
                 idle = self.idle[group]
-                took_here = False
-                for issuer in idle if len(idle) == 1 else idle[:]:
+                while idle:
+                    task = ask(idle[0])
+                    if task is None:
+                        break
+                    self._take(idle[0], task)
+
+    def _ask_all(self) -> None:
+        """Ask every free issuer of the machine, until none takes a task."""
+        ask = self.policy.next
+        took = True
+        while took:
+            took = False
+            for idle in self.idle:
+                for issuer in idle[:]:
                     task = ask(issuer)
                     if task is not None:
-                        took_here = True
+                        took = True
                         self._take(issuer, task)
-                    elif self.by_group:
-                        break
-                if took_here:
-                    took = True
-                    if idle:
-                        self._dirty(group)
-            if not took:
-                return
-
-    def _dirty(self, group: int) -> None:
-        if not self.is_dirty[group]:
-            self.is_dirty[group] = True
-            self.dirty_groups.append(group)
 
     def _free(self, issuer: Issuer | None) -> None:
         assert issuer is not None
@@ -435,6 +426,12 @@ class Engine:
                 + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
             )
         task.issuer = issuer
+        if self.plain and issuer.executes and self.issue_ns is None:
+            self.idle[issuer.group].remove(issuer)
+            task.stream = issuer.stream
+            task.issue_ns = now = self.now_ns
+            self._start(task, now)
+            return
         cost = self.issue_ns[task.op] if self.issue_ns is not None else 0
         if self.memory is not None and self.memory.at_issue:
             extra = self.memory.acquire(task)
@@ -536,23 +533,24 @@ class Engine:
                         self._schedule(_Event(stream), self._on_wake, at - now)
                     continue
             if self.plain:
-                task.start_ns = at
-                self.tasks.append(task)
-                task.callbacks = self._on_end
-                self.env.schedule(task, NORMAL, at - now + self.duration_ns[task.op])  # type: ignore[arg-type]
+                self._start(task, at)
             elif not self._admit(task, stream):
                 continue
             stream.queue.popleft()
             stream.running = task
 
+    def _start(self, task: Task, at_ns: int) -> None:
+        """Start a task, now or later, that nothing can hold up any more."""
+        task.start_ns = at_ns
+        self.tasks.append(task)
+        task.callbacks = self._on_end
+        self.env.schedule(task, NORMAL, at_ns - self.now_ns + self.duration_ns[task.op])  # type: ignore[arg-type]
+
     def _begin(self, task: Task) -> None:
         """Start a task that a CPU worker has taken."""
         task.stream = task.issuer.stream  # type: ignore[union-attr]
         if self.plain:
-            task.start_ns = self.now_ns
-            self.tasks.append(task)
-            task.callbacks = self._on_end
-            self.env.schedule(task, NORMAL, self.duration_ns[task.op])  # type: ignore[arg-type]
+            self._start(task, self.now_ns)
         else:
             self._admit(task, task)
 

@@ -74,6 +74,7 @@ class CompletionReadiness:
         self.job, self.flow = job, flow
         self.n = flow.n_nodes
         self.total = self.n * job.iterations
+        self.once = job.iterations == 1
         self.group_of: list[int] = [*job.group_of.tolist(), *([-1] * (flow.n_nodes - flow.n_ops))]
         every = np.ones(len(flow.producer), dtype=bool)
         self.successors = self._lists(every)
@@ -120,7 +121,7 @@ class CompletionReadiness:
             left = pending[id] - 1
             pending[id] = left
             if not left:
-                now_ready.append(self.task(id))
+                now_ready.append(Task(id, id, 0, self.group_of[id]) if self.once else self.task(id))
         return now_ready
 
     def may_start(self, task: Task) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.graph import UNSET, IntArray
+from sim.graph import IntArray
 from sim.job import Job
 from sim.model import Policy, Task
 from sim.transfers import Flow
@@ -81,14 +81,14 @@ class Trace:
         cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task], transfers: list[Task]
     ) -> Trace:
         """Collect the columns from the tasks of a finished run."""
-        tasks = sorted(tasks, key=attrgetter("start_ns"))
         columns = {name: _column(tasks, name) for name in _FIELDS}
-        columns["issuer"] = np.fromiter(
-            (UNSET if task.issuer is None else task.issuer.index for task in tasks), np.int64, len(tasks)
-        )
+        columns["issuer"] = np.fromiter(map(attrgetter("issuer.index"), tasks), np.int64, len(tasks))
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
         by_issuer = columns["issue_ns"] > columns["ready_ns"]
         columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
+        if (np.diff(columns["start_ns"]) < 0).any():
+            order = np.argsort(columns["start_ns"], kind="stable")
+            columns = {name: column[order] for name, column in columns.items()}
         moved = {
             name: _column(transfers, name)
             for name in ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns")
