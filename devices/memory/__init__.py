@@ -1,15 +1,17 @@
 """Memory of a device: who gets which bytes, and what happens when they run out.
 
-Pure state machines behind one interface (`devices.memory.base`), chosen by name:
+Pure state machines behind one interface (`devices.memory.base`), chosen by name (`make_allocator`):
 
-=============  ===================================================================================
-``pool``       one arena by best fit, exact; limits for those who share it, virtual devices
-``bfc``        TensorFlow's best fit with coalescing
-``caching``    PyTorch's caching allocator for CUDA
-``counted``    device malloc and free for each tensor, a counter against a limit
-``planned``    offsets decided before the run: TVM's tokens, greedy by size, the optimum
-``scratchpad`` the software-managed SRAM of an NPU, with tiles
-=============  ===================================================================================
+==============  ==================================================================================
+``pool``        one arena by best fit, exact; limits for those who share it, virtual devices
+``bfc``         TensorFlow's best fit with coalescing
+``caching``     PyTorch's caching allocator for CUDA
+``counted``     device malloc and free for each tensor, a counter against a limit
+``planned``     offsets decided before the run: TVM's tokens, greedy by size, the optimum
+``scratchpad``  the software-managed SRAM of an NPU, with tiles
+==============  ==================================================================================
+
+`replay` runs a recorded trace (`read_events`) through any of them.
 """
 
 from devices.memory.base import Allocator, Block, Owner, Span, StreamEvent
@@ -17,21 +19,38 @@ from devices.memory.bfc import BfcAllocator
 from devices.memory.caching import CachingAllocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.device import DeviceMemory
+from devices.memory.events import MemoryEvent
+from devices.memory.make import ALLOCATORS, make_allocator
 from devices.memory.oom import largest_holders, out_of_memory
+from devices.memory.planned import PlannedAllocator
 from devices.memory.pool import PoolAllocator, virtual_devices
+from devices.memory.read import read_events
+from devices.memory.replay import Replay, replay
+from devices.memory.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
 
 __all__ = [
+    "ALLOCATORS",
     "Allocator",
     "BfcAllocator",
     "Block",
     "CachingAllocator",
     "CountedAllocator",
     "DeviceMemory",
+    "MemoryEvent",
+    "Operand",
     "Owner",
+    "PlannedAllocator",
     "PoolAllocator",
+    "Replay",
+    "ScratchpadAllocator",
     "Span",
     "StreamEvent",
+    "Tiling",
     "largest_holders",
+    "make_allocator",
     "out_of_memory",
+    "read_events",
+    "replay",
+    "tile",
     "virtual_devices",
 ]

@@ -82,9 +82,7 @@ def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list
     """Return what would help, the most specific first."""
     hints = allocator.oom_hints(nbytes, stream, owner)
     if not allocator.fits_empty(nbytes, stream, owner):
-        return hints or [
-            "a larger device, or a smaller tensor (batch, tensor parallelism): alone it is more than the limit"
-        ]
+        return hints or ["a larger device, or a smaller tensor: by itself it is more than the limit"]
     room = (allocator.limit or 0) - allocator.in_use - allocator.waiting
     if nbytes > room:
         short = _bytes(nbytes - room)

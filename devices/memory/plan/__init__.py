@@ -1,0 +1,43 @@
+"""Memory plans: where every tensor lies, decided before the run.
+
+Planners by name, each a function of lifetimes and an alignment:
+
+===========  ===========================================================================
+``tokens``   TVM's rule: tensors in turn share storage tokens
+``greedy``   the largest tensor first, each at the best fitting offset
+``optimal``  the least arena there is, on small graphs: the bound for the others
+===========  ===========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from devices.memory.plan.greedy import plan_greedy
+from devices.memory.plan.lifetimes import Lifetime, Plan, peak_live
+from devices.memory.plan.optimal import plan_branch_and_bound, plan_cp_sat, plan_optimal
+from devices.memory.plan.program import Program, Step
+from devices.memory.plan.tokens import TokenPlan, TokenPool, plan_program, plan_tokens
+
+__all__ = [
+    "PLANNERS",
+    "Lifetime",
+    "Plan",
+    "Planner",
+    "Program",
+    "Step",
+    "TokenPlan",
+    "TokenPool",
+    "peak_live",
+    "plan_branch_and_bound",
+    "plan_cp_sat",
+    "plan_greedy",
+    "plan_optimal",
+    "plan_program",
+    "plan_tokens",
+]
+
+Planner = Callable[[Sequence[Lifetime], int], Plan]
+"""A planner: lifetimes and an alignment in bytes → a plan."""
+
+PLANNERS: dict[str, Planner] = {"tokens": plan_tokens, "greedy": plan_greedy, "optimal": plan_optimal}
