@@ -1,14 +1,40 @@
-"""The words and the engine: graph, machine, policy, simulate(), trace.
+"""The words and the engine: graph, machine, policy, `simulate`, trace.
+
+Names are imported when they are first used, so that ``import sim`` is cheap, and so that a machine
+which only measures real kernels needs none of the simulator's dependencies.
 
 >>> from sim import Device, GraphBuilder, Machine, simulate
 """
 
-from sim.engine import simulate
-from sim.graph import Graph
-from sim.graph_builder import GraphBuilder
-from sim.job import Job
-from sim.model import Device, Host, Issuer, Link, Machine, Policy, Task
-from sim.trace import Trace
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sim.engine import simulate
+    from sim.graph import Graph
+    from sim.graph_builder import GraphBuilder
+    from sim.job import Job
+    from sim.model import Device, Host, Issuer, Link, Machine, Policy, Task
+    from sim.plan import Plan
+    from sim.trace import Trace
+
+_WHERE: Final = {
+    "Device": "sim.model",
+    "Graph": "sim.graph",
+    "GraphBuilder": "sim.graph_builder",
+    "Host": "sim.model",
+    "Issuer": "sim.model",
+    "Job": "sim.job",
+    "Link": "sim.model",
+    "Machine": "sim.model",
+    "Plan": "sim.plan",
+    "Policy": "sim.model",
+    "Task": "sim.model",
+    "Trace": "sim.trace",
+    "simulate": "sim.engine",
+}
 
 __all__ = [
     "Device",
@@ -19,8 +45,22 @@ __all__ = [
     "Job",
     "Link",
     "Machine",
+    "Plan",
     "Policy",
     "Task",
     "Trace",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,277 @@
+"""The engine, to the nanosecond: every number here was worked out by hand in the comment beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
+from sim.errors import InfeasibleError, InputError, RunError, StuckError
+
+
+def graph_of(
+    edges: Mapping[str, Sequence[Any]], duration_ns: int | Mapping[str, int] = 10, **device: str
+) -> Graph:
+    """Build a graph from {op: inputs}; `device` pins ops by name."""
+    builder = GraphBuilder("test")
+    for name, inputs in edges.items():
+        ns = duration_ns if isinstance(duration_ns, int) else duration_ns[name]
+        builder.op(name, inputs=inputs, duration_ns=ns, device=device.get(name))
+    return builder.build()
+
+
+def cpu(workers: int, name: str = "cpu0", **numbers: Any) -> Device:
+    return Device(name, "cpu", workers=workers, **numbers)
+
+
+def intervals(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Return {op: (start, end)}, in start order; ``op[i]`` when there are several iterations."""
+    names = trace.job.graph.op_names
+    out = {}
+    for op, iteration, start, end in zip(
+        *(trace.tasks[c].tolist() for c in ("op", "iteration", "start_ns", "end_ns")), strict=True
+    ):
+        out[f"{names[op]}[{iteration}]" if trace.job.iterations > 1 else names[op]] = (start, end)
+    return out
+
+
+FIVE = {"a": [], "b": [], "c": ["b"], "d": ["a", "c"], "e": ["d"]}
+
+
+def test_chain_is_the_sum() -> None:
+    trace = simulate(graph_of({"a": [], "b": ["a"], "c": ["b"]}), Machine((cpu(4),)), ReadyQueue())
+    assert intervals(trace) == {"a": (0, 10), "b": (10, 20), "c": (20, 30)}
+
+
+def test_fork_join_is_its_longest_branch() -> None:
+    edges = {"fork": [], "x": ["fork"], "y": ["fork"], "z": ["fork"], "join": ["x", "y", "z"]}
+    ns = {"fork": 5, "x": 30, "y": 20, "z": 10, "join": 5}
+    assert simulate(graph_of(edges, ns), Machine((cpu(3),)), ReadyQueue()).makespan_ns == 5 + 30 + 5
+    # Two workers: x runs 5..35 on one; y 5..25, z 25..35 on the other.
+    assert simulate(graph_of(edges, ns), Machine((cpu(2),)), ReadyQueue()).makespan_ns == 40
+    assert simulate(graph_of(edges, ns), Machine((cpu(1),)), ReadyQueue()).makespan_ns == 70
+
+
+def test_five_nodes_on_two_workers() -> None:
+    """a and b are ready at once, then c, d and e follow one another."""
+    trace = simulate(graph_of(FIVE), Machine((cpu(2),)), ReadyQueue())
+    assert intervals(trace) == {"a": (0, 10), "b": (0, 10), "c": (10, 20), "d": (20, 30), "e": (30, 40)}
+
+
+def test_lifo_runs_the_newest_first() -> None:
+    edges = {"root": [], "x": ["root"], "y": ["root"], "y1": ["y"]}
+    fifo = simulate(graph_of(edges), Machine((cpu(1),)), ReadyQueue("fifo"))
+    lifo = simulate(graph_of(edges), Machine((cpu(1),)), ReadyQueue("lifo"))
+    assert list(intervals(fifo)) == ["root", "x", "y", "y1"]
+    assert list(intervals(lifo)) == ["root", "y", "y1", "x"]
+
+
+def test_synchronous_against_asynchronous_issue() -> None:
+    """One GPU, issue 4 ns, kernels 10 ns.
+
+    Synchronous: the host waits for each kernel, so a step is 4 + 10. Asynchronous: a is issued at
+    4 and runs 4..14; b is issued at 8, c at 12, and both run back to back.
+    """
+    graph = graph_of({"a": [], "b": ["a"], "c": ["b"]})
+    machine = Machine((Device("gpu0", issue_ns=4),))
+    waiting = simulate(graph, machine, ReadyQueue(synchronisation="completion"))
+    running = simulate(graph, machine, ReadyQueue(synchronisation="issue"))
+    assert intervals(waiting) == {"a": (4, 14), "b": (18, 28), "c": (32, 42)}
+    assert intervals(running) == {"a": (4, 14), "b": (14, 24), "c": (24, 34)}
+    assert running.tasks["issue_ns"].tolist() == [4, 8, 12]
+
+
+class Alternate:
+    """Ops on streams 0, 1, 0, 1, ..."""
+
+    def assign(self, job: Job) -> list[int]:
+        return [op % 2 for op in range(len(job.graph))]
+
+
+def test_every_overhead_of_a_stream_has_its_place() -> None:
+    """Issue 3, launch latency 5, gap 1, event 2; a and c on stream 0, b and d on stream 1.
+
+    a is issued at 3 and starts at 3 + 5 = 8, ends 18. b (after a, other stream) is issued at 6 and
+    waits for a's event: 18 + 2 = 20, ends 30. c (after nothing) is issued at 9 and follows a on its
+    stream: 18 + gap 1 = 19, ends 29. d (after b and c) is issued at 12: b, on its own stream, ends
+    30 (+ gap 1 = 31), c's event arrives at 29 + 2 = 31, so it starts at 31.
+    """
+    graph = graph_of({"a": [], "b": ["a"], "c": [], "d": ["b", "c"]})
+    device = Device("gpu0", streams=2, issue_ns=3, launch_latency_ns=5, gap_ns=1, event_ns=2)
+
+    class InProgramOrder(ReadyQueue):
+        """A heap would do the same; here the queue is short enough to sort."""
+
+        def next(self, issuer: Issuer) -> Task | None:
+            queue = sorted(self._queues[0], key=lambda task: task.op)
+            if queue:
+                self._queues[0].remove(queue[0])
+            return queue[0] if queue else None
+
+    trace = simulate(graph, Machine((device,)), InProgramOrder(synchronisation="issue"), streams=Alternate())
+    assert intervals(trace) == {"a": (8, 18), "c": (19, 29), "b": (20, 30), "d": (31, 41)}
+
+
+def test_a_full_launch_queue_blocks_the_host() -> None:
+    """Depth 2, issue 1, kernels of 100: op 2 is paid for at 3 but issued when op 0 ends."""
+    graph = graph_of({"a": [], "b": [], "c": [], "d": []}, 100)
+    machine = Machine((Device("gpu0", issue_ns=1, queue_depth=2),))
+    trace = simulate(graph, machine, ReadyQueue(synchronisation="issue"))
+    assert trace.tasks["issue_ns"].tolist() == [1, 2, 101, 201]
+    assert trace.makespan_ns == 401
+
+
+def test_one_host_thread_serves_two_gpus() -> None:
+    """The shared host pays 5 ns for each launch, one after another; two hosts pay in parallel."""
+    graph = graph_of({"a": [], "b": []}, 10, a="gpu0", b="gpu1")
+    devices = (Device("gpu0", issue_ns=5), Device("gpu1", issue_ns=5))
+    own = simulate(graph, Machine(devices), ReadyQueue())
+    shared = simulate(graph, Machine(devices, hosts=(Host("host", ("gpu0", "gpu1")),)), ReadyQueue())
+    assert intervals(own) == {"a": (5, 15), "b": (5, 15)}
+    assert intervals(shared) == {"a": (5, 15), "b": (10, 20)}
+
+
+def test_a_worker_reads_what_a_gpu_has_computed_only_when_it_has() -> None:
+    """Under asynchronous issue b (CPU) still waits for a (GPU), and c (GPU) for b."""
+    graph = graph_of({"a": [], "b": ["a"], "c": ["b"]}, 10, a="gpu0", b="cpu0", c="gpu0")
+    machine = Machine((Device("gpu0", issue_ns=1), cpu(1)))
+    trace = simulate(graph, machine, ReadyQueue(synchronisation="issue"))
+    assert intervals(trace) == {"a": (1, 11), "b": (11, 21), "c": (22, 32)}
+
+
+def test_iterations_overlap_as_far_as_edges_allow() -> None:
+    """Producer 10, consumer 20, one worker each; the consumer's own state comes from the iteration before."""
+    builder = GraphBuilder("stream")
+    builder.op("load", duration_ns=10, device="loader")
+    builder.op("train", inputs=["load", ("train", 1)], duration_ns=20, device="trainer")
+    machine = Machine((cpu(1, "loader"), cpu(1, "trainer")))
+    trace = simulate(builder.build(), machine, ReadyQueue(), iterations=3)
+    assert intervals(trace) == {
+        "load[0]": (0, 10),
+        "load[1]": (10, 20),
+        "train[0]": (10, 30),
+        "load[2]": (20, 30),
+        "train[1]": (30, 50),
+        "train[2]": (50, 70),
+    }
+
+
+def test_a_distance_bounds_how_far_ahead_a_producer_runs() -> None:
+    """A double buffer: load of iteration i waits for train of iteration i - 2."""
+    builder = GraphBuilder("double buffer")
+    builder.op("load", after=[("train", 2)], duration_ns=1, device="loader")
+    builder.op("train", inputs=["load"], duration_ns=20, device="trainer")
+    machine = Machine((cpu(1, "loader"), cpu(1, "trainer")))
+    trace = simulate(builder.build(), machine, ReadyQueue(), iterations=4)
+    starts = {name: start for name, (start, _) in intervals(trace).items()}
+    # train runs 1..21, 21..41, 41..61, 61..81
+    assert [starts[f"load[{i}]"] for i in range(4)] == [0, 1, 21, 41]
+
+
+def test_zero_durations_pass_in_one_instant() -> None:
+    trace = simulate(graph_of(FIVE, 0), Machine((cpu(1),)), ReadyQueue())
+    assert trace.makespan_ns == 0
+    assert list(intervals(trace)) == ["a", "b", "c", "d", "e"]
+
+
+def test_completions_of_an_instant_are_settled_before_anyone_is_asked() -> None:
+    """x and y end together; z, which needs both, is taken by the first worker in machine order."""
+    trace = simulate(
+        graph_of({"x": [], "y": [], "z": ["x", "y"], "w": ["y"]}), Machine((cpu(2),)), ReadyQueue()
+    )
+    worker = dict(zip(trace.tasks["op"].tolist(), trace.tasks["stream"].tolist(), strict=True))
+    assert worker == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert trace.makespan_ns == 20
+
+
+class Never(ReadyQueue):
+    """Issues nothing."""
+
+    def next(self, issuer: Issuer) -> Task | None:
+        return None
+
+
+def test_a_policy_that_issues_nothing_is_stuck() -> None:
+    with pytest.raises(
+        StuckError, match=r"(?s)3 tasks remain.*a has all its inputs; Never never issues it.*b waits for a"
+    ):
+        simulate(graph_of({"a": [], "b": ["a"], "c": ["b"]}), Machine((cpu(1),)), Never())
+
+
+class Greedy(ReadyQueue):
+    """Gives the same task twice."""
+
+    def next(self, issuer: Issuer) -> Task | None:
+        return self._queues[0][0] if self._queues[0] else None
+
+
+def test_a_task_taken_twice_is_an_error() -> None:
+    with pytest.raises(RunError, match=r"Greedy gave cpu0/w0 op 'a', which was taken before"):
+        simulate(graph_of({"a": []}), Machine((cpu(1),)), Greedy())
+
+
+def test_a_policy_without_verbs_says_what_it_lacks() -> None:
+    with pytest.raises(TypeError, match=r"Policy must define ready\(\)"):
+        simulate(graph_of({"a": []}), Machine((cpu(1),)), Policy())
+
+
+def test_what_no_device_can_run_is_refused_before_time_0() -> None:
+    gpu = Device("gpu0", supports=frozenset({"matmul"}))
+    with pytest.raises(
+        InfeasibleError, match=r"op 'a' of kind 'op' can run on no device: gpu0 \(gpu\) does not support it"
+    ):
+        simulate(graph_of({"a": []}), Machine((gpu,)), ReadyQueue())
+    with pytest.raises(
+        InputError, match="op 'a' is pinned to 'gpu7', which is no device of the machine; known: cpu, cpu0"
+    ):
+        simulate(graph_of({"a": []}, 1, a="gpu7"), Machine((cpu(1),)), ReadyQueue())
+
+
+class Recorder:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int, int]] = []
+
+    def started(self, task: Task) -> None:
+        self.log.append(("started", task.op, task.start_ns))
+
+    def ended(self, task: Task) -> None:
+        self.log.append(("ended", task.op, task.end_ns))
+
+
+def test_observers_see_every_start_and_end_in_order_of_time() -> None:
+    recorder = Recorder()
+    device = Device("gpu0", launch_latency_ns=5)
+    simulate(graph_of({"a": [], "b": ["a"]}), Machine((device,)), ReadyQueue(), observers=[recorder])
+    assert recorder.log == [("started", 0, 5), ("ended", 0, 15), ("started", 1, 20), ("ended", 1, 30)]
+
+
+def test_observers_change_nothing() -> None:
+    device = Device("gpu0", streams=2, issue_ns=3, launch_latency_ns=5, gap_ns=1, event_ns=2, queue_depth=2)
+    for synchronisation in ("completion", "issue"):
+        policy = ReadyQueue(synchronisation=synchronisation)
+        alone = simulate(graph_of(FIVE), Machine((device,)), policy, streams=Alternate())
+        watched = simulate(
+            graph_of(FIVE), Machine((device,)), policy, streams=Alternate(), observers=[Recorder()]
+        )
+        assert intervals(alone) == intervals(watched)
+
+
+class Broken:
+    """Raises when told of a start."""
+
+    def started(self, task: Task) -> None:
+        raise ValueError("no")
+
+    def ended(self, task: Task) -> None:
+        raise ValueError("no")
+
+
+def test_a_broken_observer_is_dropped_with_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match="was dropped"):
+        trace = simulate(graph_of(FIVE), Machine((cpu(1),)), ReadyQueue(), observers=[Broken()])
+    assert trace.makespan_ns == 50
