@@ -1,0 +1,60 @@
+"""Pipeline schedules as pure data: which rank runs what, in which order.
+
+    generate("1f1b", ranks=4, micro_batches=8)     → Schedule: one program a rank, stages placed
+    validate(schedule)                             → nothing, or the reason why it is no schedule
+    evaluate(schedule, StageTimes(...))            → exact start and end of everything
+    peak_activations(schedule)                     → activations alive on each rank
+    closed_form("1f1b", ...)                       → what the textbook says
+    picture(schedule)                              → rank × time, in text
+    to_csv(schedule), parse_csv(text)              → torch.distributed.pipelining's form
+
+Nothing here has a clock or a device, and nothing is simulated: the simulator issues the programs in
+order and has to come to the same times as `evaluate`.
+"""
+
+from policies.pipeline.action import PHASES, Action, Overlap, Phase, Slot, parse_action, parse_slot
+from policies.pipeline.clock import clock_cycles, clock_table
+from policies.pipeline.closed_forms import ClosedForm, closed_form
+from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
+from policies.pipeline.memory import StageActivations, peak_activations, transformer_activations
+from policies.pipeline.picture import picture
+from policies.pipeline.pipedream import Staleness, staleness
+from policies.pipeline.recompute import with_recompute
+from policies.pipeline.registry import generate, options, schedules
+from policies.pipeline.schedule import Schedule
+from policies.pipeline.text import parse_csv, read_csv, to_csv, write_csv
+from policies.pipeline.validate import problems, validate
+
+__all__ = [
+    "PHASES",
+    "Action",
+    "ClosedForm",
+    "Evaluation",
+    "Overlap",
+    "Phase",
+    "Schedule",
+    "Slot",
+    "StageActivations",
+    "StageTimes",
+    "Staleness",
+    "clock_cycles",
+    "clock_table",
+    "closed_form",
+    "evaluate",
+    "generate",
+    "options",
+    "parse_action",
+    "parse_csv",
+    "parse_slot",
+    "peak_activations",
+    "picture",
+    "problems",
+    "read_csv",
+    "schedules",
+    "staleness",
+    "to_csv",
+    "transformer_activations",
+    "validate",
+    "with_recompute",
+    "write_csv",
+]
