@@ -131,6 +131,7 @@ class Engine:
         self.job, self.policy = job, policy
         self.env = simpy.Environment(initial_time=0)
         self.now_ns = 0
+        self.schedule = self.env.schedule
         self.observers = list(observers)
         self.flow: Flow = make_flow(job)
         self.readiness: Readiness = (
@@ -208,7 +209,7 @@ class Engine:
 
     def _schedule(self, what: Any, callbacks: list[Callable[[Any], None]], delay_ns: int) -> None:
         what.callbacks = callbacks  # SimPy runs through the list and never changes it
-        self.env.schedule(what, NORMAL, delay_ns)
+        self.schedule(what, NORMAL, delay_ns)
 
     def _note_wake(self, event: _Event) -> None:
         stream: _Stream = event.value
@@ -235,29 +236,28 @@ class Engine:
         never = float("inf")
         with _collector_paused():
             self._eligible(None, self.readiness.roots(), None, True)
-            self._settle()
-            while (now := peek()) != never:
-                self.now_ns = now  # type: ignore[assignment]
-                step()
-                while peek() == now:
+            now: float = 0
+            while now != never:
+                if self.ended:
+                    self._complete()
+                if self.paid:
+                    self._issue_paid()
+                if not self.by_group:
+                    self._ask_all()
+                elif self.dirty_groups:
+                    self._ask_groups()
+                if self.dirty_streams:
+                    self._start_heads()
+                now = peek()
+                if now != never:
+                    self.now_ns = now  # type: ignore[assignment]
                     step()
-                self._settle()
+                    while peek() == now:
+                        step()
         over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
         if len(over) < self.readiness.total:
             raise stuck_error(self.job, self.flow, dict(self.readiness.unfinished(set(over))), self.policy)
         return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers)
-
-    def _settle(self) -> None:
-        if self.ended:
-            self._complete()
-        if self.paid:
-            self._issue_paid()
-        if not self.by_group:
-            self._ask_all()
-        elif self.dirty_groups:
-            self._ask_groups()
-        if self.dirty_streams:
-            self._start_heads()
 
     def _complete(self) -> None:
         ended = self.ended[:]
@@ -544,7 +544,7 @@ class Engine:
         task.start_ns = at_ns
         self.tasks.append(task)
         task.callbacks = self._on_end
-        self.env.schedule(task, NORMAL, at_ns - self.now_ns + self.duration_ns[task.op])  # type: ignore[arg-type]
+        self.schedule(task, NORMAL, at_ns - self.now_ns + self.duration_ns[task.op])  # type: ignore[arg-type]
 
     def _begin(self, task: Task) -> None:
         """Start a task that a CPU worker has taken."""
