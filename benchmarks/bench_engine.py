@@ -1,0 +1,184 @@
+"""What a simulated task costs, in raw SimPy timeouts measured in the same run.
+
+A *raw timeout* is the cheapest thing SimPy can do for a running device: as many processes as the
+machine has devices, each of them ``yield env.timeout(...)`` in a loop. The ratio to it says what
+the simulator adds, on any computer, however busy.
+
+    python benchmarks/bench_engine.py              the table: 1k, 10k and 100k tasks
+    python benchmarks/bench_engine.py --million    ... and a million (about a minute)
+    make bench                                     the ratios, held to their budgets
+
+Plain path: CPU workers, fixed durations, a ready queue. GPU path: host issue, two streams, events,
+launch latency, gaps and a launch queue of 1,024. Graphs: a chain; layers 100 wide with up to three
+predecessors each, on eight devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import simpy
+
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, Graph, GraphBuilder, Job, Machine, simulate
+
+BUDGET = {"plain": 6.0, "gpu": 20.0}
+"""Raw timeouts that a task may cost."""
+
+
+def chain(n: int) -> Graph:
+    """Each op after the one before it."""
+    builder = GraphBuilder("chain")
+    for i in range(n):
+        builder.op(f"op{i}", inputs=[f"op{i - 1}"] if i else [], duration_ns=10, device="d0")
+    return builder.build()
+
+
+def layered(n: int, width: int = 100, seed: int = 0) -> Graph:
+    """Layers of `width` ops with one to three predecessors in the layer before, on eight devices."""
+    draw = random.Random(seed)
+    builder = GraphBuilder("layered")
+    for i in range(n):
+        before = (i // width - 1) * width
+        inputs = (
+            [f"op{before + draw.randrange(width)}" for _ in range(draw.randint(1, 3))] if before >= 0 else []
+        )
+        builder.op(f"op{i}", inputs=inputs, duration_ns=draw.randint(5, 50), device=f"d{draw.randrange(8)}")
+    return builder.build()
+
+
+def wide(n: int, ready: int) -> Graph:
+    """`ready` independent chains: that many ops are ready at once."""
+    builder = GraphBuilder("wide")
+    for i in range(n):
+        builder.op(f"op{i}", inputs=[f"op{i - ready}"] if i >= ready else [], duration_ns=10, device="d0")
+    return builder.build()
+
+
+class TwoStreams:
+    """Ops on the two streams of their device in turn."""
+
+    def assign(self, job: Job) -> list[int]:
+        """Return 0, 1, 0, 1, ..."""
+        return [op % 2 for op in range(len(job.graph))]
+
+
+def machine(path: str, devices: int) -> Machine:
+    """Return `devices` workers, or as many GPUs with every overhead."""
+    if path == "plain":
+        return Machine(tuple(Device(f"d{i}", "cpu", workers=1) for i in range(devices)))
+    return Machine(
+        tuple(
+            Device(
+                f"d{i}",
+                "gpu",
+                streams=2,
+                issue_ns=3,
+                launch_latency_ns=5,
+                gap_ns=1,
+                event_ns=2,
+                queue_depth=1024,
+            )
+            for i in range(devices)
+        )
+    )
+
+
+def run(graph: Graph, path: str, devices: int) -> None:
+    """Simulate once."""
+    if path == "plain":
+        simulate(graph, machine(path, devices), ReadyQueue())
+    else:
+        simulate(graph, machine(path, devices), ReadyQueue(synchronisation="issue"), streams=TwoStreams())
+
+
+def raw_timeouts(n: int, processes: int) -> None:
+    """Let `processes` processes wait for n timeouts between them."""
+    env = simpy.Environment()
+
+    def wait() -> simpy.events.ProcessGenerator:
+        for _ in range(n // processes):
+            yield env.timeout(10)
+
+    for _ in range(processes):
+        env.process(wait())
+    env.run()
+
+
+def seconds(work: Callable[[], None], rounds: int) -> float:
+    """Return the best of some rounds: the one that was disturbed least."""
+    best = float("inf")
+    for _ in range(rounds):
+        gc.collect()
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def ratio(graph: Graph, path: str, devices: int, rounds: int = 5) -> tuple[float, float]:
+    """Return (µs a task, raw timeouts a task), measured in turns so that a slow moment hits both."""
+    n = len(graph)
+    task = raw = float("inf")
+    for _ in range(rounds):
+        task = min(task, seconds(lambda: run(graph, path, devices), 1))
+        raw = min(raw, seconds(lambda: raw_timeouts(max(n, 10_000), devices), 1) * n / max(n, 10_000))
+    return task / n * 1e6, task / raw
+
+
+CASES = [("chain", chain, 1), ("layered", layered, 8)]
+
+
+@pytest.mark.parametrize("path", ["plain", "gpu"])
+@pytest.mark.parametrize(("name", "make", "devices"), CASES)
+def test_a_task_costs_at_most_its_budget(
+    name: str, make: Callable[[int], Graph], devices: int, path: str
+) -> None:
+    _, timeouts = ratio(make(10_000), path, devices)
+    assert timeouts <= BUDGET[path]
+
+
+@pytest.mark.parametrize("path", ["plain", "gpu"])
+def test_a_task_costs_the_same_in_a_large_graph(path: str) -> None:
+    small, _ = ratio(layered(1_000), path, 8)
+    large, _ = ratio(layered(100_000), path, 8, rounds=2)
+    assert large <= 1.5 * small
+
+
+def test_many_ready_ops_cost_no_more_than_a_few() -> None:
+    few, _ = ratio(wide(20_000, 10), "plain", 1)
+    many, _ = ratio(wide(20_000, 2_000), "plain", 1)
+    assert many <= 1.2 * few
+
+
+def test_memory_a_task() -> None:
+    graph = layered(50_000)
+    tracemalloc.start()
+    run(graph, "gpu", 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak / len(graph) <= 1000
+
+
+def main() -> None:
+    """Print the table of benchmarks/README.md."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--million", action="store_true", help="also a million tasks")
+    sizes = [1_000, 10_000, 100_000] + ([1_000_000] if parser.parse_args().million else [])
+    print("| graph | path | tasks | µs a task | raw timeouts a task |\n|---|---|---:|---:|---:|")
+    for name, make, devices in CASES:
+        for n in sizes:
+            graph = make(n)
+            for path in ("plain", "gpu"):
+                us, timeouts = ratio(graph, path, devices, rounds=5 if n <= 10_000 else 2)
+                print(f"| {name} | {path} | {n:,} | {us:.2f} | {timeouts:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
