@@ -8,7 +8,7 @@ shapes alone, as every runtime folds that before the first run::
 
 * Costs come from `scenarios.importers.op_costs`; the shape operands of Reshape, Slice, ... are no inputs.
 * The batch is the first axis of the model's inputs; any batch size can be asked for, and a batch baked
-  into constants is put right, or the model refused (`scenarios.importers.onnx_shapes`).
+  into constants is put right, or the model refused (`scenarios.importers.onnx_batch`).
 * Views (reshape, squeeze, dropout at inference, ...) are ops of no cost with the attribute ``view_of``.
 * Outputs that nobody reads (masks of dropout, ...) are left out.
 * Control flow (If, Loop, Scan) is refused, by name.
@@ -22,14 +22,14 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from pathlib import PurePath
 from typing import Any, Literal
 
 from scenarios.importers import dtypes
 from scenarios.importers.files import StrPath, read_bytes
-from scenarios.importers.onnx_batch import factor_between, inputs_at
-from scenarios.importers.onnx_shapes import Value, Values, check_scaled, infer, node_name
+from scenarios.importers.onnx_batch import Rebatch, batches, check_scaled, inputs_at
+from scenarios.importers.onnx_shapes import infer
+from scenarios.importers.onnx_values import Value, Values, node_name
 from scenarios.importers.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
 from sim.errors import GraphError, InputError, MissingExtraError
 from sim.graph import Graph
@@ -131,11 +131,12 @@ def import_onnx(
     try:
         _check_kinds(model, unknown)
         own, wanted = inputs_at(model, batch, dims or {})
-        base = None if own is None else infer(model, own, None, Fraction(1))
-        factor = Fraction(1) if own is None else factor_between(own, wanted)
-        values = infer(model, wanted, base, factor)
-        if base is not None:
-            check_scaled(base, values, factor)
+        if own is None:
+            values = infer(model, wanted)
+        else:
+            rebatch = Rebatch(infer(model, own), *batches(own, wanted))
+            values = infer(model, wanted, rebatch)
+            check_scaled(values, rebatch)
         return _build(model, values, dtype, model.graph.name or PurePath(name).stem)
     except GraphError as error:
         raise GraphError(f"{name}: {error}") from None

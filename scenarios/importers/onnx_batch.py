@@ -1,15 +1,51 @@
-"""The batch of an ONNX model: the first axis of its inputs, whatever size the file gives it."""
+"""An ONNX model at another batch size than its own.
+
+The batch is the first axis of the inputs, and a model is often exported with it baked in: a Reshape to
+the constant (1, 1024). At another batch size the constant is wrong. While the batch is the outermost
+axis, n samples are n pieces of memory one after the other, and a reshape leaves memory as it is: so the
+right target is the old result with its first axis n times as long::
+
+    own batch 1:    (1, 1024, 1, 1) ──Reshape to (1, 1024)──►  (1, 1024)
+    batch 32:      (32, 1024, 1, 1) ──Reshape to (32, 1024)──► (32, 1024)
+
+`check_scaled` then looks at every value: it must have grown along exactly one axis, or not at all. What
+these two rules do not cover is refused.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-from scenarios.importers.onnx_shapes import Value, Values
+import numpy as np
+
+from scenarios.importers.onnx_values import Value, Values, node_name, shape_text
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["factor_between", "inputs_at"]
+__all__ = ["Rebatch", "batch_first", "batches", "check_elements", "check_scaled", "inputs_at", "retarget"]
+
+
+class Rebatch(NamedTuple):
+    """A model at another batch size than its own.
+
+    Attributes
+    ----------
+    base : dict
+        Its values at its own batch size.
+    own, wanted : int
+        The two batch sizes.
+    """
+
+    base: Values
+    own: int
+    wanted: int
+
+    @property
+    def factor(self) -> Fraction:
+        """How many times as long the batch is."""
+        return Fraction(self.wanted, self.own)
 
 
 def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[Values | None, Values]:
@@ -87,10 +123,64 @@ def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values
     return {name: Value(elems[name], tuple(shape)) for name, shape in shapes.items()}
 
 
-def factor_between(own: Values, wanted: Values) -> Fraction:
-    """Return batch wanted / own batch."""
+def batches(own: Values, wanted: Values) -> tuple[int, int]:
+    """Return the two batch sizes, from inputs that differ in nothing else."""
     return next(
-        Fraction(wanted[name].shape[0], value.shape[0])
+        (value.shape[0], wanted[name].shape[0])
         for name, value in own.items()
         if wanted[name].shape != value.shape
     )
+
+
+def check_scaled(values: Values, rebatch: Rebatch) -> None:
+    """Check that every value of `values` is as at the model's own batch, or grown along one axis only.
+
+    Raises
+    ------
+    InputError
+        Some value is neither; it is named.
+    """
+    for name, value in values.items():
+        before = rebatch.base[name].shape
+        grown = [axis for axis, (a, b) in enumerate(zip(before, value.shape, strict=False)) if a != b]
+        straight = len(before) == len(value.shape) and all(
+            value.shape[i] == before[i] * rebatch.factor for i in grown
+        )
+        if len(grown) > 1 or not straight:
+            raise InputError(
+                f"the batch cannot be changed: {name!r} is {shape_text(before)} at the model's own batch, "
+                f"{rebatch.own}, and {shape_text(value.shape)} at {rebatch.wanted}: not so many samples more"
+            )
+
+
+def retarget(node: Any, given: Values, rebatch: Rebatch) -> Values:
+    """Return the target of a Reshape to constant numbers, for the batch wanted."""
+    source, target = given[node.input[0]], given[node.input[1]]
+    before, after = rebatch.base[node.input[0]].shape, rebatch.base[node.output[0]].shape
+    kept = target.data is None or target.from_shape or source.shape == before or not source.batch_first
+    if kept or not after:
+        return {}  # the target holds if it says -1 or 0 in the right place
+    fits = [math.prod(after[: i + 1]) % rebatch.own == 0 for i in range(len(after))]
+    axis = fits.index(True)
+    shape = [math.ceil(n * rebatch.factor) if i == axis else n for i, n in enumerate(after)]
+    data = np.array(shape, dtype=np.int64)
+    return {node.input[1]: Value(target.elem, data.shape, data, constant=True)}
+
+
+def batch_first(name: str, shape: tuple[int, ...], given: Values, rebatch: Rebatch) -> bool:
+    """Whether the samples still lie one after the other in memory: nothing but ones before their axis."""
+    if not all(value.batch_first for value in given.values()):
+        return False
+    pairs = zip(rebatch.base[name].shape, shape, strict=False)
+    axis = next((i for i, (own, wanted) in enumerate(pairs) if own != wanted), 0)
+    return math.prod(shape[:axis]) == 1
+
+
+def check_elements(node: Any, source: Value, result: Value) -> None:
+    """Refuse a Reshape that does not keep the number of elements."""
+    if math.prod(source.shape) != math.prod(result.shape):
+        raise InputError(
+            f"node {node_name(node)!r} (Reshape) makes {shape_text(result.shape)} of "
+            f"{shape_text(source.shape)}: its target is for another batch size; import at the batch of the "
+            "export, or export again with a dynamic one"
+        )

@@ -6,27 +6,23 @@ shape that the model computes (``Shape -> Gather -> Concat -> Reshape``) is just
 
     input (1, 3, 224, 224) ──Conv──► (1, 64, 112, 112) ──Shape──► [1, 64, 112, 112] (content known)
 
-A model is often exported with its batch baked in: a Reshape to the constant (1, 1024). At another batch
-size the constant is wrong. The batch is the outermost axis, so n samples are n copies one after the
-other, and the reshaped tensor is n copies of what one sample gives: the right target is the old result
-with its first axis n times as long. `check_scaled` then looks at every value: it must have grown along
-exactly one axis, or not at all; otherwise the model mixes samples in a way that no rule here covers.
+At another batch than the model's own, `scenarios.importers.onnx_batch` puts right what is baked in.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scenarios.importers.onnx_batch import Rebatch, batch_first, check_elements, retarget
+from scenarios.importers.onnx_values import Value, Values, node_name
 from sim.errors import InputError
 
-__all__ = ["Value", "Values", "check_scaled", "infer", "node_name"]
+__all__ = ["infer"]
 
 _SMALL = 64
 """Elements up to which the content of a value is followed: shapes, axes, sizes, not weights."""
@@ -42,39 +38,7 @@ _RESHAPING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """What is known of a value before the model runs.
-
-    Attributes
-    ----------
-    elem : int
-        Element type, a ``TensorProto.DataType``.
-    shape : tuple of int
-    data : array, optional
-        The content, when it is small and known.
-    constant : bool
-        Whether it is the same in every run: a weight, or computed from weights and shapes only.
-    from_shape : bool
-        Whether the content depends on the shape of an activation.
-    """
-
-    elem: int
-    shape: tuple[int, ...]
-    data: npt.NDArray[Any] | None = None
-    constant: bool = False
-    from_shape: bool = False
-
-
-Values = dict[str, Value]
-
-
-def node_name(node: Any) -> str:
-    """Return how messages and ops call a node: its name, or that of its first output."""
-    return str(node.name or next((name for name in node.output if name), node.op_type))
-
-
-def infer(model: Any, inputs: Mapping[str, Value], base: Values | None, factor: Fraction) -> Values:
+def infer(model: Any, inputs: Mapping[str, Value], rebatch: Rebatch | None = None) -> Values:
     """Return every value of `model`.
 
     Parameters
@@ -82,10 +46,8 @@ def infer(model: Any, inputs: Mapping[str, Value], base: Values | None, factor: 
     model : onnx.ModelProto
     inputs : mapping
         The model's inputs, at the batch size wanted.
-    base : dict, optional
-        The values at the model's own batch size, when the batch wanted is another one.
-    factor : Fraction
-        Batch wanted / own batch.
+    rebatch : Rebatch, optional
+        Given when that is not the model's own.
 
     Raises
     ------
@@ -94,7 +56,7 @@ def infer(model: Any, inputs: Mapping[str, Value], base: Values | None, factor: 
         the model in a way that cannot be undone; the node is named.
     """
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    declared = {} if base is not None else _declared(model)
+    declared = _declared(model) if rebatch is None else {}
     values: Values = {"": Value(0, (0,)), **inputs}
     for tensor in model.graph.initializer:
         values[tensor.name] = _initializer(tensor)
@@ -104,7 +66,7 @@ def infer(model: Any, inputs: Mapping[str, Value], base: Values | None, factor: 
                 f"node {node_name(node)!r} is control flow ({node.op_type}), which a static graph cannot hold"
             )
         _check_known(f"node {node_name(node)!r}", node.input, values, model)
-        values.update(_outputs(node, values, base, factor, versions, declared))
+        values.update(_outputs(node, values, rebatch, versions, declared))
     _check_known("the caller", [output.name for output in model.graph.output], values, model)
     del values[""]
     return values
@@ -123,44 +85,18 @@ def _check_known(reader: str, names: Iterable[str], values: Values, model: Any) 
             )
 
 
-def check_scaled(base: Values, values: Values, factor: Fraction) -> None:
-    """Check that every value of `values` is that of `base`, or that with one axis `factor` times as long.
-
-    Raises
-    ------
-    InputError
-        Some value is neither; it is named.
-    """
-    for name, value in values.items():
-        before = base[name].shape
-        grown = [axis for axis, (a, b) in enumerate(zip(before, value.shape, strict=False)) if a != b]
-        straight = len(before) == len(value.shape) and all(
-            value.shape[i] == before[i] * factor for i in grown
-        )
-        if len(grown) > 1 or not straight:
-            raise InputError(
-                f"the batch cannot be changed: {name!r} is {_text(before)} at the model's own batch and "
-                f"{_text(value.shape)} at {factor} times that: not so many samples one after the other"
-            )
-
-
 # -- one node -------------------------------------------------------------------------------------
 
 
 def _outputs(
-    node: Any,
-    values: Values,
-    base: Values | None,
-    factor: Fraction,
-    versions: dict[str, int],
-    declared: Values,
+    node: Any, values: Values, rebatch: Rebatch | None, versions: dict[str, int], declared: Values
 ) -> Values:
     """Return the values that `node` writes."""
     given = {name: values[name] for name in node.input if name}
     if node.op_type == "Shape" and not node.domain:
         return {node.output[0]: _shape_of(node, values[node.input[0]])}
-    if node.op_type == "Reshape" and base is not None:
-        given |= _retarget(node, given, base, factor)
+    if node.op_type == "Reshape" and rebatch is not None:
+        given |= retarget(node, given, rebatch)
     inferred = _infer_node(node, given, versions)
     constant = all(value.constant for value in given.values()) and not node.op_type.startswith("Random")
     from_shape = any(value.from_shape for value in given.values())
@@ -168,9 +104,10 @@ def _outputs(
     for name in filter(None, node.output):
         value = inferred.get(name) or declared.get(name)
         if value is not None:  # otherwise whoever reads it complains
-            written[name] = Value(value.elem, value.shape, None, constant, from_shape)
+            first = rebatch is None or batch_first(name, value.shape, given, rebatch)
+            written[name] = Value(value.elem, value.shape, None, constant, from_shape, first)
     if node.op_type == "Reshape" and node.output[0] in written:
-        _check_elements(node, given[node.input[0]], written[node.output[0]])
+        check_elements(node, given[node.input[0]], written[node.output[0]])
     return written | _evaluate(node, given, written, versions)
 
 
@@ -243,44 +180,13 @@ def _evaluate(node: Any, given: Values, written: Values, versions: dict[str, int
     if node.op_type in _RESHAPING:
         (name, value), source = next(iter(written.items())), given[node.input[0]].data
         assert source is not None
-        data = source.reshape(value.shape)
-        return {name: Value(value.elem, value.shape, data, value.constant, value.from_shape)}
+        return {name: replace(value, data=source.reshape(value.shape))}
     contents = {name: value.data for name, value in given.items()}
     try:
         results = ReferenceEvaluator(node, opsets=versions).run(None, contents)
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # what ONNX's own evaluator cannot do (old versions) stays unknown
+    except (TypeError, NotImplementedError):  # old versions that ONNX's own evaluator cannot do: not known
         return {}
     return {
-        name: Value(value.elem, value.shape, np.asarray(data), value.constant, value.from_shape)
+        name: replace(value, data=np.asarray(data))
         for (name, value), data in zip(written.items(), results, strict=False)
     }
-
-
-# -- a batch baked in -----------------------------------------------------------------------------
-
-
-def _retarget(node: Any, given: Values, base: Values, factor: Fraction) -> Values:
-    """Return the target of a Reshape to constant numbers, for a batch `factor` times the model's own."""
-    source, target = given[node.input[0]], given[node.input[1]]
-    before, after = base[node.input[0]].shape, base[node.output[0]].shape
-    if target.data is None or target.from_shape or source.shape == before:
-        return {}
-    if not after or source.shape[1:] != before[1:] or (after[0] * factor).denominator != 1:
-        return {}  # not the outermost axis: keep the target, which holds if it says -1 in the right place
-    data = np.array([after[0] * factor, *after[1:]], dtype=np.int64)
-    return {node.input[1]: Value(target.elem, data.shape, data, constant=True)}
-
-
-def _check_elements(node: Any, source: Value, result: Value) -> None:
-    if math.prod(source.shape) != math.prod(result.shape):
-        raise InputError(
-            f"node {node_name(node)!r} (Reshape) makes {_text(result.shape)} of {_text(source.shape)}: its "
-            "target is for another batch size; import at the batch of the export, or export again"
-        )
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "a scalar"

@@ -155,8 +155,12 @@ def inner_length(op: OpFacts) -> int:
     a, b, out = op.input(0), op.input(1), op.output
     if len(a.shape) < 2 or len(b.shape) < 2:
         return a.shape[-1] if a.shape else 1
-    rows = math.prod(a.shape[:-2]) * out.shape[-2]
-    return a.elements // rows if rows else 0
+    if not out.elements:
+        return 0
+    k = a.elements // (math.prod(a.shape[:-2]) * out.shape[-2])
+    if k * math.prod(b.shape[:-2]) * out.shape[-1] != b.elements:
+        raise GraphError(f"{a.shape} times {b.shape} is not {out.shape}: the inner lengths differ")
+    return k
 
 
 def matmul(op: OpFacts) -> int:
