@@ -1,0 +1,105 @@
+"""In-order issue: a linear program, one instruction after another, whoever else may be ready.
+
+::
+
+    program   a  b  c  d          b waits for data, c is ready
+                 ^                and still nothing is issued: head-of-line blocking
+
+This is how a runtime behaves whose graph was turned into a list before it ran: TVM's graph executor
+walks over its nodes (``GraphExecutor::Run``, src/runtime/graph_executor), a PyTorch script launches
+kernel after kernel, an NPU's command queue is consumed from the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.issue.program import Program, places, programs_of
+from policies.options import SYNCHRONISATIONS, one_of, whole
+from sim import Issuer, Job, Policy, Task
+from sim.errors import InputError
+
+__all__ = ["InOrder"]
+
+
+class InOrder(Policy):
+    """Issue the ops in program order; what is not ready holds up everything behind it.
+
+    Parameters
+    ----------
+    in_flight : int, optional
+        How many tasks may be issued and not ended; 1 is strictly one after another. By default
+        only the issuers limit it: two workers may run the first two ops of the program at once.
+    per : str
+        ``"group"``: every group of issuers has its own program, in which `in_flight` counts too.
+        ``"machine"``: one program for all devices, as when a single thread of the host runs it.
+    synchronisation : str
+        ``"completion"``: an op is ready when its inputs are computed. ``"issue"``: when they are
+        issued (streams and events keep the order on the device).
+
+    Raises
+    ------
+    InputError
+        Another word or number; or `in_flight` under ``"issue"``, where a policy does not hear of
+        ends (``queue_depth`` of the device limits the launches outstanding).
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("a and b side by side, then c")
+    >>> for name, inputs, ns in (("a", [], 30), ("b", [], 10), ("c", ["b"], 10), ("d", [], 10)):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=ns)
+    >>> machine = Machine((Device("cpu0", "cpu", workers=2),))
+    >>> simulate(b.build(), machine, InOrder()).makespan_ns
+    30
+    >>> simulate(b.build(), machine, InOrder(in_flight=1)).makespan_ns
+    60
+    """
+
+    def __init__(
+        self, in_flight: int | None = None, per: str = "group", synchronisation: str = "completion"
+    ) -> None:
+        self.in_flight = None if in_flight is None else whole("in-order", "in_flight", in_flight)
+        self.per = one_of("in-order", "per", per, ("group", "machine"))
+        self.synchronisation = one_of("in-order", "synchronisation", synchronisation, SYNCHRONISATIONS)
+        if in_flight is not None and synchronisation == "issue":
+            raise InputError(
+                "in-order: in_flight needs synchronisation: completion, because under issue a policy is not "
+                "told of ends; set the device's queue_depth instead"
+            )
+        # The end of a task on a stream, or of another group's, may be all that a head waits for.
+        self.scope = "group" if per == "group" and in_flight is None else "machine"
+        self._programs: list[Program] = []
+        self._place: list[int] = []
+
+    def prepare(self, job: Job) -> None:
+        """Lay the programs out, nothing being eligible."""
+        if self.per == "group":
+            self._programs = programs_of(job)
+            self._place = places(len(job.graph), job.programs)
+        else:
+            self._programs = [Program(len(job.graph), job.iterations)] * job.n_groups
+            self._place = places(len(job.graph), [job.order.tolist()])
+
+    def ready(self, task: Task) -> None:
+        """Note that `task` is eligible."""
+        program = self._programs[task.group]
+        program.slots[task.iteration * program.length + self._place[task.op]] = task
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Note who is eligible now, and that one task less is in flight (a transfer never was)."""
+        if issuer is not None:
+            self._programs[issuer.group].in_flight -= 1
+        for t in now_ready:
+            program = self._programs[t.group]
+            program.slots[t.iteration * program.length + self._place[t.op]] = t
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the head of the program, if it is eligible and the issuer's to take."""
+        program = self._programs[issuer.group]
+        task = program.slots[program.head]
+        if task is None or task.group != issuer.group or program.in_flight == self.in_flight:
+            return None
+        program.head += 1
+        program.in_flight += 1
+        return task
