@@ -176,6 +176,10 @@ class Allocator(ABC):
         """Bytes taken from the device's memory; more than `reserved` where an arena is taken at once."""
         return self.reserved
 
+    def rounded(self, nbytes: int) -> int:
+        """Return how many bytes a request of `nbytes` takes at least."""
+        return nbytes
+
     @abstractmethod
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate, or return None when there is no room now."""

@@ -94,6 +94,10 @@ class BfcAllocator(SegmentedAllocator):
         """Most bytes this allocator may ever hold; None: unlimited."""
         return self._limit
 
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up to 256."""
+        return round_up(nbytes, ROUNDING_BYTES)
+
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
 
@@ -114,7 +118,7 @@ class BfcAllocator(SegmentedAllocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether a region for it is within the limit and the device's capacity."""
-        need = round_up(nbytes, ROUNDING_BYTES)
+        need = self.rounded(nbytes)
         left = self._left(held=0)
         return need <= left and (self.memory.capacity is None or need <= self.memory.capacity)
 

@@ -100,6 +100,10 @@ class CachingAllocator(SegmentedAllocator):
         """Most bytes this allocator may ever hold; None: unlimited."""
         return self._limit
 
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up to 512."""
+        return round_up(nbytes, ROUNDING_BYTES)
+
     def _free_lists(self) -> Iterable[FreeList]:
         return [*self._small.values(), *self._large.values()]
 
@@ -190,23 +194,24 @@ class CachingAllocator(SegmentedAllocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether a segment for it is within the limit and the device's capacity."""
-        segment = _segment_bytes(round_up(nbytes, ROUNDING_BYTES))
+        segment = _segment_bytes(self.rounded(nbytes))
         return all(most is None or segment <= most for most in (self._limit, self.memory.capacity))
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell what lies free for other streams, or in segments that a live block holds."""
-        need = round_up(nbytes, ROUNDING_BYTES)
+        need = self.rounded(nbytes)
         pools = self._small if need <= SMALL_REQUEST_BYTES else self._large
-        others = sum(sum(free.sizes()) for other, free in pools.items() if other != stream)
-        cached = self.reserved - self.in_use - self.waiting
         hints = []
-        if others:
-            shown = format_bytes(others, iec=True)
-            hints.append(f"allocating on the stream that freed: {shown} are cached for other streams")
-        if cached - others >= need:
-            shown = format_bytes(cached - others, iec=True)
+        if any(free.first_fit(need) for other, free in pools.items() if other != stream):
             hints.append(
-                f"less fragmentation: {shown} are cached in segments that a live block keeps from going back"
+                "allocating on the stream that freed: a block that fits is cached for another stream"
+            )
+        stuck = sum(sum(free.sizes()) for free in self._free_lists())
+        if need <= (self.limit or 0) - self.in_use - self.waiting and stuck:
+            shown, segment = (format_bytes(n, iec=True) for n in (stuck, _segment_bytes(need)))
+            hints.append(
+                f"less fragmentation: a new segment takes {segment}, and {shown} are cached in segments that "
+                "a live block keeps from going back"
             )
         return hints
 

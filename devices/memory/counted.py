@@ -57,11 +57,15 @@ class CountedAllocator(Allocator):
         self._free_synchronises = free_synchronises
         self._live: dict[int, Block] = {}
 
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up."""
+        return round_up(nbytes, self._rounding)
+
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Ask the device, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = round_up(nbytes, self._rounding)
+        need = nbytes if self._rounding == 1 else self.rounded(nbytes)
         address = self.memory.malloc(need)
         if address is None:
             return None
@@ -90,7 +94,7 @@ class CountedAllocator(Allocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether it is within the device's capacity."""
-        return self.limit is None or round_up(nbytes, self._rounding) <= self.limit
+        return self.limit is None or self.rounded(nbytes) <= self.limit
 
     def spans(self) -> Iterator[Span]:
         """Yield the live blocks in address order, each a segment of its own."""

@@ -56,9 +56,7 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
                 raise InputError(f"{where}: {event.id!r} is freed, and was {past}")
             since, nbytes = live.pop(event.id)
             if event.nbytes not in (0, nbytes):
-                raise InputError(
-                    f"{where}: {event.id!r} is freed with {event.nbytes} bytes, and was allocated with {nbytes}, "
-                    f"{since}"
-                )
+                sizes = f"{event.nbytes} bytes, and was allocated with {nbytes}"
+                raise InputError(f"{where}: {event.id!r} is freed with {sizes}, {since}")
             freed[event.id] = where
         yield event

@@ -62,8 +62,10 @@ def out_of_memory(
         ("reserved", f"{_bytes(allocator.reserved)}, of which free {_bytes(cached)}"),
         ("largest free", f"{_bytes(allocator.largest_free())} in one block"),
     ]
+    if (untaken := (allocator.limit or 0) - allocator.held) > 0:
+        lines.insert(1, ("not reserved", _bytes(untaken)))
     if allocator.requested != allocator.in_use:
-        lines[1] = ("in use", f"{lines[1][1]} ({_bytes(allocator.requested)} as requested)")
+        lines.append(("rounding", f"{_bytes(allocator.in_use - allocator.requested)} of what is in use"))
     others = allocator.memory.used - allocator.held
     if others:
         lines.append(("other users", f"{_bytes(others)} of the device's {_bytes(allocator.memory.capacity)}"))
@@ -84,8 +86,9 @@ def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list
     if not allocator.fits_empty(nbytes, stream, owner):
         return hints or ["a larger device, or a smaller tensor: by itself it is more than the limit"]
     room = (allocator.limit or 0) - allocator.in_use - allocator.waiting
-    if nbytes > room:
-        short = _bytes(nbytes - room)
+    need = allocator.rounded(nbytes)
+    if need > room:
+        short = _bytes(need - room)
         hints.append(
             f"{short} more memory, or as much less in use: a smaller batch, recomputation, offloading"
         )

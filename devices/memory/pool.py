@@ -94,6 +94,10 @@ class PoolAllocator(SegmentedAllocator):
         """Bytes of the arena."""
         return self._arena_bytes
 
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up to the alignment."""
+        return round_up(nbytes, self._alignment)
+
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
 
@@ -101,7 +105,7 @@ class PoolAllocator(SegmentedAllocator):
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = nbytes if self._alignment == 1 else round_up(nbytes, self._alignment)
+        need = nbytes if self._alignment == 1 else self.rounded(nbytes)
         if self._limits and not self._within_limit(need, owner):
             return None
         block = self._free.take(need, 1, ANY_SIZE, nbytes, stream, owner)
@@ -127,12 +131,12 @@ class PoolAllocator(SegmentedAllocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the arena, and the owner's limit, are large enough."""
-        need = round_up(nbytes, self._alignment)
+        need = self.rounded(nbytes)
         return need <= min(self._arena_bytes, self._limits.get(self._group_of(owner), ANY_SIZE))
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name the owner's limit when that is what stands in the way."""
-        if self._within_limit(round_up(nbytes, self._alignment), owner):
+        if self._within_limit(self.rounded(nbytes), owner):
             return []
         group = self._group_of(owner)
         held, most = (format_bytes(x, iec=True) for x in (self._held[group], self._limits[group]))

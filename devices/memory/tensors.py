@@ -1,0 +1,310 @@
+"""Tensors that live and die during a run: the engine's `Memory`, on any allocator.
+
+Two lifetimes, because runtimes differ in when they ask:
+
+``execution``
+    Memory is taken when a task starts and given back when the last reader has ended: what a device
+    needs at the least.
+``issue``
+    Memory is taken in the host's order, when a task is issued, and given back when the last reader
+    has been *issued*: what PyTorch and TensorFlow do on a GPU. The stream's order makes that safe
+    on one stream; a reader on another stream holds the block until an event of it (`record_use`).
+
+Out of memory is an outcome: an error at that instant, or, with ``when_full="wait"``, the task waits
+until something is freed. A buffer that could not be had on an empty device is refused before time 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from devices.memory.base import Allocator, Block
+from devices.memory.buffers import Buffers, make_buffers
+from devices.memory.device import DeviceMemory
+from devices.memory.events import MemoryEvent
+from devices.memory.make import make_allocator
+from devices.memory.oom import out_of_memory
+from sim.engine import Engine
+from sim.errors import InputError, OutOfMemoryError
+from sim.graph import IntArray
+from sim.job import Job
+from sim.model import WAIT, Device, Task
+from sim.transfers import Flow, make_flow
+
+__all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
+
+LIFETIMES: Final = ("execution", "issue")
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """How the memory of one device is managed.
+
+    Attributes
+    ----------
+    allocator : str
+        A name in `devices.memory.ALLOCATORS`.
+    malloc_ns, free_ns, synchronise_ns : int
+        What a device malloc, a device free and a synchronisation cost the issuer.
+    options : mapping
+        Options of the allocator.
+    """
+
+    allocator: str = "pool"
+    malloc_ns: int = 0
+    free_ns: int = 0
+    synchronise_ns: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def tensor_memory(
+    specs: Mapping[str, MemorySpec] | None = None,
+    *,
+    lifetime: str = "execution",
+    when_full: str = "error",
+) -> Callable[[Job, Engine], TensorMemory]:
+    """Return what `sim.simulate` takes as `memory`.
+
+    Parameters
+    ----------
+    specs : mapping of str to MemorySpec, optional
+        Device name → how its memory is managed; others have one exact pool.
+    lifetime : str
+        ``"execution"`` or ``"issue"``, see the module.
+    when_full : str
+        ``"error"``: raise `OutOfMemoryError`; ``"wait"``: the task waits for memory.
+
+    Raises
+    ------
+    InputError
+        Another word, or a device the machine does not have (when the run begins).
+    """
+    if lifetime not in LIFETIMES:
+        raise InputError(f"lifetime must be one of {', '.join(LIFETIMES)}; found {lifetime!r}")
+    if when_full not in ("error", "wait"):
+        raise InputError(f"when_full must be error or wait; found {when_full!r}")
+
+    def make(job: Job, engine: Engine) -> TensorMemory:
+        return TensorMemory(job, engine, specs or {}, lifetime, when_full == "wait")
+
+    return make
+
+
+class TensorMemory:
+    """The memory of all devices during one run; made by `tensor_memory`."""
+
+    def __init__(
+        self, job: Job, engine: Engine, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
+    ) -> None:
+        machine = job.machine
+        for name in specs:
+            machine.device_index(name)
+        self.at_issue = lifetime == "issue"
+        self.waits = waits
+        self.job, self.engine, self.flow = job, engine, engine.flow
+        self.buffers = make_buffers(job, engine.flow)
+        self.uses = self.buffers.uses(job.iterations)
+        self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
+        self.allocators = [
+            _make(job, self.flow, device, i, spec)
+            for i, (device, spec) in enumerate(zip(machine.devices, self.specs, strict=True))
+        ]
+        self.blocks: dict[tuple[int, int], Block] = {}
+        self.granted: set[int] = set()
+        self.idle_waits: set[int] = set()
+        self.running = [0] * len(machine.devices)
+        self.tokens: dict[int, list[tuple[Allocator, int]]] = defaultdict(list)
+        self.last_on_stream: dict[int, Task] = {}
+        self.n_ops = engine.flow.n_ops
+        self.log: list[tuple[int, int, int, int, int, int]] = []
+        for device, nbytes, name in self.buffers.resident:
+            allocator = self.allocators[device]
+            if isinstance(self.specs[device].options.get("planner"), str):
+                continue  # a static plan leaves parameters out
+            allocator.alloc(nbytes, 0, name)
+            self._note(device, nbytes)
+        self._refuse_impossible()
+
+    def _refuse_impossible(self) -> None:
+        for buffers in self.buffers.writes:
+            for buffer in buffers:
+                allocator = self.allocators[self.buffers.device[buffer]]
+                nbytes = self.buffers.nbytes[buffer]
+                if not allocator.fits_empty(nbytes, 0, self._owner(buffer)):
+                    raise out_of_memory(allocator, nbytes, stream=0, owner=self._owner(buffer))
+
+    def _owner(self, buffer: int) -> str:
+        return self.buffers.name(buffer, self.job, self.flow)
+
+    # -- sim.engine.Memory -------------------------------------------------------------------
+
+    def acquire(self, task: Task) -> int:
+        """Take the outputs of `task`; see `sim.engine.Memory`."""
+        if task.id in self.granted:
+            if task.id in self.idle_waits:
+                if self.running[self._device(task)] > 0:
+                    return WAIT
+                self.idle_waits.discard(task.id)
+            return 0
+        device = self._device(task)
+        allocator, spec = self.allocators[device], self.specs[device]
+        before = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations)
+        stream = self._stream(task)
+        taken: list[int] = []
+        for buffer in self.buffers.writes[task.op]:
+            nbytes = self.buffers.nbytes[buffer]
+            block = allocator.try_alloc(nbytes, stream, self._owner(buffer))
+            if block is None:
+                for other in taken:
+                    allocator.free(self.blocks.pop((task.iteration, other)))
+                if self.waits:
+                    return WAIT
+                raise self._oom(allocator, nbytes, stream, buffer)
+            self.blocks[task.iteration, buffer] = block
+            taken.append(buffer)
+        self.granted.add(task.id)
+        for buffer in taken:
+            self._note(device, self.blocks[task.iteration, buffer].nbytes)
+        if self.at_issue:
+            self._read(task, stream)
+            self.last_on_stream[stream] = task
+        mallocs, frees, synchronised = (
+            now - then
+            for now, then in zip(
+                (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations),
+                before,
+                strict=True,
+            )
+        )
+        cost = mallocs * spec.malloc_ns + frees * spec.free_ns + synchronised * spec.synchronise_ns
+        if synchronised and self.at_issue and self.running[device] > 0:
+            self.idle_waits.add(task.id)
+            self.running[device] += 1
+            self.running[device] -= 1
+            return WAIT
+        return cost
+
+    def started(self, task: Task) -> None:
+        """Note that `task` holds the device."""
+        self.running[self._device(task)] += 1
+
+    def release(self, task: Task) -> bool:
+        """`task` ended: free what nobody reads any more; return whether anything became free."""
+        freed = bool(self.idle_waits)
+        if task.op < self.n_ops:
+            self.running[self._device(task)] -= 1
+        for allocator, token in self.tokens.pop(task.id, ()):
+            allocator.event_done(token)
+            freed = True
+        if self.at_issue and task.op < self.n_ops:
+            return freed
+        return self._read(task, self._stream(task)) or freed
+
+    # -- lifetimes ---------------------------------------------------------------------------
+
+    def _read(self, task: Task, stream: int) -> bool:
+        """Count `task`'s reads, and its own outputs that nobody reads; free what is done with."""
+        freed = False
+        for buffer, distance in self.buffers.reads[task.op]:
+            iteration = task.iteration - distance
+            if iteration < 0:
+                continue
+            if self.at_issue:
+                device = self.buffers.device[buffer]
+                self.allocators[device].record_use(self.blocks[iteration, buffer], stream)
+            self.uses[iteration][buffer] -= 1
+            if not self.uses[iteration][buffer]:
+                self._free(iteration, buffer, task)
+                freed = True
+        for buffer in self.buffers.writes[task.op]:
+            if not self.uses[task.iteration][buffer] and (task.iteration, buffer) in self.blocks:
+                self._free(task.iteration, buffer, task)
+                freed = True
+        return freed
+
+    def _free(self, iteration: int, buffer: int, task: Task) -> None:
+        device = self.buffers.device[buffer]
+        allocator = self.allocators[device]
+        block = self.blocks.pop((iteration, buffer))
+        for token, stream in allocator.free(block):
+            last = self.last_on_stream.get(stream, task)
+            last = task if stream == self._stream(task) else last
+            if 0 <= last.end_ns:
+                allocator.event_done(token)
+            else:
+                self.tokens[last.id].append((allocator, token))
+        self._note(device, -block.nbytes)
+
+    def _device(self, task: Task) -> int:
+        return self.engine.device_of[task.op] if task.op < self.n_ops else self._there(task)
+
+    def _there(self, transfer: Task) -> int:
+        return int(self.flow.destination[transfer.op - self.n_ops])
+
+    def _stream(self, task: Task) -> int:
+        if task.op >= self.n_ops or not self.engine.stream_of:
+            return 0
+        return self.engine.stream_of[task.op]
+
+    def _oom(self, allocator: Allocator, nbytes: int, stream: int, buffer: int) -> OutOfMemoryError:
+        return out_of_memory(allocator, nbytes, stream=stream, owner=self._owner(buffer))
+
+    # -- what is reported --------------------------------------------------------------------
+
+    def _note(self, device: int, change: int) -> None:
+        allocator = self.allocators[device]
+        now = self.engine.now_ns
+        self.log.append((now, device, change, allocator.in_use, allocator.requested, allocator.reserved))
+
+    def columns(self) -> dict[str, IntArray]:
+        """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
+        table = np.array(self.log, dtype=np.int64).reshape(-1, 6).T
+        names = ("time_ns", "device", "change", "in_use", "requested", "reserved")
+        return dict(zip(names, table, strict=True))
+
+
+def _make(job: Job, flow: Flow, device: Device, index: int, spec: MemorySpec) -> Allocator:
+    events = program_events(job, index, flow) if spec.allocator == "planned" else None
+    memory = DeviceMemory(device.memory_bytes)
+    return make_allocator(spec.allocator, memory, name=device.name, events=events, **spec.options)
+
+
+def program_events(job: Job, device: int, flow: Flow | None = None) -> list[MemoryEvent]:
+    """Return what a device's memory sees when its ops run strictly in program order.
+
+    This is what a static planner plans: an op's outputs are taken before its inputs are released.
+
+    Parameters
+    ----------
+    job : Job
+    device : int
+        Index of the device.
+    flow : Flow, optional
+        The job's flow, when it is there already.
+    """
+    flow = flow or make_flow(job)
+    buffers = make_buffers(job, flow)
+    return list(_events(buffers, job, flow, device))
+
+
+def _events(buffers: Buffers, job: Job, flow: Flow, device: int) -> list[MemoryEvent]:
+    left = buffers.uses(1)[0]
+    events: list[MemoryEvent] = []
+    order = [op for op in job.order.tolist() if job.device_of[op] == device]
+    for op in order:
+        for b in buffers.writes[op]:
+            events.append(MemoryEvent("alloc", buffers.name(b, job, flow), buffers.nbytes[b]))
+        for b, distance in buffers.reads[op]:
+            if distance == 0 and buffers.device[b] == device:
+                left[b] -= 1
+                if not left[b]:
+                    events.append(MemoryEvent("free", buffers.name(b, job, flow)))
+        for b in buffers.writes[op]:
+            if not left[b]:
+                events.append(MemoryEvent("free", buffers.name(b, job, flow)))
+    return events

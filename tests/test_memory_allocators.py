@@ -1,0 +1,327 @@
+"""What holds for every allocator, and the plain ones: pool, counted, planned, the device's own memory."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.memory import (
+    ALLOCATORS,
+    Allocator,
+    BfcAllocator,
+    Block,
+    CachingAllocator,
+    CountedAllocator,
+    DeviceMemory,
+    PlannedAllocator,
+    PoolAllocator,
+    ScratchpadAllocator,
+    make_allocator,
+    virtual_devices,
+)
+from devices.memory.plan import Lifetime, plan_greedy
+from devices.memory.segmented import SegmentedAllocator
+from sim.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
+
+MIB = 1 << 20
+
+# Name → (maker, alignment of every address and size).
+MAKERS: dict[str, tuple[Callable[[], Allocator], int]] = {
+    "pool": (lambda: PoolAllocator(64 * MIB), 1),
+    "pool, aligned": (lambda: PoolAllocator(64 * MIB, alignment=256), 256),
+    "pool, unlimited": (PoolAllocator, 1),
+    "bfc": (lambda: BfcAllocator(64 * MIB), 256),
+    "bfc, growth": (lambda: BfcAllocator(64 * MIB, allow_growth=True), 256),
+    "bfc, collected": (lambda: BfcAllocator(64 * MIB, allow_growth=True, garbage_collection=True), 256),
+    "caching": (lambda: CachingAllocator(64 * MIB), 512),
+    "caching, oversize": (lambda: CachingAllocator(64 * MIB, max_split_size=21 * MIB), 512),
+    "counted": (lambda: CountedAllocator(64 * MIB), 1),
+    "scratchpad": (lambda: ScratchpadAllocator(64 * MIB), 64),
+}
+
+# A run: positive numbers allocate so many bytes (on the stream given), negative ones free a live block.
+sizes = st.one_of(
+    st.integers(1, 4096), st.integers(1, 24).map(lambda n: n * MIB), st.integers(1, 30 * MIB), st.just(0)
+)
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("alloc"), sizes, st.integers(0, 2)),
+        st.tuples(st.just("free"), st.integers(0, 1 << 16), st.just(0)),
+        st.tuples(st.just("use"), st.integers(0, 1 << 16), st.integers(0, 2)),
+        st.tuples(st.just("event"), st.integers(0, 1 << 16), st.just(0)),
+    ),
+    max_size=100,
+)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@given(run=operations)
+def test_invariants(kind: str, run: list[tuple[str, int, int]]) -> None:
+    make, alignment = MAKERS[kind]
+    allocator = make()
+    live: list[Block] = []
+    tokens: list[int] = []
+    for what, number, stream in run:
+        if what == "alloc":
+            block = allocator.try_alloc(number, stream, owner=len(live))
+            if block is not None:
+                assert block.nbytes >= block.requested == number
+                assert block.address % alignment == block.nbytes % alignment == 0
+                live.append(block)
+            else:
+                # "Not now": never refused while there is plenty of room for any rounding and any splitting.
+                assert allocator.limit is not None
+                assert 4 * number + 4 * allocator.in_use > allocator.limit - allocator.waiting
+        elif what == "free" and live:
+            tokens.extend(event.token for event in allocator.free(live.pop(number % len(live))))
+        elif what == "use" and live:
+            allocator.record_use(live[number % len(live)], stream)
+        elif what == "event" and tokens:
+            allocator.event_done(tokens.pop(number % len(tokens)))
+        verify(allocator, live)
+    for block in live:
+        tokens.extend(event.token for event in allocator.free(block))
+    for token in tokens:
+        allocator.event_done(token)
+    verify(allocator, [])
+    verify_nothing_leaked(allocator)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_invariants_of_a_long_run(kind: str) -> None:
+    make, _ = MAKERS[kind]
+    allocator, rng = make(), random.Random(kind)
+    live: list[Block] = []
+    tokens: list[int] = []
+    refused = 0
+    for step in range(4000):
+        # Phases that fill the device up, and phases that drain it.
+        if live and rng.random() < (0.35 if step // 500 % 2 else 0.6):
+            block = live.pop(rng.randrange(len(live)))
+            if rng.random() < 0.2:
+                allocator.record_use(block, 1)
+            tokens.extend(event.token for event in allocator.free(block))
+        else:
+            taken = allocator.try_alloc(int(2 ** rng.uniform(0, 24)), rng.randrange(2))
+            refused += taken is None
+            live.extend([taken] if taken else [])
+        while len(tokens) > 5:
+            allocator.event_done(tokens.pop(0))
+        if step % 100 == 0:
+            verify(allocator, live)
+    assert refused > 20 or allocator.limit is None
+    for block in live:
+        tokens.extend(event.token for event in allocator.free(block))
+    for token in tokens:
+        allocator.event_done(token)
+    verify_nothing_leaked(allocator)
+
+
+def verify(allocator: Allocator, live: list[Block]) -> None:
+    """Assert that the live blocks are where they should be, and that the counters say so."""
+    ranges = sorted((block.address, block.address + block.nbytes) for block in live if block.nbytes)
+    for (_, end), (begin, _) in itertools.pairwise(ranges):
+        assert end <= begin, "two live blocks share a byte"
+    assert allocator.in_use == sum(block.nbytes for block in live)
+    assert allocator.requested == sum(block.requested for block in live)
+    assert allocator.requested <= allocator.in_use <= allocator.peak_in_use
+    assert allocator.in_use + allocator.waiting <= allocator.reserved <= allocator.peak_reserved
+    assert allocator.held <= allocator.memory.used
+    if allocator.limit is not None:
+        assert allocator.reserved <= allocator.limit
+    spans = allocator.snapshot()
+    assert [(s.address, s.address + s.nbytes) for s in spans if s.state == "live"] == ranges
+    assert list(spans) == sorted(spans)
+    largest = max((span.nbytes for span in spans if span.state == "free"), default=0)
+    assert allocator.largest_free() == largest
+    if isinstance(allocator, SegmentedAllocator):
+        allocator.check()  # gaps, neighbours, free lists, coalescing
+
+
+def verify_nothing_leaked(allocator: Allocator) -> None:
+    """Assert that, with everything freed, every segment is in one piece and goes back whole."""
+    assert allocator.in_use == allocator.requested == allocator.waiting == 0
+    spans = allocator.snapshot()
+    assert all(span.state == "free" and span.address == span.segment for span in spans)
+    assert len({span.segment for span in spans}) == len(spans)
+    if isinstance(allocator, CachingAllocator):
+        allocator.empty_cache()
+        assert allocator.reserved == allocator.memory.used == 0
+        assert allocator.device_mallocs == allocator.device_frees
+    if isinstance(allocator, CountedAllocator):
+        assert allocator.reserved == allocator.memory.used == 0
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_empty_blocks_take_no_room_and_negative_sizes_are_refused(kind: str) -> None:
+    allocator = MAKERS[kind][0]()
+    block = allocator.alloc(0)
+    assert (block.nbytes, allocator.in_use) == (0, 0)
+    assert allocator.free(block) == ()
+    with pytest.raises(InputError, match="-1 bytes"):
+        allocator.alloc(-1)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_second_free_is_a_bug(kind: str) -> None:
+    allocator = MAKERS[kind][0]()
+    for nbytes in (0, 1000):
+        block = allocator.alloc(nbytes, owner="twice")
+        allocator.free(block)
+        again = allocator.alloc(nbytes)  # the same range lives again, under another handle
+        with pytest.raises(InvariantError, match="freed again"):
+            allocator.free(block)
+        assert allocator.in_use == again.nbytes
+        allocator.free(again)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "pool, unlimited"])
+def test_never_is_known_beforehand(kind: str) -> None:
+    fits = MAKERS[kind][0]()
+    assert fits.fits_empty(64 * MIB)
+    assert fits.alloc(64 * MIB).nbytes == 64 * MIB
+    never = MAKERS[kind][0]()
+    assert not never.fits_empty(64 * MIB + 1)
+    with pytest.raises(OutOfMemoryError):
+        never.alloc(64 * MIB + 1)
+
+
+def test_pool_is_exact() -> None:
+    pool = PoolAllocator(100)
+    a, b, c = pool.alloc(10), pool.alloc(20), pool.alloc(30)
+    assert [block.address for block in (a, b, c)] == [0, 10, 30]
+    pool.free(a)
+    pool.free(b)
+    # A hole of 30 at 0, and 40 at 60: the tighter one, and the rest of it stays.
+    assert pool.alloc(25).address == 0
+    assert pool.alloc(5).address == 25
+    assert pool.alloc(40).address == 60
+    assert (pool.in_use, pool.reserved) == (100, 100)
+    assert pool.try_alloc(1) is None
+
+
+def test_pool_limits_are_for_each_group() -> None:
+    pool = PoolAllocator(
+        1000, limits={"bert": 300, "resnet": 900}, group_of=lambda owner: str(owner).partition("/")[0]
+    )
+    a = pool.alloc(200, owner="bert/q")
+    assert pool.try_alloc(101, owner="bert/k") is None
+    assert pool.alloc(100, owner="bert/k").address == 200
+    pool.alloc(600, owner="resnet/conv1")
+    # Overcommitted: resnet may hold 900, and only 100 are left.
+    assert pool.try_alloc(200, owner="resnet/conv2") is None
+    pool.free(a)
+    assert pool.alloc(200, owner="resnet/conv2").address == 0
+    assert pool.alloc(100, owner="other").address == 900  # no limit of its own
+    assert not pool.fits_empty(301, owner="bert/v")
+    with pytest.raises(
+        OutOfMemoryError, match="a higher limit for 'bert': it holds 100 B of the 300 B it may"
+    ):
+        pool.alloc(250, owner="bert/v")
+
+
+def test_virtual_devices_are_apart() -> None:
+    parts = virtual_devices(
+        8 * MIB, {"gpu0:0": 2 * MIB, "gpu0:1": 6 * MIB}, lambda part, name: BfcAllocator(part, name=name)
+    )
+    first, second = parts["gpu0:0"], parts["gpu0:1"]
+    assert first.alloc(2 * MIB).address == 0
+    assert second.alloc(6 * MIB).address == 2 * MIB
+    with pytest.raises(OutOfMemoryError, match="gpu0:0"):
+        first.alloc(1)
+    with pytest.raises(
+        InfeasibleError, match=r"9 MiB together do not fit a device of 8 MiB: a 4 MiB, b 5 MiB"
+    ):
+        virtual_devices(
+            8 * MIB, {"a": 4 * MIB, "b": 5 * MIB}, lambda part, name: PoolAllocator(part, name=name)
+        )
+
+
+def test_counted_counts_what_the_engine_charges() -> None:
+    counted = CountedAllocator(1100, rounding=256, malloc_synchronises=True)
+    blocks = [counted.alloc(n) for n in (1, 256, 257)]
+    assert [block.nbytes for block in blocks] == [256, 256, 512]
+    with pytest.raises(OutOfMemoryError, match="180 B more memory"):  # 76 B are left, and 1 B takes 256
+        counted.alloc(1)
+    counted.free(blocks[1])
+    assert (counted.device_mallocs, counted.device_frees, counted.synchronisations) == (3, 1, 4)
+    # A counter decides, not where the bytes are: there is no fragmentation.
+    assert counted.reserved == counted.in_use == 768
+
+
+def test_device_memory_gives_ranges_of_the_same_size_again() -> None:
+    memory = DeviceMemory(10_000)
+    addresses = [memory.malloc(1000) for _ in range(3)]
+    assert addresses == [0, 1024, 2048]
+    memory.free(2048, 1000)
+    memory.free(0, 1000)
+    assert memory.malloc(500) == 3072  # another size: addresses grow
+    assert [memory.malloc(1000) for _ in range(3)] == [0, 2048, 3584]
+    with pytest.raises(InvariantError, match="never gave out 500 bytes"):
+        memory.free(0, 500)
+    with pytest.raises(InputError, match="-1 bytes"):
+        DeviceMemory(-1)
+
+
+def test_planned_waits_for_its_place() -> None:
+    #  6 ┌───┐┌───┐        a lives at steps 0–1, b at 1–2, c at 2–3: c goes where a was.
+    #    │ a ││ c │
+    #  0 └┌──┴┴─┐─┘
+    #     │  b  │
+    plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
+    planned = PlannedAllocator(plan, ["a", "b", "c"], 1000)
+    assert (planned.reserved, planned.device_mallocs) == (11, 1)
+    for _ in range(2):  # and once more, in the next iteration
+        a, b = planned.alloc(4, owner="a"), planned.alloc(6, owner="b")
+        assert planned.try_alloc(5, owner="c") is None
+        with pytest.raises(OutOfMemoryError, match="it puts 'c' where 'a' still lives"):
+            planned.alloc(5, owner="c")
+        planned.free(a)
+        c = planned.alloc(5, owner="c")
+        assert (a.address, b.address, c.address) == (6, 0, 6)
+        planned.free(b)
+        assert [(s.address, s.nbytes, s.owner) for s in planned.spans()] == [(0, 6, None), (6, 5, "c")]
+        planned.free(c)
+    assert planned.in_use == 0
+    with pytest.raises(InputError, match=r"no place for 'bb'; did you mean 'b'\?"):
+        planned.alloc(1, owner="bb")
+    with pytest.raises(InputError, match="asks for 7 bytes, and 6 were planned"):
+        planned.alloc(7, owner="b")
+    with pytest.raises(InfeasibleError, match="takes 11 B, and the device has 10 B left"):
+        PlannedAllocator(plan, ["a", "b", "c"], 10)
+
+
+def test_planned_gives_an_owner_its_tensors_in_turn() -> None:
+    plan = plan_greedy([Lifetime(8, 0, 0), Lifetime(4, 0, 0)])
+    planned = PlannedAllocator(plan, ["x", "x"])
+    assert [planned.alloc(n, owner="x").address for n in (8, 4)] == [0, 8]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALLOCATORS if kind != "planned"])
+def test_every_allocator_is_made_by_its_name(kind: str) -> None:
+    allocator = make_allocator(kind, MIB, name="gpu7")
+    assert (allocator.kind, allocator.name, allocator.limit) == (kind, "gpu7", MIB)
+    with pytest.raises(OutOfMemoryError, match=f"out of memory on gpu7 \\({kind} allocator\\)"):
+        allocator.alloc(2 * MIB)
+
+
+def test_options_of_allocators_are_checked() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'caching'"):
+        make_allocator("cachin")
+    with pytest.raises(
+        UnknownNameError, match=r"option of the bfc allocator 'growth'; did you mean 'allow_growth'"
+    ):
+        make_allocator("bfc", growth=True)
+    with pytest.raises(InputError, match="a scratchpad needs a capacity"):
+        make_allocator("scratchpad")
+    with pytest.raises(InputError, match="needs to know what will be asked for"):
+        make_allocator("planned")
+    with pytest.raises(InputError, match="alignment of 0"):
+        make_allocator("pool", alignment=0)
+    with pytest.raises(InputError, match="rounding to 0"):
+        make_allocator("counted", rounding=0)
