@@ -28,6 +28,7 @@ from sim.graph import Graph, IntArray
 
 if TYPE_CHECKING:
     from sim.job import Job
+    from sim.transfers import Flow
 
 __all__ = [
     "MANAGED",
@@ -436,6 +437,7 @@ class Context(Protocol):
     """What the engine offers to processors and networks."""
 
     job: Job
+    flow: Flow
     now_ns: int
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
