@@ -3,7 +3,7 @@
     m = 4 micro-batches            cycle 0   (0,0)
     n = 3 stages                   cycle 1   (1,0) (0,1)
                                    cycle 2   (2,0) (1,1) (0,2)
-    pair (i, j) runs in            cycle 3   (3,0) (2,1) (1,2)
+    (i, j) runs in                 cycle 3   (3,0) (2,1) (1,2)
     cycle i + j                    cycle 4         (3,1) (2,2)
                                    cycle 5               (3,2)
 

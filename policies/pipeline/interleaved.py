@@ -21,6 +21,7 @@ arXiv 2104.04473, section 2.2.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 from policies.pipeline.action import Action, Phase
 from policies.pipeline.schedule import Schedule, one_pipeline
@@ -44,14 +45,19 @@ def round_size(name: str, ranks: int, micro_batches: int) -> int:
     >>> round_size("interleaved-1f1b", ranks=4, micro_batches=10)
     5
     """
-    rounds = max(1, micro_batches // ranks)
+    rounds = _rounds(ranks, micro_batches)
     if micro_batches % rounds:
-        near = micro_batches - micro_batches % rounds
+        below = next(m for m in count(micro_batches, -1) if m % _rounds(ranks, m) == 0)
+        above = next(m for m in count(micro_batches) if m % _rounds(ranks, m) == 0)
         raise InputError(
             f"{name} needs micro-batches in equal rounds (as torch does): {ranks} ranks make {rounds} rounds "
-            f"of {micro_batches} micro-batches, which does not come out even; use {near} or {near + rounds}"
+            f"of {micro_batches} micro-batches, which does not come out even; use {below} or {above}"
         )
     return micro_batches // rounds
+
+
+def _rounds(ranks: int, micro_batches: int) -> int:
+    return max(1, micro_batches // ranks)
 
 
 def rounds_of(

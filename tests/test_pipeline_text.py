@@ -1,0 +1,120 @@
+"""Actions and tables in torch's form, both directions; the user's own order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.pipeline import (
+    PHASES,
+    Action,
+    Overlap,
+    generate,
+    parse_action,
+    parse_csv,
+    parse_slot,
+    read_csv,
+    to_csv,
+    write_csv,
+)
+from sim.errors import InputError, StuckError
+
+ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(list(PHASES)), st.integers(0, 9999))
+
+
+@given(ACTIONS)
+def test_an_action_is_read_as_it_is_written(action: Action) -> None:
+    assert parse_action(str(action)) == action
+    assert parse_slot(f"  {action} ") == action
+
+
+@given(st.lists(ACTIONS, min_size=2, max_size=4))
+def test_an_overlap_is_read_as_it_is_written(parts: list[Action]) -> None:
+    slot = Overlap(tuple(parts))
+    assert parse_slot(str(slot)) == slot
+
+
+@pytest.mark.parametrize("bad", ["", "F0", "0F", "0X1", "0F1x", "-1F0", "0f1", "0F1B2", "(0F1)OVERLAP_F_B"])
+def test_what_is_no_slot_is_refused(bad: str) -> None:
+    with pytest.raises(InputError):
+        parse_slot(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "micro_batches", "chunks"),
+    [
+        ("1f1b", 4, 8, 1),
+        ("zb-h2", 3, 8, 1),
+        ("interleaved-zb", 2, 4, 3),
+        ("zb-v", 4, 9, 2),
+        ("dualpipe-v", 3, 7, 2),
+    ],
+)
+def test_a_table_comes_back(name: str, ranks: int, micro_batches: int, chunks: int, tmp_path: Path) -> None:
+    schedule = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    path = tmp_path / "orders.csv"
+    write_csv(schedule, path)
+    assert read_csv(path).programs == schedule.programs
+    again = generate("custom", file=str(path), ranks=ranks, micro_batches=micro_batches)
+    assert again.programs == schedule.programs
+    assert again.placements == schedule.placements
+    assert (again.stages, again.chunks, again.micro_batches) == (ranks * chunks, chunks, micro_batches)
+
+
+def test_replicas_come_back_where_they_are_said() -> None:
+    schedule = generate("chimera", ranks=4, micro_batches=6)
+    again = generate("custom", text=to_csv(schedule), replicas=True)
+    assert again.programs == schedule.programs
+    assert [again.rank_of(s, k) for s in range(4) for k in range(6)] == [
+        schedule.rank_of(s, k) for s in range(4) for k in range(6)
+    ]
+    with pytest.raises(
+        InputError, match=r"stage 1 is on rank 1 \(1F0\) and on rank 2 \(1F2\); .*replicas: true"
+    ):
+        generate("custom", text=to_csv(schedule))
+
+
+def test_idle_cells_and_the_ends_of_lines_mean_nothing() -> None:
+    rows = parse_csv("0F0,0F1,,,0B0,0B1,,\r\n,1F0,1B0,1F1,1B1\r\n\r\n")
+    assert [" ".join(map(str, row)) for row in rows.programs] == ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
+
+
+def test_torchs_communication_is_left_out_and_counted() -> None:
+    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    schedule = generate("custom", text=text)
+    assert to_csv(schedule) == "0F0,0B0\n1F0,1B0\n"
+    assert schedule.meta["communication_skipped"] == 7
+
+
+def test_a_wrong_cell_is_told_by_row_and_column() -> None:
+    with pytest.raises(InputError, match=r"the order, row 2 \(rank 1\), cell 3: '1Q0' is no action"):
+        parse_csv("0F0,0B0\n1F0,,1Q0")
+
+
+def test_a_table_is_needed() -> None:
+    for given_ in ({}, {"file": "a.csv", "text": "0F0,0B0"}):
+        with pytest.raises(InputError, match="either file or text"):
+            generate("custom", **given_)
+    with pytest.raises(InputError, match="is empty"):
+        generate("custom", text=" \n")
+    with pytest.raises(InputError, match="no actions"):
+        generate("custom", text=",,,\n,,")
+    with pytest.raises(InputError, match=r"cannot read the order from 'nowhere\.csv'"):
+        generate("custom", file="nowhere.csv")
+
+
+def test_other_sizes_than_asked_for_are_refused() -> None:
+    with pytest.raises(InputError, match="has 1 ranks, and 2 are asked for"):
+        generate("custom", text="0F0,0B0", ranks=2)
+    with pytest.raises(InputError, match="has 1 micro-batches, and 3 are asked for"):
+        generate("custom", text="0F0,0B0", micro_batches=3)
+
+
+def test_a_custom_order_is_checked() -> None:
+    with pytest.raises(InputError, match="1B0 is missing"):
+        generate("custom", text="0F0,0B0\n1F0")
+    with pytest.raises(StuckError, match="deadlocks"):
+        generate("custom", text="0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1")
