@@ -19,6 +19,9 @@ from sim import Issuer, Job, Policy, Task
 
 __all__ = ["CriticalPath"]
 
+_ID_BITS = 40
+"""A heap's entry is one number, which compares faster than a tuple: rank, then the task's id."""
+
 
 class CriticalPath(Policy):
     """Issue the ready op with the longest path to the end.
@@ -50,12 +53,14 @@ class CriticalPath(Policy):
 
     def __init__(self, synchronisation: str = "completion") -> None:
         self.synchronisation = one_of("critical-path", "synchronisation", synchronisation, SYNCHRONISATIONS)
-        self._heaps: list[list[tuple[int, int, Task]]] = []
+        self._heaps: list[list[int]] = []
+        self._tasks: dict[int, Task] = {}
         self._rank: list[int] = []
 
     def prepare(self, job: Job) -> None:
         """Rank the ops: highest bottom level first, then least index."""
         self._heaps = [[] for _ in range(job.n_groups)]
+        self._tasks = {}
         by_level = np.argsort(-job.bottom_level_ns, kind="stable")
         rank = np.empty(len(by_level), dtype=np.int64)
         rank[by_level] = np.arange(len(by_level))
@@ -64,15 +69,19 @@ class CriticalPath(Policy):
     def ready(self, task: Task) -> None:
         """Queue `task` by its rank."""
         rank = self._rank
-        heappush(self._heaps[task.group], (task.iteration * len(rank) + rank[task.op], task.id, task))
+        entry = (task.iteration * len(rank) + rank[task.op]) << _ID_BITS | task.id
+        self._tasks[entry] = task
+        heappush(self._heaps[task.group], entry)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Queue what became eligible."""
         rank = self._rank
         for t in now_ready:
-            heappush(self._heaps[t.group], (t.iteration * len(rank) + rank[t.op], t.id, t))
+            entry = (t.iteration * len(rank) + rank[t.op]) << _ID_BITS | t.id
+            self._tasks[entry] = t
+            heappush(self._heaps[t.group], entry)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the eligible task of the highest level."""
         heap = self._heaps[issuer.group]
-        return heappop(heap)[2] if heap else None
+        return self._tasks.pop(heappop(heap)) if heap else None

@@ -1,0 +1,1 @@
+"""Linearizers: which program order the ops of a graph get."""

@@ -1,0 +1,32 @@
+"""Critical path first: a program order by bottom level, for runtimes that issue a fixed list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.dag import dag_of, least_first
+from sim import Job
+
+__all__ = ["CriticalPathFirst"]
+
+
+class CriticalPathFirst:
+    """Topological order that takes, of the ops that are free, the one with the longest way to the end.
+
+    Ties break by op index. Without durations (``knowledge: none``) every op counts as one.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("short and long")
+    >>> for name, inputs, ns in (("a", [], 1), ("b", [], 1), ("c", ["b"], 9), ("d", ["a", "c"], 1)):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=ns)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in CriticalPathFirst().order(job)]
+    ['b', 'c', 'a', 'd']
+    """
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        return least_first(dag_of(job.graph), (-job.bottom_level_ns).tolist())

@@ -1,0 +1,46 @@
+"""Depth-first order: finish a branch before the next one begins, which keeps few tensors alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.dag import dag_of
+from sim import Job
+
+__all__ = ["DepthFirst"]
+
+
+class DepthFirst:
+    """Topological order that goes on with the consumers of the op just placed.
+
+    Kahn's algorithm with a stack: of the consumers that an op makes free, the first by edge order
+    comes next, and the others wait until its branch has come to its end, or to a join.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("two branches")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d", "c"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in DepthFirst().order(job)]
+    ['a', 'b', 'd', 'c', 'e']
+    """
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        dag = dag_of(job.graph)
+        pending = dag.pending()
+        stack = dag.sources()[::-1]
+        order = []
+        while stack:
+            op = stack.pop()
+            order.append(op)
+            free = []
+            for s in dag.successors[op]:
+                pending[s] -= 1
+                if not pending[s]:
+                    free.append(s)
+            stack.extend(reversed(free))
+        return order

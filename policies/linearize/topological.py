@@ -1,0 +1,60 @@
+"""Topological order, by Kahn's algorithm (1962, "Topological sorting of large networks", CACM 5(11))."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from policies.dag import dag_of
+from policies.options import one_of
+from sim import Job
+
+__all__ = ["Topological"]
+
+
+class Topological:
+    """Producers before consumers; among the ops that are free, the first by `ties`.
+
+    Parameters
+    ----------
+    ties : str
+        ``"least-index"``: the op that was added first to the graph. It is stable: ops that were added
+        in a topological order keep it. This is also the order of a job without a linearizer.
+        ``"fifo"``: the op that became free first (breadth first).
+
+    Raises
+    ------
+    InputError
+        Another word.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("two chains")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["b"], "x": [], "y": ["x"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [[job.graph.op_names[op] for op in Topological(t).order(job)] for t in ("least-index", "fifo")]
+    [['a', 'b', 'c', 'x', 'y'], ['a', 'x', 'b', 'y', 'c']]
+    """
+
+    def __init__(self, ties: str = "least-index") -> None:
+        self.ties = one_of("topological", "ties", ties, ("least-index", "fifo"))
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        if self.ties == "least-index":
+            return job.graph.topological_order.tolist()  # type: ignore[no-any-return]
+        dag = dag_of(job.graph)
+        pending = dag.pending()
+        free = deque(dag.sources())
+        order = []
+        while free:
+            op = free.popleft()
+            order.append(op)
+            for s in dag.successors[op]:
+                pending[s] -= 1
+                if not pending[s]:
+                    free.append(s)
+        return order
