@@ -1,0 +1,1 @@
+"""Stream assignments: on which stream of its device each op is launched."""
