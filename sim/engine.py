@@ -34,7 +34,7 @@ import simpy
 from simpy.events import NORMAL
 
 from sim.errors import InfeasibleError, RunError
-from sim.graph import Graph
+from sim.graph import Graph, IntArray
 from sim.job import Job, make_job
 from sim.model import (
     MANAGED,
@@ -86,6 +86,9 @@ class Memory(Protocol):
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
+
+    def columns(self) -> dict[str, IntArray]:
+        """Return the log: ``time_ns, device, change, in_use, requested, reserved``, in order."""
 
 
 class _Event:
@@ -257,7 +260,8 @@ class Engine:
         over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
         if len(over) < self.readiness.total:
             raise stuck_error(self.job, self.flow, dict(self.readiness.unfinished(set(over))), self.policy)
-        return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers)
+        memory = self.memory.columns() if self.memory is not None else None
+        return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers, memory)
 
     def _complete(self) -> None:
         ended = self.ended[:]
@@ -370,6 +374,9 @@ class Engine:
                 self._carry(task)
 
     def _carry(self, transfer: Task) -> None:
+        if self.memory is not None and self.memory.acquire(transfer) == WAIT:
+            self.starved.append(transfer)
+            return
         self.transfers.append(transfer)
         if self.network is None:
             transfer.start_ns = self.now_ns
@@ -461,6 +468,9 @@ class Engine:
         starved, self.starved = self.starved, []
         assert self.memory is not None
         for k, task in enumerate(starved):
+            if task.group < 0:
+                self._carry(task)
+                continue
             if not self.memory.at_issue:
                 if task.issuer is not None and task.issuer.executes:
                     self._begin(task)
@@ -524,7 +534,7 @@ class Engine:
             if may_start is not None and not may_start(task):
                 task.wait = Wait.EVENT
                 continue
-            at = max(task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
+            at = max(now, task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
             if at > now:
                 task.wait = task.wait or Wait.LAUNCH
                 if not self.plain:  # the device may have changed its mind by then

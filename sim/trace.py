@@ -68,6 +68,9 @@ class Trace:
     transfers : mapping of str to array of int64
         One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
         indices), ``nbytes, ready_ns, start_ns, end_ns``.
+    memory : mapping of str to array of int64, optional
+        One row per allocation (``change`` > 0) or free (< 0), in order, when an allocator was used:
+        ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change).
     """
 
     job: Job
@@ -75,10 +78,17 @@ class Trace:
     policy: str
     tasks: Mapping[str, IntArray]
     transfers: Mapping[str, IntArray]
+    memory: Mapping[str, IntArray] | None = None
 
     @classmethod
     def from_tasks(
-        cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task], transfers: list[Task]
+        cls,
+        job: Job,
+        flow: Flow,
+        policy: Policy,
+        tasks: list[Task],
+        transfers: list[Task],
+        memory: Mapping[str, IntArray] | None = None,
     ) -> Trace:
         """Collect the columns from the tasks of a finished run."""
         columns = {name: _column(tasks, name) for name in _FIELDS}
@@ -97,7 +107,8 @@ class Trace:
         which = moved.pop("op") - flow.n_ops
         for name in ("tensor", "source", "destination", "nbytes"):
             moved[name] = getattr(flow, name)[which]
-        return cls(job, flow, type(policy).__name__, columns, {k: v[order] for k, v in moved.items()})
+        moved = {name: column[order] for name, column in moved.items()}
+        return cls(job, flow, type(policy).__name__, columns, moved, memory)
 
     def __len__(self) -> int:
         """Return the number of tasks that ran."""

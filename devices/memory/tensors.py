@@ -116,16 +116,16 @@ class TensorMemory:
         ]
         self.blocks: dict[tuple[int, int], Block] = {}
         self.granted: set[int] = set()
-        self.idle_waits: set[int] = set()
-        self.running = [0] * len(machine.devices)
+        self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
+        self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
         self.tokens: dict[int, list[tuple[Allocator, int]]] = defaultdict(list)
         self.last_on_stream: dict[int, Task] = {}
         self.n_ops = engine.flow.n_ops
         self.log: list[tuple[int, int, int, int, int, int]] = []
         for device, nbytes, name in self.buffers.resident:
             allocator = self.allocators[device]
-            if isinstance(self.specs[device].options.get("planner"), str):
-                continue  # a static plan leaves parameters out
+            if self.specs[device].allocator == "planned":
+                continue  # a static plan is for what is computed; TVM keeps parameters apart, too
             allocator.alloc(nbytes, 0, name)
             self._note(device, nbytes)
         self._refuse_impossible()
@@ -145,13 +145,14 @@ class TensorMemory:
 
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
-        if task.id in self.granted:
-            if task.id in self.idle_waits:
-                if self.running[self._device(task)] > 0:
-                    return WAIT
-                self.idle_waits.discard(task.id)
-            return 0
         device = self._device(task)
+        if task.id in self.granted:
+            if task.id not in self.synchronising:
+                return 0
+            if self.outstanding[device]:
+                return WAIT
+            self.outstanding[device] += 1
+            return self.synchronising.pop(task.id)
         allocator, spec = self.allocators[device], self.specs[device]
         before = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations)
         stream = self._stream(task)
@@ -170,7 +171,7 @@ class TensorMemory:
         self.granted.add(task.id)
         for buffer in taken:
             self._note(device, self.blocks[task.iteration, buffer].nbytes)
-        if self.at_issue:
+        if self.at_issue and task.op < self.n_ops:
             self._read(task, stream)
             self.last_on_stream[stream] = task
         mallocs, frees, synchronised = (
@@ -182,22 +183,18 @@ class TensorMemory:
             )
         )
         cost = mallocs * spec.malloc_ns + frees * spec.free_ns + synchronised * spec.synchronise_ns
-        if synchronised and self.at_issue and self.running[device] > 0:
-            self.idle_waits.add(task.id)
-            self.running[device] += 1
-            self.running[device] -= 1
+        if synchronised and self.outstanding[device]:
+            self.synchronising[task.id] = cost
             return WAIT
+        if self.at_issue and task.op < self.n_ops:
+            self.outstanding[device] += 1
         return cost
-
-    def started(self, task: Task) -> None:
-        """Note that `task` holds the device."""
-        self.running[self._device(task)] += 1
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
-        freed = bool(self.idle_waits)
-        if task.op < self.n_ops:
-            self.running[self._device(task)] -= 1
+        freed = bool(self.synchronising)
+        if self.at_issue and task.op < self.n_ops:
+            self.outstanding[self._device(task)] -= 1
         for allocator, token in self.tokens.pop(task.id, ()):
             allocator.event_done(token)
             freed = True
@@ -214,7 +211,7 @@ class TensorMemory:
             iteration = task.iteration - distance
             if iteration < 0:
                 continue
-            if self.at_issue:
+            if self.at_issue and task.op < self.n_ops:
                 device = self.buffers.device[buffer]
                 self.allocators[device].record_use(self.blocks[iteration, buffer], stream)
             self.uses[iteration][buffer] -= 1
@@ -234,7 +231,7 @@ class TensorMemory:
         for token, stream in allocator.free(block):
             last = self.last_on_stream.get(stream, task)
             last = task if stream == self._stream(task) else last
-            if 0 <= last.end_ns:
+            if last.end_ns >= 0:
                 allocator.event_done(token)
             else:
                 self.tokens[last.id].append((allocator, token))

@@ -1,0 +1,203 @@
+"""Tensors living and dying during a run, worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.memory.tensors import MemorySpec, program_events, tensor_memory
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
+from sim.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
+from sim.job import make_job
+
+
+def chain(*nbytes: int, **more: Any) -> Graph:
+    """a → b → c ..., each with an output of so many bytes, 10 ns each."""
+    builder = GraphBuilder("chain")
+    names = [chr(ord("a") + i) for i in range(len(nbytes))]
+    for i, (name, size) in enumerate(zip(names, nbytes, strict=True)):
+        builder.op(name, inputs=names[i - 1 : i] if i else [], outputs=size, duration_ns=10, **more)
+    return builder.build()
+
+
+def peak(trace: Trace, column: str = "in_use", device: int = 0) -> int:
+    assert trace.memory is not None
+    return int(trace.memory[column][trace.memory["device"] == device].max(initial=0))
+
+
+def gpu(nbytes: int | None = None, **numbers: Any) -> Machine:
+    return Machine((Device("gpu0", memory_bytes=nbytes, **numbers),))
+
+
+def test_an_output_lives_until_its_last_reader_has_ended() -> None:
+    """a (100) lives 0..20, b (50) 10..30, c (70) 20..30: at 10 there are 150, at 20 b and c, 120."""
+    trace = simulate(chain(100, 50, 70), gpu(), ReadyQueue(), memory=tensor_memory())
+    assert trace.memory is not None
+    rows = list(zip(*(trace.memory[c].tolist() for c in ("time_ns", "change", "in_use")), strict=True))
+    assert rows == [(0, 100, 100), (10, 50, 150), (20, -100, 50), (20, 70, 120), (30, -50, 70), (30, -70, 0)]
+
+
+def test_host_order_runs_ahead_of_the_device() -> None:
+    """Issued at once, everything is allocated at time 0: b after a, and a is given back when b is issued.
+
+    Exactly sized blocks: a 100, b 50 (150), a freed when b was issued, so c (70) fits where a was.
+    """
+    trace = simulate(
+        chain(100, 50, 70), gpu(), ReadyQueue(synchronisation="issue"), memory=tensor_memory(lifetime="issue")
+    )
+    assert trace.memory is not None
+    rows = list(zip(*(trace.memory[c].tolist() for c in ("time_ns", "change", "in_use")), strict=True))
+    assert rows == [(0, 100, 100), (0, 50, 150), (0, -100, 50), (0, 70, 120), (0, -50, 70), (0, -70, 0)]
+
+
+class TwoStreams:
+    def assign(self, job: Any) -> list[int]:
+        return [op % 2 for op in range(len(job.graph))]
+
+
+def test_a_block_read_on_another_stream_waits_for_its_event() -> None:
+    """a on stream 0 is read by b on stream 1; c asks on stream 0 while b has not ended.
+
+    PyTorch's allocator may give c (stream 0) the block of a only after the event of stream 1; until
+    then it needs a second block of the segment.
+    """
+    memory = tensor_memory({"gpu0": MemorySpec("caching")}, lifetime="issue")
+    trace = simulate(
+        chain(1000, 1000, 1000),
+        gpu(streams=2),
+        ReadyQueue(synchronisation="issue"),
+        streams=TwoStreams(),
+        memory=memory,
+    )
+    # Two segments of 2 MiB: one for each stream.
+    assert peak(trace, "reserved") == 2 * (2 << 20)
+    assert peak(trace) == 2 * 1024
+
+
+def test_parameters_stay_and_copies_live_where_they_are_read() -> None:
+    """a (8 bytes, gpu0) is sent to gpu1 for b; the copy arrives at 10 + 8 = 18 and dies with b at 28."""
+    builder = GraphBuilder("two")
+    builder.parameter("w", 1000)
+    builder.op("a", inputs=["w"], outputs=8, duration_ns=10, device="gpu0")
+    builder.op("b", inputs=["a"], duration_ns=10, device="gpu1")
+    from devices.network import make_network
+
+    link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)
+    machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    trace = simulate(builder.build(), machine, ReadyQueue(), memory=tensor_memory())
+    assert peak(trace, device=0) == 1008
+    assert peak(trace, device=1) == 8
+    assert trace.memory is not None
+    assert trace.memory["in_use"][-1] == 0  # gpu1 is empty at the end
+    assert trace.memory["time_ns"].tolist() == [0, 0, 10, 18, 28]
+
+
+def test_out_of_memory_tells_the_story() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"(?s)gpu0.*'?b'?.*60"):
+        simulate(chain(50, 60), gpu(100), ReadyQueue(), memory=tensor_memory())
+
+
+def test_what_fits_in_no_empty_device_is_refused_before_time_0() -> None:
+    with pytest.raises(OutOfMemoryError, match="gpu0"):
+        simulate(chain(50, 160), gpu(100), ReadyQueue(), memory=tensor_memory(when_full="wait"))
+
+
+def test_a_task_may_wait_for_memory() -> None:
+    """Three ops of 60 bytes on two streams, 100 bytes: one at a time, although two streams are free."""
+    builder = GraphBuilder("wide")
+    for name in "xyz":
+        builder.op(name, outputs=60, duration_ns=10)
+    trace = simulate(
+        builder.build(),
+        gpu(100, streams=2),
+        ReadyQueue(),
+        streams=TwoStreams(),
+        memory=tensor_memory(when_full="wait"),
+    )
+    assert trace.makespan_ns == 30
+    assert peak(trace) == 60
+
+
+def test_waiting_for_memory_that_never_comes_is_a_deadlock() -> None:
+    """a and b hold 80 of 100 bytes until c has read both, and c needs 40 more."""
+    builder = GraphBuilder("deadlock")
+    builder.op("a", outputs=40, duration_ns=10)
+    builder.op("b", outputs=40, duration_ns=10)
+    builder.op("c", inputs=["a", "b"], outputs=40, duration_ns=10)
+    with pytest.raises(StuckError, match="c"):
+        simulate(builder.build(), gpu(100), ReadyQueue(), memory=tensor_memory(when_full="wait"))
+
+
+def test_device_mallocs_cost_the_issuer() -> None:
+    """Caching, device malloc 5: a needs a segment, b finds room in it, c (3 MB) needs one of its own."""
+    memory = tensor_memory({"gpu0": MemorySpec("caching", malloc_ns=5)}, lifetime="issue")
+    trace = simulate(chain(8, 8, 3_000_000), gpu(), ReadyQueue(synchronisation="issue"), memory=memory)
+    assert trace.tasks["issue_ns"].tolist() == [5, 5, 10]
+
+
+def test_a_device_free_waits_for_the_device() -> None:
+    """cudaFree synchronises: b's issue frees a, so b is put on the stream when a has ended (10)."""
+    memory = tensor_memory({"gpu0": MemorySpec("counted")}, lifetime="issue")
+    trace = simulate(chain(8, 8), gpu(), ReadyQueue(synchronisation="issue"), memory=memory)
+    assert trace.tasks["issue_ns"].tolist() == [0, 10]
+
+
+def test_planned_memory_needs_what_the_program_order_needs() -> None:
+    graph = chain(100, 50, 70)
+    job = make_job(graph, gpu())
+    assert [(e.op, e.id) for e in program_events(job, 0)] == [
+        ("alloc", "a"), ("alloc", "b"), ("free", "a"), ("alloc", "c"), ("free", "b"), ("free", "c")
+    ]  # fmt: skip
+    trace = simulate(graph, gpu(), ReadyQueue(), memory=tensor_memory({"gpu0": MemorySpec("planned")}))
+    assert peak(trace, "reserved") <= 220
+
+
+def test_wrong_words_are_refused() -> None:
+    with pytest.raises(InputError, match="lifetime must be one of execution, issue; found 'host'"):
+        tensor_memory(lifetime="host")
+    with pytest.raises(UnknownNameError, match="unknown device 'gpu1'"):
+        simulate(chain(1), gpu(), ReadyQueue(), memory=tensor_memory({"gpu1": MemorySpec()}))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=25),
+    picks=st.randoms(use_true_random=False),
+    allocator=st.sampled_from(["pool", "bfc", "caching", "counted"]),
+    lifetime=st.sampled_from(["execution", "issue"]),
+    synchronisation=st.sampled_from(["completion", "issue"]),
+    iterations=st.integers(1, 3),
+)
+def test_memory_is_all_given_back(
+    sizes: list[int], picks: Any, allocator: str, lifetime: str, synchronisation: str, iterations: int
+) -> None:
+    builder = GraphBuilder("random")
+    for i, size in enumerate(sizes):
+        inputs = [f"op{picks.randrange(i)}" for _ in range(picks.randrange(3))] if i else []
+        late = [(f"op{picks.randrange(len(sizes))}", picks.randrange(1, 3))] if picks.random() < 0.3 else []
+        builder.op(f"op{i}", inputs=[*inputs, *late], outputs=size, duration_ns=picks.randrange(20))
+    trace = simulate(
+        builder.build(),
+        gpu(streams=2, issue_ns=1),
+        ReadyQueue(synchronisation=synchronisation),
+        streams=TwoStreams(),
+        iterations=iterations,
+        memory=tensor_memory({"gpu0": MemorySpec(allocator)}, lifetime=lifetime),
+    )
+    assert trace.memory is not None
+    assert trace.memory["in_use"][-1:].sum() == 0
+    assert trace.memory["change"].sum() == 0
+    assert bool(np.all(trace.memory["reserved"] >= trace.memory["in_use"]))
+    bare = simulate(
+        builder.build(),
+        gpu(streams=2, issue_ns=1),
+        ReadyQueue(synchronisation=synchronisation),
+        streams=TwoStreams(),
+        iterations=iterations,
+    )
+    if allocator != "counted":  # its frees wait for the device
+        assert bare.makespan_ns == trace.makespan_ns  # unlimited memory without costs changes nothing
