@@ -1,0 +1,159 @@
+"""A scenario file as it was written: finding places in it, changing values of it, naming what is wrong.
+
+A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs", 0)``, and is written
+``workload.ops.b.inputs.0``, in messages as on the command line (``--set``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scenarios.yaml_read import Node, Place, read_yaml, read_yaml_text
+from sim.errors import ScenarioError, nearest
+
+__all__ = ["Document", "Loc", "dotted", "hint"]
+
+Loc = tuple[str | int, ...]
+"""A path into a document."""
+
+
+def dotted(loc: Loc) -> str:
+    """Return a path as it is written.
+
+    Examples
+    --------
+    >>> dotted(("ops", "b", "inputs", 0))
+    'ops.b.inputs.0'
+    """
+    return ".".join(str(part) for part in loc)
+
+
+def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, else all of them.
+
+    Examples
+    --------
+    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
+    ("; did you mean 'window'?", '; known: order, window', '')
+    """
+    names = sorted(known)
+    close = nearest(name, names)
+    if close:
+        return f"; did you mean {close!r}?"
+    if not names:
+        return ""
+    return f"; known: {', '.join(names[:shown])}" + (", ..." if len(names) > shown else "")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML tree and the file it came from.
+
+    Attributes
+    ----------
+    root : Node
+        The whole tree, after ``--set``.
+    path : Path
+        The file; relative files that it names are found from its folder.
+    """
+
+    root: Node
+    path: Path
+
+    @classmethod
+    def read(cls, path: str | Path) -> Document:
+        """Read a file; what is no mapping is no scenario.
+
+        Raises
+        ------
+        ScenarioError
+            The file cannot be read, or is not a YAML mapping.
+        """
+        root = read_yaml(path)
+        if not isinstance(root.value, dict):
+            raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
+        return cls(root, Path(path))
+
+    @property
+    def directory(self) -> Path:
+        """Folder in which relative files are looked for."""
+        return self.path.parent
+
+    def file(self, name: str) -> Path:
+        """Return where a file named by the scenario is."""
+        return self.directory / name
+
+    def place(self, loc: Loc, *, key: bool = False) -> Place:
+        """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
+        return self.root.place_of(loc, key=key)
+
+    def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
+        """Return an error that begins with place and path."""
+        path = f"{dotted(loc)}: " if loc else ""
+        return self.place(loc, key=key).error(f"{path}{message}")
+
+    def with_settings(self, settings: Iterable[str]) -> Document:
+        """Return the document changed by ``KEY=VALUE`` texts (``--set``), applied in order.
+
+        Raises
+        ------
+        ScenarioError
+            A setting without ``=``, a value that is not YAML, or a key that leads nowhere.
+        """
+        document = self
+        for setting in settings:
+            key, equals, text = setting.partition("=")
+            source = f"--set {setting}"
+            if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
+                raise ScenarioError(f"{source}: should be KEY=VALUE, as in --set workload.batch=32")
+            value = read_yaml_text(text, source, places=False) if text.strip() else Node(None, Place(source))
+            document = document._set(key.strip(), value)
+        return document
+
+    def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:
+        """Return the document changed by the values of the mapping at `loc`: paths to values (``set:``)."""
+        document = self
+        for key in values:
+            node = self.root
+            for part in (*loc, key):
+                below = node.child(part)
+                assert below is not None
+                node = below
+            document = document._set(key, node, self.place((*loc, key), key=True))
+        return document
+
+    def _set(self, key: str, value: Node, place: Place | None = None) -> Document:
+        return Document(_replaced(self.root, key, key, value, place or value.place), self.path)
+
+
+def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
+    """Return a copy of `node` with `value` at the path `rest`, sharing what is not on the way."""
+    at = whole[: len(whole) - len(rest)].rstrip(".")
+    if isinstance(node.value, dict):
+        # Names may contain dots: the longest key that fits is meant.
+        fitting = [key for key in node.value if rest == key or rest.startswith(f"{key}.")]
+        name = max(fitting, key=len, default=rest)
+        below = rest[len(name) + 1 :]
+        if not fitting and "." in rest:
+            first = rest.partition(".")[0]
+            raise place.error(f"there is no key {first!r}{_under(at)}{hint(first, node.value)}")
+        new = _replaced(node.value[name], below, whole, value, place) if below else value
+        keys = {**node.keys} if name in node.keys else {**node.keys, name: place}
+        return Node({**node.value, name: new}, node.place, keys)
+    if isinstance(node.value, list):
+        first, _, below = rest.partition(".")
+        if not first.isdecimal() or int(first) >= len(node.value):
+            raise place.error(f"{at} is a list of {len(node.value)}; {first!r} should be an index from 0")
+        items = list(node.value)
+        items[int(first)] = _replaced(items[int(first)], below, whole, value, place) if below else value
+        return Node(items, node.place)
+    if node.value is None:
+        return _replaced(Node({}, node.place), rest, whole, value, place)
+    raise place.error(f"{at} is {node.value!r} and has no key {rest!r}")
+
+
+def _under(at: str) -> str:
+    return f" under {at!r}" if at else ""

@@ -1,0 +1,19 @@
+"""Kinds of workload, each a class whose fields are the keys of ``workload:``; one line a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from scenarios.workloads.base import Workload
+from scenarios.workloads.file import GraphFile, OnnxFile
+from scenarios.workloads.inline import InlineOps
+
+__all__ = ["WORKLOADS", "Workload"]
+
+WORKLOADS: Final[Mapping[str, type[Workload]]] = {
+    "ops": InlineOps,
+    "graph": GraphFile,
+    "onnx": OnnxFile,
+}
+"""The key that tells a kind, and the kind."""
