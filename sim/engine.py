@@ -142,6 +142,8 @@ class Engine:
         )(job, self.flow)
         self.duration_ns: list[int] = job.duration_ns.tolist()
         self.device_of: list[int] = job.device_of.tolist()
+        has_workers = [device.workers > 0 for device in machine.devices]
+        self.executed = [has_workers[d] for d in self.device_of]  # by a worker; else launched on a stream
         self.stream_of: list[int] = []
         self.issue_ns: list[int] | None = _issue_costs(job)
         self.issuers = machine.issuers()
@@ -156,7 +158,7 @@ class Engine:
             for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
             for lane in range(device.lanes)
         ]
-        if any(not issuer.executes for issuer in self.issuers):
+        if not all(self.executed):
             self.stream_of = job.stream_of.tolist()
         self.dirty_streams: list[_Stream] = []
         self.processors: list[Processor | None] = [
@@ -271,7 +273,7 @@ class Engine:
             task.end_ns = now
             issuer = task.issuer
             if issuer is not None:
-                if issuer.executes:
+                if self.executed[task.op]:
                     self._free(issuer)
                 else:
                     self._leave_stream(task)
@@ -289,7 +291,7 @@ class Engine:
         asynchronous = self.asynchronous
         for task in ended:
             issuer = task.issuer
-            told = asynchronous and (issuer is None or not issuer.executes)  # when it was issued
+            told = asynchronous and (issuer is None or not self.executed[task.op])  # when it was issued
             self._eligible(task, now_ready_of(task), issuer, not told)
         if asynchronous:
             for task in self.readiness.released():
@@ -335,7 +337,7 @@ class Engine:
         for task in paid:
             issuer = task.issuer
             assert issuer is not None
-            if issuer.executes:
+            if self.executed[task.op]:
                 self._begin(task)
             else:
                 self._free(issuer)
@@ -433,7 +435,8 @@ class Engine:
                 + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
             )
         task.issuer = issuer
-        if self.plain and issuer.executes and self.issue_ns is None:
+        executed = self.executed[task.op]
+        if executed and self.plain and self.issue_ns is None:
             self.idle[issuer.group].remove(issuer)
             task.stream = issuer.stream
             task.issue_ns = now = self.now_ns
@@ -448,17 +451,18 @@ class Engine:
                 self.starved.append(task)
                 return
             cost += extra
-        if cost or issuer.executes:
+        if cost or executed:
             self.idle[issuer.group].remove(issuer)
-        self._pay(task, issuer, cost)
+        self._pay(task, cost)
 
-    def _pay(self, task: Task, issuer: Issuer, cost_ns: int) -> None:
+    def _pay(self, task: Task, cost_ns: int) -> None:
         """Spend the issuer's time on `task`, then let it execute or be put on its stream."""
-        if issuer.executes:
+        executed = self.executed[task.op]
+        if executed:
             task.issue_ns = self.now_ns
         if cost_ns:
             self._schedule(task, self._on_paid, cost_ns)
-        elif issuer.executes:
+        elif executed:
             self._begin(task)
         else:
             self._push(task)
@@ -472,7 +476,7 @@ class Engine:
                 self._carry(task)
                 continue
             if not self.memory.at_issue:
-                if task.issuer is not None and task.issuer.executes:
+                if self.executed[task.op]:
                     self._begin(task)
                 else:
                     self._touch(self.streams[task.stream])
@@ -482,10 +486,9 @@ class Engine:
                 self.starved.extend(starved[k:])
                 return
             cost = extra + (self.issue_ns[task.op] if self.issue_ns is not None else 0)
-            assert task.issuer is not None
-            if not cost and not task.issuer.executes:
+            if not cost and not self.executed[task.op]:
                 self._free(task.issuer)
-            self._pay(task, task.issuer, cost)
+            self._pay(task, cost)
 
     # -- taken → issued ----------------------------------------------------------------------
 

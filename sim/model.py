@@ -132,7 +132,8 @@ class Issuer:
     group : int
         Issuers of one group serve the same devices and may take the same tasks.
     executes : bool
-        Whether it runs what it takes (a worker) or puts it on a stream (a host thread).
+        Whether it is a worker, which runs the tasks of its own CPU that it takes; the tasks of the
+        other devices it serves it puts on their streams, as a host thread does with all of them.
     devices : tuple of int
         Indices of the devices it serves.
     """
@@ -268,12 +269,16 @@ class Link:
 class Host:
     """Host threads that launch ops on devices; by default each device without workers has its own.
 
+    When one of the devices is a CPU with workers, those workers are the threads: a pool that runs
+    the ops of its CPU and launches the ops of the others, as in a TensorFlow process.
+
     Attributes
     ----------
     name : str
     serves : tuple of str
-        Names of the devices.
+        Names of the devices, at most one of them with workers.
     threads : int
+        Of no meaning when workers are the threads.
     """
 
     name: str
@@ -321,10 +326,13 @@ class Machine:
                 self.device_index(end)
         served = [name for host in self.hosts for name in host.serves]
         for name in served:
-            if self.devices[self.device_index(name)].workers:
-                raise InputError(f"a host serves {name!r}, whose workers issue for themselves")
+            self.device_index(name)
             if served.count(name) > 1:
                 raise InputError(f"two hosts serve {name!r}")
+        for host in self.hosts:
+            pools = [name for name in host.serves if self.devices[self.device_index(name)].workers]
+            if len(pools) > 1:
+                raise InputError(f"host {host.name!r} serves two CPUs with workers: {', '.join(pools)}")
 
     @cached_property
     def _indices(self) -> dict[str, int]:
@@ -359,24 +367,23 @@ class Machine:
         """Return fresh issuers in machine order: a host stands where its first device does."""
         host_of = {name: host for host in self.hosts for name in host.serves}
         out: list[Issuer] = []
-        group = 0
         done: set[str] = set()
-        for i, device in enumerate(self.devices):
-            if device.workers:
-                for w in range(device.workers):
-                    lane = self.first_stream[i] + w
-                    out.append(Issuer(len(out), f"{device.name}/w{w}", group, True, (i,), lane))
-                group += 1
-                continue
+        for device in self.devices:
             host = host_of.get(device.name) or Host(f"{device.name}/host", (device.name,))
             if host.name in done:
                 continue
+            group = len(done)
             done.add(host.name)
             served = tuple(self.device_index(name) for name in host.serves)
-            for t in range(host.threads):
-                name = host.name if host.threads == 1 else f"{host.name}{t}"
-                out.append(Issuer(len(out), name, group, False, served, -1))
-            group += 1
+            pool = next((i for i in served if self.devices[i].workers), None)
+            if pool is None:
+                for t in range(host.threads):
+                    name = host.name if host.threads == 1 else f"{host.name}{t}"
+                    out.append(Issuer(len(out), name, group, False, served, -1))
+            else:
+                for w in range(self.devices[pool].workers):
+                    lane = self.first_stream[pool] + w
+                    out.append(Issuer(len(out), f"{self.devices[pool].name}/w{w}", group, True, served, lane))
         return out
 
     @cached_property

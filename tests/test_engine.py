@@ -275,3 +275,15 @@ def test_a_broken_observer_is_dropped_with_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match="was dropped"):
         trace = simulate(graph_of(FIVE), Machine((cpu(1),)), ReadyQueue(), observers=[Broken()])
     assert trace.makespan_ns == 50
+
+
+def test_a_pool_runs_its_cpu_and_launches_for_a_gpu() -> None:
+    """One worker: a (CPU) 0..10, then it pays 5 to launch b, and is free for c (CPU) while b runs."""
+    graph = graph_of({"a": [], "b": ["a"], "c": ["a"]}, 10, a="cpu0", b="gpu0", c="cpu0")
+    devices = (cpu(1), Device("gpu0", issue_ns=5))
+    pool = Machine(devices, hosts=(Host("process", ("cpu0", "gpu0")),))
+    assert [issuer.name for issuer in pool.issuers()] == ["cpu0/w0"]
+    trace = simulate(graph, pool, ReadyQueue())
+    assert intervals(trace) == {"a": (0, 10), "b": (15, 25), "c": (15, 25)}
+    with pytest.raises(InputError, match="serves two CPUs with workers: cpu0, cpu1"):
+        Machine((cpu(1), cpu(1, "cpu1")), hosts=(Host("process", ("cpu0", "cpu1")),))

@@ -49,7 +49,8 @@ class Buffers(NamedTuple):
         for reads in self.reads:
             for buffer, distance in reads:
                 counts[: max(0, iterations - distance), buffer] += 1
-        return counts.tolist()  # type: ignore[no-any-return]
+        rows: list[list[int]] = counts.tolist()
+        return rows
 
     def name(self, buffer: int, job: Job, flow: Flow) -> str:
         """Return what a buffer is called: its tensor, and for a copy where it lies."""
