@@ -1,0 +1,157 @@
+"""Reading graphs that other programs wrote: one module a format, found by content.
+
+::
+
+    model.onnx ─────────► onnx ─────────────┐
+    profile.txt ────────► pipedream ────────┤
+    trace.json.gz ──────► kineto ───────────┼──► Graph ──write_graph──► graph.json.gz (sim.graph/1)
+    graph.json.gz ──────► graph_json ───────┘
+
+An importer is anything with the two functions of `Importer`; each module here is one. They register
+under the entry-point group ``sim.importers``, where other packages may add theirs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any, NamedTuple, Protocol, cast
+
+from scenarios.importers.batching import BatchSlope, is_straight, slope_between
+from scenarios.importers.files import StrPath, read_head
+from scenarios.importers.graph_json import read_graph, write_graph
+from sim import plugins
+from sim.errors import InputError
+from sim.graph import Graph
+
+__all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
+
+_GROUP = "sim.importers"
+
+
+class Importer(Protocol):
+    """What reads one format. A module with these functions will do."""
+
+    def recognises(self, name: str, head: bytes) -> bool:
+        """Whether a file of this name that begins with `head` (decompressed) is of this format."""
+        ...
+
+    def load(self, path: Any, *, batch: int | None = None, **options: Any) -> Graph:
+        """Read the file; an importer that cannot set the batch says so when it is given."""
+        ...
+
+
+class Conversion(NamedTuple):
+    """What `convert` did.
+
+    Attributes
+    ----------
+    graph : Graph
+    batch : int or None
+        Batch size of the numbers, when it is known.
+    fixed_because : str or None
+        Why the file written can be read at this batch size only; None when it can be read at any.
+    """
+
+    graph: Graph
+    batch: int | None
+    fixed_because: str | None
+
+
+def load_graph(
+    path: StrPath, *, batch: int | None = None, format: str | None = None, **options: Any
+) -> Graph:
+    """Read a graph of any known format.
+
+    Parameters
+    ----------
+    path : path
+    batch : int, optional
+        Batch size; by default the one of the file.
+    format : str, optional
+        Name of an importer, when the content does not tell.
+    **options
+        What the importer of that format takes besides, such as ``dtype="bf16"`` for ONNX.
+
+    Raises
+    ------
+    InputError
+        No such file, an unknown format, a file that is not what it says, or an option that the importer
+        does not have.
+
+    Examples
+    --------
+    >>> load_graph("graphs/inception_v1.json.gz", batch=32).name
+    'inception_v1'
+    """
+    return _load(_importer(path, format), path, batch, options)
+
+
+def convert(
+    source: StrPath,
+    target: StrPath,
+    *,
+    batch: int | None = None,
+    format: str | None = None,
+    note: str | None = None,
+    **options: Any,
+) -> Conversion:
+    """Read a graph of any known format and write it as a graph file, readable at any batch size if possible.
+
+    Parameters
+    ----------
+    source, target : path
+    batch, format, **options
+        As for `load_graph`.
+    note : str, optional
+        Where the graph comes from and its licence, kept in the file.
+
+    Raises
+    ------
+    InputError
+        As `load_graph`, or `target` cannot be written.
+    """
+    importer = _importer(source, format)
+    graph = _load(importer, source, batch, options)
+    own_batch = getattr(importer, "own_batch", None)
+    if batch is None and own_batch is not None:
+        batch = own_batch(source)
+    slope, reason = None, "the format does not tell the batch size"
+    if batch is not None:
+        slope, reason = _slope(importer, source, graph, batch, options)
+    write_graph(graph, target, slope=slope, source=note)
+    return Conversion(graph, batch, None if slope is not None else reason)
+
+
+def _slope(
+    importer: Importer, source: StrPath, graph: Graph, batch: int, options: dict[str, Any]
+) -> tuple[BatchSlope | None, str]:
+    """Import twice more: the second graph gives the slope, the third checks that the line is straight."""
+    try:
+        slope = slope_between(graph, batch, _load(importer, source, batch + 1, options), batch + 1)
+        far = 2 * batch + 3
+        straight = is_straight(graph, slope, _load(importer, source, far, options), far)
+    except InputError as error:
+        return None, str(error)
+    return (slope, "") if straight else (None, "its numbers are no straight lines in the batch size")
+
+
+def _importer(path: StrPath, format: str | None) -> Importer:
+    """Return the importer called `format`, or the one that recognises the file."""
+    if format is not None:
+        return cast("Importer", plugins.lookup(_GROUP, format))
+    name, head = os.path.basename(os.fspath(path)), read_head(path)
+    for known in plugins.names(_GROUP):
+        importer = cast("Importer", plugins.lookup(_GROUP, known))
+        if importer.recognises(name, head):
+            return importer
+    formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
+    raise InputError(f"{path}: no known format; name one with format=, of\n{formats}")
+
+
+def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
+    taken = [p.name for p in inspect.signature(importer.load).parameters.values()][1:]
+    for option in options:
+        if option not in taken:
+            raise InputError(f"{path}: its importer has no option {option!r}; it has {', '.join(taken)}")
+    return importer.load(path, batch=batch, **options)

@@ -6,14 +6,12 @@ pydantic checks a file against these types while it parses it, and derives the J
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from sim.errors import InputError, nearest
+from scenarios.importers import checked_json
 
 __all__ = ["SCHEMA", "GraphFile", "OpRecord", "OpSlope", "TensorRecord", "json_schema", "parse"]
 
@@ -91,7 +89,6 @@ class GraphFile(TypedDict):
 
 
 _FILE = TypeAdapter(GraphFile)
-_KEYS = {key for record in (GraphFile, OpRecord, TensorRecord, OpSlope) for key in record.__annotations__}
 
 
 def json_schema() -> dict[str, Any]:
@@ -111,45 +108,4 @@ def parse(content: bytes, path: object) -> GraphFile:
     InputError
         Not JSON, another schema, a missing or unknown key, a wrong type, a number out of range.
     """
-    try:
-        return _FILE.validate_json(content)
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        if faults[0]["type"] == "json_invalid":
-            raise InputError(f"{path}: not JSON: {faults[0]['ctx']['error']}") from None
-        data = json.loads(content)
-        lines = list(dict.fromkeys(_line(fault, data) for fault in faults))
-        more = f"\n(and {len(lines) - 5} more)" if len(lines) > 5 else ""
-        raise InputError("\n".join(f"{path}: {line}" for line in lines[:5]) + more) from None
-
-
-def _line(fault: Any, data: Any) -> str:
-    """Say where in the file a fault is, and what it is."""
-    loc: Sequence[str | int] = fault["loc"]
-    if loc == ("schema",) and fault["type"] == "literal_error":
-        return f"schema: this file is {fault['input']!r}, and {SCHEMA!r} can be read"
-    where, known = "", True
-    for part in loc:
-        known = _has(data, part)
-        if not known:
-            break  # pydantic adds the member of a union that it tried, or a key that is missing
-        data = data[part]
-        where += f"[{part}]" if isinstance(part, int) else f".{part}"
-        if isinstance(data, dict) and isinstance(part, int) and isinstance(data.get("name"), str):
-            where += f" ({data['name']})"
-    where = where.removeprefix(".") or "the file"
-    if fault["type"] == "missing":
-        return f"{where}: the key {loc[-1]!r} is missing"
-    if fault["type"] == "extra_forbidden":
-        close = nearest(str(loc[-1]), _KEYS)
-        return f"{where}: no such key" + (f"; did you mean {close!r}?" if close else "")
-    if not known:
-        return f"{where}: should be a name or [name, distance], not {json.dumps(data)[:60]}"
-    message = fault["msg"].replace("Input should be", "should be")
-    return f"{where}: {message}, not {json.dumps(data)[:60]}"
-
-
-def _has(data: Any, part: str | int) -> bool:
-    if isinstance(part, int):
-        return isinstance(data, list) and part < len(data)
-    return isinstance(data, dict) and part in data
+    return checked_json.parse(_FILE, content, path)

@@ -40,7 +40,7 @@ from sim.errors import GraphError, InputError
 from sim.graph import UNSET, Csr, Graph, IntArray, Role
 from sim.graph_builder import GraphBuilder
 
-__all__ = ["load", "read_graph", "recognises", "write_graph"]
+__all__ = ["load", "own_batch", "read_graph", "recognises", "write_graph"]
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -91,6 +91,11 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
 
 
 load = read_graph
+
+
+def own_batch(path: StrPath) -> int | None:
+    """Return the batch size of the numbers in a file, when it says so."""
+    return parse(read_bytes(path), path).get("batch")
 
 
 def _arguments(op: OpRecord) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import warnings
 from collections import Counter
@@ -35,7 +36,7 @@ from sim.errors import GraphError, InputError, MissingExtraError
 from sim.graph import Graph
 from sim.graph_builder import GraphBuilder
 
-__all__ = ["import_onnx", "kind_of", "load", "recognises"]
+__all__ = ["import_onnx", "kind_of", "load", "own_batch", "recognises"]
 
 _KINDS = {
     "MatMul": "matmul",
@@ -114,15 +115,11 @@ def import_onnx(
     --------
     >>> graph = import_onnx("light_resnet50.onnx", batch=32, dtype="bf16")  # doctest: +SKIP
     """
-    name = "the model"
     if dtype is not None:
         dtypes.check_dtype(dtype)
-    try:
-        import onnx
-    except ImportError:
-        raise MissingExtraError("reading ONNX models", "onnx") from None
-    if not isinstance(model, onnx.ModelProto):
-        name = str(model)
+    named = isinstance(model, (str, os.PathLike))
+    name = os.fspath(model) if named else "the model"
+    if named:
         model = _parse(model)
     if model.functions:
         from onnx import inliner
@@ -147,8 +144,20 @@ def import_onnx(
 load = import_onnx
 
 
+def own_batch(path: StrPath) -> int | None:
+    """Return the batch size that a file fixes, if it does: the first axis of its first input."""
+    model = _parse(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    shapes = [given.type.tensor_type.shape.dim for given in model.graph.input if given.name not in weights]
+    first = next((shape[0] for shape in shapes if shape), None)
+    return int(first.dim_value) if first is not None and first.HasField("dim_value") else None
+
+
 def _parse(path: StrPath) -> Any:
-    import onnx
+    try:
+        import onnx
+    except ImportError:
+        raise MissingExtraError("reading ONNX models", "onnx") from None
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
