@@ -1,0 +1,1 @@
+"""Placements: on which device each op runs."""

@@ -1,0 +1,173 @@
+"""What a placement is decided from: costs per device, edges with their bytes, travel times.
+
+All times are whole ns. A tensor travels from device to device in
+
+    latency of the route + bytes / bandwidth of its slowest link,
+
+rounded up, and in no time when the devices are the same, when the edge is a control edge, or when
+the machine has no links. That is what one transfer takes that meets no other; contention is the
+simulator's business, not the placement's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from policies.placement.colocation import colocation_groups
+from sim import Graph, Job, Machine
+from sim.errors import InfeasibleError
+from sim.graph import UNSET, IntArray, Role
+from sim.job import allowed_devices, costs_ns
+
+__all__ = ["NEVER", "Problem", "feasible_devices"]
+
+NEVER = 1 << 62
+"""A time that is never reached: no route leads there."""
+
+_NS_PER_S = 1_000_000_000
+_CONTROL = -1
+
+
+class Problem:
+    """A graph, a machine and what every op costs on every device.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    cost_ns : sequence of array of int64
+        ``cost_ns[d][op]``, -1 where device d cannot run op.
+
+    Attributes
+    ----------
+    n, n_devices : int
+    cost_ns : list of list of int
+        ``cost_ns[op][d]``, -1 where the op cannot run on the device.
+    devices_of : list of list of int
+        Devices that each op may be placed on: able to run it, allowed by its pin, and both for
+        everything it is colocated with.
+    group_of : list of int
+        Colocation group (see `colocation_groups`).
+    producers, consumers : list of list of (int, int)
+        Edges within an iteration: op at the other end, and bytes (-1: a control edge).
+    arrivals : list of list of (int, int)
+        Graph inputs that lie on a device: (device, bytes) for each that the op reads.
+
+    Raises
+    ------
+    InfeasibleError
+        An op, or a colocation group, that no device may run.
+    """
+
+    def __init__(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> None:
+        self.graph, self.machine = graph, machine
+        self.n, self.n_devices = len(graph), len(machine.devices)
+        self.cost_ns: list[list[int]] = np.array(cost_ns).T.tolist()
+        self.group_of = colocation_groups(graph)
+        self.devices_of = feasible_devices(graph, machine, cost_ns, self.group_of)
+        self.producers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
+        self.consumers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
+        edges = graph.edges
+        size = np.where(edges.tensor == UNSET, _CONTROL, graph.tensor_nbytes[edges.tensor])
+        now = edges.distance == 0
+        for p, c, nbytes in zip(
+            edges.producer[now].tolist(), edges.consumer[now].tolist(), size[now].tolist(), strict=True
+        ):
+            self.producers[c].append((p, nbytes))
+            self.consumers[p].append((c, nbytes))
+        self.arrivals = _arrivals(graph, machine)
+        self._mean_travel: dict[int, Fraction] = {}
+
+    @classmethod
+    def of_job(cls, job: Job) -> Problem:
+        """Return the problem that `job` was placed from."""
+        return cls(job.graph, job.machine, [costs_ns(job.graph, device) for device in job.machine.devices])
+
+    @cached_property
+    def topological_rank(self) -> list[int]:
+        """Position of each op in the topological order; ties in every rank break by it."""
+        rank = np.empty(self.n, dtype=np.int64)
+        rank[self.graph.topological_order] = np.arange(self.n)
+        return rank.tolist()
+
+    # -- travel -----------------------------------------------------------------------------
+
+    @cached_property
+    def _links(self) -> list[list[tuple[int, int | None] | None]]:
+        """(latency, bandwidth) of each route, None where no route leads."""
+        return [[self._route(a, b) for b in range(self.n_devices)] for a in range(self.n_devices)]
+
+    def _route(self, a: int, b: int) -> tuple[int, int | None] | None:
+        try:
+            links = [self.machine.links[k] for k in self.machine.route(a, b)]
+        except InfeasibleError:
+            return None
+        rates = [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s is not None]
+        return sum(link.latency_ns for link in links), min(rates, default=None)
+
+    def travel_ns(self, a: int, b: int, nbytes: int) -> int:
+        """Return how long `nbytes` (-1: a control edge) travel from device `a` to device `b`."""
+        if a == b or nbytes == _CONTROL:
+            return 0
+        route = self._links[a][b]
+        if route is None:
+            return NEVER
+        latency, bandwidth = route
+        return latency if bandwidth is None else latency - (-nbytes * _NS_PER_S // bandwidth)
+
+    def mean_travel_ns(self, nbytes: int) -> Fraction:
+        """Return the mean of `travel_ns` over all pairs of different devices with a route, exactly."""
+        if nbytes not in self._mean_travel:
+            devices = range(self.n_devices)
+            times = [self.travel_ns(a, b, nbytes) for a in devices for b in devices if a != b]
+            times = [ns for ns in times if ns < NEVER]
+            self._mean_travel[nbytes] = Fraction(sum(times), len(times) or 1)
+        return self._mean_travel[nbytes]
+
+    def mean_cost_ns(self, op: int) -> Fraction:
+        """Return the mean cost of `op` over the devices it may be placed on, exactly."""
+        return Fraction(sum(self.cost_ns[op][d] for d in self.devices_of[op]), len(self.devices_of[op]))
+
+
+def feasible_devices(
+    graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], group_of: Sequence[int]
+) -> list[list[int]]:
+    """Return the devices that each op may be placed on, its colocation group considered.
+
+    Raises
+    ------
+    InfeasibleError
+        There is none for some op; the message names the op and its group.
+    """
+    able = (np.array(cost_ns) != UNSET) & allowed_devices(graph, machine)
+    together = able.copy()
+    leader = np.array(group_of)
+    for op in np.flatnonzero(leader != np.arange(len(leader))).tolist():
+        together[:, leader[op]] &= able[:, op]
+    together = together[:, leader]
+    nowhere = ~together.any(axis=0)
+    if nowhere.any():
+        op = int(nowhere.argmax())
+        group = [graph.op_names[k] for k in np.flatnonzero(leader == leader[op]).tolist()]
+        names = ", ".join(group[:6]) + (", ..." if len(group) > 6 else "")
+        why = f"with what it is colocated with ({names})" if len(group) > 1 else "under its pin"
+        raise InfeasibleError(f"no device of the machine can run op {graph.op_names[op]!r} {why}")
+    return [np.flatnonzero(column).tolist() for column in together.T]
+
+
+def _arrivals(graph: Graph, machine: Machine) -> list[list[tuple[int, int]]]:
+    """Return (device, bytes) of the graph inputs with a home that each op reads."""
+    rows: list[list[tuple[int, int]]] = [[] for _ in range(len(graph))]
+    pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
+    if not pinned.any():
+        return rows
+    home = {
+        t: machine.device_index(graph.pins[int(graph.tensor_pin[t])]) for t in np.flatnonzero(pinned).tolist()
+    }
+    for op, tensors in enumerate(graph.inputs.lists()):
+        rows[op] = [(home[t], int(graph.tensor_nbytes[t])) for t in tensors if t in home]
+    return rows
