@@ -228,11 +228,14 @@ def make_job(
     if iterations < 1:
         raise InputError(f"iterations must be at least 1, found {iterations}")
     cost_ns = [costs_ns(graph, device) for device in machine.devices]
+    chosen_by = placement or PinnedPlacement()
     able = np.array(cost_ns) != UNSET
-    nowhere = ~(able & allowed_devices(graph, machine)).any(axis=0)
+    if not getattr(chosen_by, "soft", False):  # a soft placement may ignore a pin that cannot be met
+        able &= allowed_devices(graph, machine)
+    nowhere = ~able.any(axis=0)
     if nowhere.any():
         raise InfeasibleError(_why_nowhere(graph, machine, int(nowhere.argmax()), int(nowhere.sum())))
-    device_of = np.asarray((placement or PinnedPlacement()).place(graph, machine, cost_ns), dtype=np.int64)
+    device_of = np.asarray(chosen_by.place(graph, machine, cost_ns), dtype=np.int64)
     duration_ns = np.array(cost_ns)[device_of, np.arange(len(graph))]
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())

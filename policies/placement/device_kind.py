@@ -1,0 +1,139 @@
+"""Placement by kind of device, as TensorFlow's placer does it: a GPU before a CPU, by what kernels allow.
+
+Two passes over the ops in topological order (TensorFlow, core/common_runtime/placer.cc)::
+
+    1. each op on the most preferred device that can run it, its pin and colocation group allowing;
+       an op that only looks at shapes stays with its input
+    2. sources with one output, left out before, go where all their consumers are
+
+so that a constant does not travel, and reading a shape moves no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.dag import dag_of
+from policies.placement.colocation import colocation_groups
+from policies.placement.problem import feasible_devices
+from sim import Graph, Machine
+from sim.errors import InputError
+from sim.graph import UNSET, IntArray
+
+__all__ = ["DeviceKind"]
+
+_METADATA = frozenset(("shape", "size", "rank"))
+
+
+class DeviceKind:
+    """Each op on the first device, by kind of device, that can run it.
+
+    Parameters
+    ----------
+    order : sequence of str
+        Kinds of device, the preferred one first; other kinds come after them. Devices of one kind
+        are taken in machine order: everything goes to the first that can run it.
+    soft : bool
+        What to do with a pin or a colocation that cannot be met: ignore it (first the pins of a
+        group, then the colocation), or refuse.
+    follow : bool
+        Whether sources go with their consumers, and shape ops with their input.
+
+    Raises
+    ------
+    InputError
+        An order that is no list of kinds.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("the tokenizer runs on the CPU alone")
+    >>> _ = b.op("constant", duration_ns=1), b.op("table", duration_ns=1)
+    >>> _ = b.op("tokens", inputs=["table"], duration_by_kind={"cpu": 9})
+    >>> _ = b.op("embed", inputs=["tokens", "constant"], duration_ns=9)
+    >>> machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0", "gpu")))
+    >>> make_job(b.build(), machine, placement=DeviceKind()).device_of.tolist()
+    [1, 0, 0, 1]
+    """
+
+    def __init__(
+        self, order: Sequence[str] = ("gpu", "npu", "cpu"), soft: bool = False, follow: bool = True
+    ) -> None:
+        if isinstance(order, str) or not all(isinstance(kind, str) for kind in order):
+            raise InputError(f"device-kind: order must be a list of kinds of device, found {order!r}")
+        self.preference, self.soft, self.follow = list(order), soft, follow
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.model.Placement`).
+
+        Raises
+        ------
+        InfeasibleError
+            A pin or colocation that cannot be met, unless `soft`.
+        """
+        group_of = colocation_groups(graph)
+        if self.soft:
+            choices = _soft_devices(graph, machine, cost_ns, group_of)
+        else:
+            choices = feasible_devices(graph, machine, cost_ns, group_of)
+        rank = [self._rank(device.kind) for device in machine.devices]
+        first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
+        if not self.follow:
+            return first
+        return self._followed(graph, group_of, choices, first)
+
+    def _rank(self, kind: str) -> int:
+        return self.preference.index(kind) if kind in self.preference else len(self.preference)
+
+    def _followed(
+        self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]
+    ) -> list[int]:
+        """Let shape ops follow their input and sources their consumers."""
+        dag = dag_of(graph)
+        alone = np.bincount(group_of, minlength=len(graph))[group_of] == 1
+        free = (alone & (graph.pin_code == UNSET)).tolist()
+        metadata = [graph.kinds[code].lower() in _METADATA for code in graph.kind_code.tolist()]
+        outputs = graph.outputs.counts().tolist()
+        device = list(first)
+        for op in graph.topological_order.tolist():
+            producers = dag.predecessors[op]
+            if free[op] and metadata[op] and producers and device[producers[0]] in choices[op]:
+                device[op] = device[producers[0]]
+        for op, consumers in enumerate(dag.successors):
+            if free[op] and not dag.predecessors[op] and outputs[op] == 1:
+                there = {device[c] for c in consumers}
+                if len(there) == 1 and there <= set(choices[op]):
+                    device[op] = there.pop()
+        return device
+
+
+def _soft_devices(
+    graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], group_of: list[int]
+) -> list[list[int]]:
+    """Return the devices of each op when pins, and then colocation, give way where they must."""
+    able = np.array(cost_ns) != UNSET
+    wanted = able & _pinned(graph, machine)
+    leader = np.array(group_of)
+    devices: list[list[int]] = [[] for _ in range(len(graph))]
+    for group in np.unique(leader).tolist():
+        members = np.flatnonzero(leader == group)
+        together = next(
+            (mask for mask in (wanted[:, members].all(1), able[:, members].all(1)) if mask.any()), None
+        )
+        for op in members.tolist():
+            alone = wanted[:, op] if wanted[:, op].any() else able[:, op]
+            devices[op] = np.flatnonzero(alone if together is None else together).tolist()
+    return devices
+
+
+def _pinned(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
+    """Return, per device and op, whether the pin allows the device; one that names nothing allows none."""
+    allowed = np.ones((len(machine.devices), len(graph)), dtype=bool)
+    for code, pin in enumerate(graph.pins):
+        fits = np.array([pin in (device.name, device.kind) for device in machine.devices])
+        allowed[:, graph.pin_code == code] = fits[:, None]
+    return allowed
