@@ -1,0 +1,138 @@
+"""The critical path of a job: the longest chain of ops and of the transfers between them.
+
+::
+
+    gpu0:  a ──►──┐ transfer            iteration 0    a ─► b ─┐ distance 1
+    gpu1:         └──► b ──► c          iteration 1            └─► a ─► b
+
+Nothing but inputs holds an op back here: every device has all the lanes it wants, deciding and
+launching cost nothing, and every transfer has its links for itself. Edges that reach into later
+iterations chain the iterations to one another.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.graph import UNSET, IntArray, Role
+from sim.job import Job
+from sim.trace import Trace
+from sim.units import NS_PER_S
+
+__all__ = ["critical_path_ns", "crossing_reads", "longest_chain_ns", "transfer_ns"]
+
+
+def critical_path_ns(what: Job | Trace) -> int:
+    """Return the longest chain of durations and transfers of a job, over all iterations, in ns.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("three")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": []}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> critical_path_ns(make_job(b.build(), Machine((Device("gpu0"),))))
+    20
+    """
+    job = what.job if isinstance(what, Trace) else what
+    return longest_chain_ns(job, job.duration_ns)
+
+
+def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
+    """Return which entries of ``graph.inputs`` cross links, and the device where each tensor comes to be.
+
+    The second array has one entry per tensor, -1 for what is there wherever it is read: parameters,
+    and graph inputs that are not pinned. A machine without links crosses none.
+    """
+    graph = job.graph
+    home = np.full(graph.n_tensors, UNSET)
+    made = graph.tensor_producer != UNSET
+    home[made] = job.device_of[graph.tensor_producer[made]]
+    for t in np.flatnonzero((graph.tensor_role == Role.INPUT) & (graph.tensor_pin != UNSET)).tolist():
+        home[t] = job.machine.device_index(graph.pins[int(graph.tensor_pin[t])])
+    there = np.repeat(job.device_of, graph.inputs.counts())
+    tensor = graph.inputs.indices
+    away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
+    return away, home
+
+
+def transfer_ns(job: Job, source: int, destination: int, nbytes: int) -> int:
+    """Return the least time in which `nbytes` get from one device to another, in ns.
+
+    The latency of the route, and the bytes at the bandwidth of its slowest link, up to the first whole
+    ns at which they are all there.
+    """
+    route = [job.machine.links[k] for k in job.machine.route(source, destination)]
+    rates = [link.bandwidth_bytes_per_s for link in route if link.bandwidth_bytes_per_s is not None]
+    return sum(link.latency_ns for link in route) + (-(-nbytes * NS_PER_S // min(rates)) if rates else 0)
+
+
+def _delays(job: Job) -> IntArray:
+    """Return for each entry of ``graph.inputs`` how long the tensor travels, at least."""
+    graph = job.graph
+    crossing, home = crossing_reads(job)
+    delay = np.zeros(len(graph.inputs.indices), np.int64)
+    if crossing.any():
+        tensor = graph.inputs.indices[crossing]
+        there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
+        facts = np.stack((home[tensor], there, graph.tensor_nbytes[tensor]), axis=1)
+        unique, inverse = np.unique(facts, axis=0, return_inverse=True)
+        times = [transfer_ns(job, *row) for row in unique.tolist()]
+        delay[crossing] = np.array(times, np.int64)[inverse.reshape(-1)]
+    return delay
+
+
+def longest_chain_ns(job: Job, ns: IntArray) -> int:
+    """Return the end of the last op when nothing but inputs and transfers holds any op back."""
+    graph = job.graph
+    n = len(graph)
+    reader = np.repeat(np.arange(n), graph.inputs.counts())
+    produced = graph.tensor_producer[graph.inputs.indices]
+    data = produced != UNSET
+    travel = _delays(job)
+    release = np.zeros(n, np.int64)  # graph inputs that lie on another device
+    np.maximum.at(release, reader[~data], travel[~data])
+    producer, consumer, distance, _ = graph.edges  # data edges, then control edges
+    delay = np.concatenate((travel[data], np.zeros(len(producer) - int(data.sum()), np.int64)))
+
+    now = distance == 0
+    sweep = _Sweep(graph.topological_order, producer[now], consumer[now], delay[now])
+    later = [
+        (d, producer[distance == d], consumer[distance == d], delay[distance == d])
+        for d in np.unique(distance[~now]).tolist()
+    ]
+    ends: list[IntArray] = []
+    for iteration in range(job.iterations if later else 1):
+        floor = release.copy()
+        for d, p, c, delay_ns in later:
+            if d <= iteration:
+                np.maximum.at(floor, c, ends[iteration - d][p] + delay_ns)
+        ends.append(sweep.ends(floor, ns))
+    return int(max(end.max(initial=0) for end in ends))
+
+
+class _Sweep:
+    """Earliest ends within one iteration, in one pass over the ops in topological order."""
+
+    def __init__(self, order: IntArray, producer: IntArray, consumer: IntArray, delay: IntArray) -> None:
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        by = np.argsort(rank[producer], kind="stable")  # pushing along edges needs no lists per op
+        self._order = order.tolist()
+        self._consumer, self._delay = consumer[by].tolist(), delay[by].tolist()
+        self._count = np.bincount(producer, minlength=len(order))[order].tolist()
+
+    def ends(self, floor_ns: IntArray, duration_ns: IntArray) -> IntArray:
+        """Return the earliest end of every op that may not start before `floor_ns`."""
+        end, own = floor_ns.tolist(), duration_ns.tolist()
+        consumer, delay = self._consumer, self._delay
+        k = 0
+        for op, count in zip(self._order, self._count, strict=True):
+            at = end[op] = end[op] + own[op]
+            for j in range(k, k + count):
+                c = consumer[j]
+                if at + delay[j] > end[c]:
+                    end[c] = at + delay[j]
+            k += count
+        return np.array(end, np.int64)

@@ -1,0 +1,56 @@
+"""What every trace must satisfy, whatever the policy: `check` asserts it or names the first offender.
+
+The checks read the graph, the machine and the times, and nothing that the engine computed on its way
+(no transfer nodes, no counters), so that an error in the engine cannot hide itself. In this order::
+
+    tasks       each exactly once · ready ≤ issue ≤ start ≤ end · on its device · lasts its duration
+    data        transfers exactly once, where needed, never too fast; no op starts before its inputs
+                have ended and travelled
+    lanes       a stream's tasks in issue order, one at a time, gap and launch latency kept; issuers do
+                one thing at a time, each at its cost; launch queues hold no more than they can
+    resources   cores and serial links never in use twice; the makespan is at least every lower bound
+
+All times are integers and nothing has a tolerance.
+"""
+
+from __future__ import annotations
+
+from sim.invariants.columns import Columns
+from sim.invariants.data import DATA
+from sim.invariants.lanes import LANES
+from sim.invariants.resources import RESOURCES
+from sim.invariants.tasks import TASKS
+from sim.trace import Trace
+
+__all__ = ["check"]
+
+
+def check(trace: Trace) -> None:
+    """Assert that `trace` satisfies every invariant.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Raises
+    ------
+    InvariantError
+        Naming the first task or transfer that breaks one, with its times.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=10)
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    >>> check(trace)
+    >>> trace.tasks["end_ns"][0] = 11
+    >>> check(trace)
+    Traceback (most recent call last):
+        ...
+    sim.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
+    """
+    columns = Columns(trace)
+    for invariant in (*TASKS, *DATA, *LANES, *RESOURCES):
+        invariant(columns)

@@ -1,0 +1,180 @@
+"""No op starts before what it reads is there.
+
+The rules are stated on the graph: a tensor that is read on another device must have been sent there
+once (per iteration), after it was made, and must have arrived before any reader there starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.critical_path import transfer_ns
+from sim.graph import UNSET, IntArray, Role
+from sim.invariants.columns import BoolArray, Columns, refuse
+
+__all__ = ["DATA"]
+
+
+class _Reads(NamedTuple):
+    """Every input of every op: what is read, by whom, from how many iterations before, over links or not."""
+
+    tensor: IntArray
+    reader: IntArray
+    distance: IntArray
+    crosses: BoolArray
+
+
+def _home(c: Columns) -> IntArray:
+    """Return the device where each tensor comes to be; -1: wherever it is read."""
+    graph = c.graph
+    home = np.where(graph.tensor_producer == UNSET, UNSET, c.job.device_of[graph.tensor_producer])
+    for code, pin in enumerate(graph.pins):
+        here = (graph.tensor_pin == code) & (graph.tensor_role == Role.INPUT)
+        if here.any():
+            home[here] = c.machine.device_index(pin)
+    return home
+
+
+def _reads(c: Columns) -> _Reads:
+    tensor = c.graph.inputs.indices
+    reader = np.repeat(np.arange(c.n), c.graph.inputs.counts())
+    home = _home(c)[tensor]
+    crosses = (home != UNSET) & (home != c.job.device_of[reader]) & bool(c.machine.links)
+    return _Reads(tensor, reader, c.graph.input_distance, crosses)
+
+
+def _unroll(c: Columns, distance: IntArray) -> tuple[IntArray, IntArray]:
+    """Return (edge, iteration of its consumer) for every edge, in every iteration where it exists."""
+    edge = np.tile(np.arange(len(distance)), c.iterations)
+    iteration = np.repeat(np.arange(c.iterations), len(distance))
+    exists = iteration >= distance[edge]
+    return edge[exists], iteration[exists]
+
+
+# -- transfers ----------------------------------------------------------------------------------
+
+
+def _key(c: Columns, tensor: IntArray, destination: IntArray, iteration: IntArray | int) -> IntArray:
+    return (iteration * c.graph.n_tensors + tensor) * len(c.machine.devices) + destination
+
+
+def _moved_key(c: Columns) -> IntArray:
+    return _key(c, c.moved["tensor"], c.moved["destination"], c.moved["iteration"])
+
+
+def transfers_once(c: Columns) -> None:
+    """Every tensor is sent to every device that reads it once per iteration, and nowhere else."""
+    reads = _reads(c)
+    moved = _moved_key(c)
+    needed = np.unique(_key(c, reads.tensor, c.job.device_of[reads.reader], 0)[reads.crosses])
+    step = c.graph.n_tensors * len(c.machine.devices)
+    expected = (np.arange(c.iterations)[:, None] * step + needed[None, :]).ravel()
+    refuse(~np.isin(moved, expected), lambda r: f"{c.transfer(r)} happened and nobody needs it")
+    sent, count = np.unique(moved, return_counts=True)
+    refuse(np.isin(moved, sent[count > 1]), lambda r: f"{c.transfer(r)} happened more than once")
+
+    def tell(k: int) -> str:
+        iteration, rest = divmod(int(expected[k]), step)
+        tensor, device = divmod(rest, len(c.machine.devices))
+        name = c.graph.tensor_name(tensor)
+        return (
+            f"{name!r} of iteration {iteration} was never sent to {c.device_name(device)}, where it is read"
+        )
+
+    refuse(~np.isin(expected, sent), tell)
+
+
+def transfers_as_long_as_links_allow(c: Columns) -> None:
+    """A transfer moves the tensor's bytes from where it is, no faster than latency and bandwidth allow."""
+    m = c.moved
+    wrong = _home(c)[m["tensor"]] != m["source"]
+    wrong |= c.graph.tensor_nbytes[m["tensor"]] != m["nbytes"]
+    refuse(wrong, lambda r: f"{c.transfer(r)} comes from the wrong device or has the wrong size")
+    late = (m["ready_ns"] < 0) | (m["start_ns"] < m["ready_ns"])
+    refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
+    facts = np.stack((m["source"], m["destination"], m["nbytes"]), axis=1)
+    unique, inverse = np.unique(facts, axis=0, return_inverse=True)
+    least = np.array([transfer_ns(c.job, *row) for row in unique.tolist()], np.int64)[inverse.reshape(-1)]
+    took = m["end_ns"] - m["start_ns"]
+    refuse(
+        took < least,
+        lambda r: f"{c.transfer(r)} took {took[r]} ns; latency and bandwidth allow no less than {least[r]}",
+    )
+
+
+def transfers_have_data(c: Columns) -> None:
+    """No transfer starts before its tensor is made."""
+    producer = c.graph.tensor_producer[c.moved["tensor"]]
+    made = np.flatnonzero(producer != UNSET)
+    row = c.row_of[c.moved["iteration"][made] * c.n + producer[made]]
+    begun = c.moved["start_ns"][made]
+    refuse(
+        begun < c.end[row],
+        lambda k: f"{c.transfer(int(made[k]))} started at {begun[k]} ns, before {c.ended(int(row[k]))}",
+    )
+
+
+# -- ops ----------------------------------------------------------------------------------------
+
+
+def _after(c: Columns, producer: IntArray, consumer: IntArray, distance: IntArray) -> None:
+    """No consumer starts before its producer has ended, and its event has travelled if it needs one."""
+    edge, iteration = _unroll(c, distance)
+    first = c.row_of[(iteration - distance[edge]) * c.n + producer[edge]]
+    second = c.row_of[iteration * c.n + consumer[edge]]
+    refuse(
+        c.start[second] < c.end[first],
+        lambda k: f"{c.started(int(second[k]))}, before {c.ended(int(first[k]))}, which it needs",
+    )
+    # What was eligible before its producer had ended was issued behind an event of the other stream.
+    hop = np.array([device.event_ns for device in c.machine.devices])[c.device[second]]
+    by_event = (c.ready[second] < c.end[first]) & (c.stream[first] != c.stream[second])
+    by_event &= ~c.by_worker[first] & ~c.by_worker[second]
+    refuse(
+        by_event & (c.start[second] < c.end[first] + hop),
+        lambda k: (
+            f"{c.started(int(second[k]))}; {c.ended(int(first[k]))} on another stream, "
+            f"and its event takes {hop[k]} ns"
+        ),
+    )
+
+
+def inputs_are_there(c: Columns) -> None:
+    """No op starts before its inputs are made and, from another device, have arrived."""
+    reads = _reads(c)
+    producer = c.graph.tensor_producer[reads.tensor]
+    here = ~reads.crosses & (producer != UNSET)
+    _after(c, producer[here], reads.reader[here], reads.distance[here])
+
+    tensor, reader, distance = (
+        column[reads.crosses] for column in (reads.tensor, reads.reader, reads.distance)
+    )
+    edge, iteration = _unroll(c, distance)
+    wanted = _key(c, tensor[edge], c.job.device_of[reader[edge]], iteration - distance[edge])
+    moved = _moved_key(c)
+    by_key = np.argsort(moved, kind="stable")
+    transfer = by_key[np.searchsorted(moved[by_key], wanted)]
+    row = c.row_of[iteration * c.n + reader[edge]]
+    arrived = c.moved["end_ns"][transfer]
+    refuse(
+        c.start[row] < arrived,
+        lambda k: f"{c.started(int(row[k]))}, before {c.transfer(int(transfer[k]))} ended at {arrived[k]} ns",
+    )
+
+
+def control_edges(c: Columns) -> None:
+    """No op starts before those it follows have ended."""
+    follower = np.repeat(np.arange(c.n), c.graph.after.counts())
+    _after(c, c.graph.after.indices, follower, c.graph.after_distance)
+
+
+DATA: Final[tuple[Callable[[Columns], None], ...]] = (
+    transfers_once,
+    transfers_as_long_as_links_allow,
+    transfers_have_data,
+    inputs_are_there,
+    control_edges,
+)

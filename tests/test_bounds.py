@@ -1,0 +1,156 @@
+"""Lower bounds: exact on the textbook's cases, never above a makespan, equal to the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from drawn_runs import draw_run
+
+from devices.network import make_network
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
+from sim.bounds import Bounds, bounds, critical_path_ns, lower_bound_ns
+from sim.critical_path import transfer_ns
+from sim.job import Job, make_job
+
+
+def graph(durations: dict[str, int], edges: dict[str, list[str]]) -> Graph:
+    """Return a graph of ops with durations; outputs are 1000 bytes each."""
+    b = GraphBuilder("g")
+    for name, ns in durations.items():
+        b.op(name, duration_ns=ns, inputs=edges.get(name, []), outputs=1000)
+    return b.build()
+
+
+DIAMOND = graph({"a": 10, "b": 20, "c": 30, "d": 5}, {"b": ["a"], "c": ["a"], "d": ["b", "c"]})
+
+
+def test_a_fork_join_is_its_longest_branch() -> None:
+    job = make_job(DIAMOND, Machine((Device("gpu0", streams=2),)))
+    assert critical_path_ns(job) == 10 + 30 + 5
+    assert lower_bound_ns(job) == 10 + 20 + 30 + 5, "by default everything is on one stream"
+
+
+def test_work_over_lanes() -> None:
+    b = bounds(make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=2),))))
+    assert b.device_ns == {"cpu0": 33}, "65 / 2, rounded up"
+    assert (b.lower_bound_ns, b.binding) == (45, "critical path")
+    assert b.stream_ns == b.issuer_ns == b.link_ns == {}
+
+
+def test_a_worker_pays_for_issuing() -> None:
+    job = make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=1, issue_ns=100),)))
+    assert lower_bound_ns(job) == 465
+
+
+def test_cores_bound_what_workers_do() -> None:
+    job = make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=4, cores=4, cores_per_op=4),)))
+    assert bounds(job).device_ns == {"cpu0": 65}
+
+
+def test_host_and_stream_overheads() -> None:
+    device = Device("gpu0", issue_ns=50, issue_ns_by_kind={"op": 40}, launch_latency_ns=7, gap_ns=2)
+    job = make_job(DIAMOND, Machine((device,)), iterations=2)
+    b = bounds(job)
+    assert b.issuer_ns == {"gpu0/host": 8 * 40 + 7 + 5}, "the last launched may be the shortest"
+    assert b.stream_ns == {"gpu0/0": 40 + 7 + 2 * 65 + 7 * 2}
+    assert b.binding == "issuer gpu0/host"
+    assert simulate(DIAMOND, job.machine, ReadyQueue(), iterations=2).makespan_ns >= b.lower_bound_ns
+
+
+def chain_over_links(sharing: str) -> Trace:
+    """Return a run of a → b → c over two links in each direction, b on the middle device."""
+    b = GraphBuilder("links")
+    b.op("a", outputs=1001, duration_ns=10, device="x")
+    b.op("b", inputs=["a"], outputs=500, duration_ns=20, device="z")
+    b.op("c", inputs=["b", "a"], duration_ns=5, device="x")
+    links = [
+        Link(f"{p}{q}", p, q, latency, 3 * 10**9, sharing)
+        for p, q, latency in (("x", "y", 4), ("y", "z", 6), ("z", "y", 1), ("y", "x", 1))
+    ]
+    machine = Machine((Device("x"), Device("y"), Device("z")), tuple(links), network=make_network)
+    return simulate(b.build(), machine, ReadyQueue(), iterations=3)
+
+
+@pytest.mark.parametrize("sharing", ["serial", "shared"])
+def test_transfers_are_on_the_critical_path(sharing: str) -> None:
+    trace = chain_over_links(sharing)
+    first, back = 10 + 334, 2 + 167  # 1001 bytes at 3 bytes/ns arrive in the 334th ns
+    assert transfer_ns(trace.job, 0, 2, 1001) == first
+    assert critical_path_ns(trace) == 10 + first + 20 + back + 5
+    b = bounds(trace.job)
+    assert list(b.link_ns) == ["xy", "yz", "zy", "yx"]
+    assert b.link_ns["xy"] == (3 * first if sharing == "serial" else 4 + 1001)
+    assert b.lower_bound_ns <= trace.makespan_ns
+
+
+def test_distances_chain_the_iterations() -> None:
+    b = GraphBuilder("loop")
+    b.op("load", duration_ns=10)
+    b.op("train", inputs=["load", ("train", 1)], duration_ns=25)
+    job = make_job(b.build(), Machine((Device("a", "cpu", workers=8),)), iterations=4)
+    assert critical_path_ns(job) == 10 + 4 * 25
+    trace = simulate(job.graph, job.machine, ReadyQueue(), iterations=4)
+    assert trace.makespan_ns == lower_bound_ns(trace) == 110
+
+
+def test_independent_iterations_do_not_add_up() -> None:
+    job = make_job(DIAMOND, Machine((Device("a", "cpu", workers=8),)), iterations=5)
+    assert critical_path_ns(job) == 45
+
+
+def longest_by_definition(job: Job) -> int:
+    """Return the longest chain by recursion over (op, iteration)."""
+    graph_, known = job.graph, {}
+    reads = {op: graph_.inputs.row(op).tolist() for op in range(len(graph_))}
+    pointer = graph_.inputs.indptr
+
+    def home(tensor: int) -> int:
+        if graph_.tensor_producer[tensor] >= 0:
+            return int(job.device_of[graph_.tensor_producer[tensor]])
+        pin = int(graph_.tensor_pin[tensor])
+        return job.machine.device_index(graph_.pins[pin]) if pin >= 0 else -1
+
+    def end(op: int, iteration: int) -> int:
+        if iteration < 0:
+            return 0
+        if (op, iteration) not in known:
+            here, begin = int(job.device_of[op]), 0
+            for k, tensor in enumerate(reads[op]):
+                before = iteration - int(graph_.input_distance[pointer[op] + k])
+                producer = int(graph_.tensor_producer[tensor])
+                there = end(producer, before) if producer >= 0 else 0
+                if before >= 0 and home(tensor) not in (-1, here):
+                    there += transfer_ns(job, home(tensor), here, int(graph_.tensor_nbytes[tensor]))
+                begin = max(begin, there)
+            for k, p in enumerate(graph_.after.row(op).tolist()):
+                begin = max(
+                    begin, end(p, iteration - int(graph_.after_distance[graph_.after.indptr[op] + k]))
+                )
+            known[op, iteration] = begin + int(job.duration_ns[op])
+        return known[op, iteration]
+
+    return max(end(op, i) for op in range(len(graph_)) for i in range(job.iterations))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_critical_path_is_the_longest_chain(seed: int) -> None:
+    trace = draw_run(seed, 14)
+    assert critical_path_ns(trace.job) == longest_by_definition(trace.job)
+    assert lower_bound_ns(trace) <= trace.makespan_ns
+
+
+def test_enough_lanes_and_no_overhead_reach_the_critical_path() -> None:
+    rng = np.random.default_rng(5)
+    b = GraphBuilder("wide")
+    for i in range(60):
+        b.op(
+            f"o{i}", inputs=[f"o{j}" for j in set(rng.integers(0, i, 2).tolist())] if i else [], duration_ns=i
+        )
+    trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=60),)), ReadyQueue())
+    assert trace.makespan_ns == critical_path_ns(trace)
+
+
+def test_binding_names_the_greatest() -> None:
+    b = Bounds(5, {"gpu0": 7}, {"gpu0/0": 7}, {}, {"nvlink": 9})
+    assert (b.lower_bound_ns, b.binding) == (9, "link nvlink")
