@@ -15,6 +15,7 @@ order and has to come to the same times as `evaluate`.
 from policies.pipeline.action import PHASES, Action, Overlap, Phase, Slot, parse_action, parse_slot
 from policies.pipeline.clock import clock_cycles, clock_table
 from policies.pipeline.closed_forms import ClosedForm, closed_form
+from policies.pipeline.dependencies import Dependencies
 from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
 from policies.pipeline.memory import StageActivations, peak_activations, transformer_activations
 from policies.pipeline.picture import picture
@@ -29,6 +30,7 @@ __all__ = [
     "PHASES",
     "Action",
     "ClosedForm",
+    "Dependencies",
     "Evaluation",
     "Overlap",
     "Phase",

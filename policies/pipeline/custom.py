@@ -24,6 +24,7 @@ __all__ = ["custom", "from_rows"]
 def custom(
     ranks: int | None = None,
     micro_batches: int | None = None,
+    chunks: int | None = None,
     *,
     file: str | None = None,
     text: str | None = None,
@@ -33,7 +34,7 @@ def custom(
 
     Parameters
     ----------
-    ranks, micro_batches : int, optional
+    ranks, micro_batches, chunks : int, optional
         What the workload expects; a table of other sizes is refused.
     file, text : str
         Where the table is, or the table itself: exactly one of them.
@@ -65,6 +66,7 @@ def custom(
     for what, wanted, found in (
         ("ranks", ranks, schedule.ranks),
         ("micro-batches", micro_batches, schedule.micro_batches),
+        ("chunks", chunks, schedule.chunks),
     ):
         if wanted is not None and wanted != found:
             raise InputError(f"the custom order has {found} {what}, and {wanted} are asked for")

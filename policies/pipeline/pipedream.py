@@ -27,9 +27,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from types import MappingProxyType
 
 from policies.pipeline.one_f_one_b import alternate
+from policies.pipeline.options import per_stage
 from policies.pipeline.schedule import Schedule
 from sim.errors import InputError
 
@@ -45,7 +45,7 @@ class Staleness:
     rank, stage : int
         Where.
     versions : int
-        The largest number of weight versions kept at once, the newest included.
+        The largest number of weight versions in use at once in this run, the newest included.
     forward_version : tuple of int
         For each of the rank's mini-batches, in order, how many updates its F had seen.
     staleness : tuple of int
@@ -89,10 +89,10 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     >>> schedule.meta["weight_versions"]
     (2, 2, 2, 1)
     """
-    counts = tuple(replicas) if replicas is not None else (1,) * ranks
-    if sum(counts) != ranks or any(count < 1 for count in counts):
+    counts = per_stage("replicas", replicas, len(replicas), least=1) if replicas else (1,) * ranks
+    if sum(counts) != ranks:
         raise InputError(
-            f"pipedream's replicas must be at least 1 each and add up to the ranks: "
+            f"pipedream's replicas must add up to the ranks: "
             f"{'+'.join(map(str, counts))} = {sum(counts)}, ranks {ranks}"
         )
     first = [0, *accumulate(counts)]
@@ -114,14 +114,14 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
             tuple(first[s] + turn % count for s, count in enumerate(counts)) for turn in range(turns)
         ),
         replica_of=tuple(k % turns for k in range(micro_batches)),
-        meta=MappingProxyType({"asynchronous": True, "replicas": counts, "warm_up": tuple(warm_ups)}),
+        meta={"asynchronous": True, "replicas": counts, "warm_up": tuple(warm_ups)},
     )
     found = staleness(schedule)
     told = {
-        "weight_versions": tuple(each.versions for each in found),
+        "weight_versions": tuple(warm_up + 1 for warm_up in warm_ups),
         "staleness": tuple(max(each.staleness, default=0) for each in found),
     }
-    return replace(schedule, meta=MappingProxyType({**schedule.meta, **told}))
+    return replace(schedule, meta={**schedule.meta, **told})
 
 
 def staleness(schedule: Schedule) -> tuple[Staleness, ...]:
@@ -152,7 +152,7 @@ def _follow(schedule: Schedule, rank: int) -> Staleness:
     seen: dict[int, int] = {}
     in_use: dict[int, int] = {}
     late: list[int] = []
-    version = versions = 0
+    version, versions = 0, 1
     for action in schedule.actions(rank):
         k = action.micro_batch
         if action.phase == "F":

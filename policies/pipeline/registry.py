@@ -145,7 +145,7 @@ def generate(
             raise InputError(
                 "a custom order has its own recompute actions (0R3); the option checkpoint is not for it"
             )
-        return custom(ranks, micro_batches, **given)
+        return custom(ranks, micro_batches, chunks, **given)
     chunks = family.chunks if chunks is None else chunks
     require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     sizes = {"ranks": ranks, "micro_batches": micro_batches}

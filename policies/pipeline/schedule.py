@@ -21,15 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from policies.pipeline.action import Action, Slot
 
-__all__ = ["Placement", "Schedule", "bidirectional", "loop", "one_pipeline", "vee"]
+__all__ = ["Placement", "Programs", "Schedule", "bidirectional", "loop", "one_pipeline", "vee"]
 
-Placement = tuple[int, ...]
+Placement: TypeAlias = tuple[int, ...]
 """The rank of each stage."""
+
+Programs: TypeAlias = tuple[tuple[Slot, ...], ...]
+"""One program a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ class Schedule:
     stages: int
     chunks: int
     micro_batches: int
-    programs: tuple[tuple[Slot, ...], ...]
+    programs: Programs
     placements: tuple[Placement, ...]
     replica_of: tuple[int, ...]
-    meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def stage_to_rank(self) -> Placement:
@@ -126,7 +128,7 @@ def one_pipeline(
         programs=tuple(map(tuple, programs)),
         placements=(placement or loop(ranks, chunks),),
         replica_of=(0,) * micro_batches,
-        meta=MappingProxyType(dict(meta or {})),
+        meta=dict(meta or {}),
     )
 
 

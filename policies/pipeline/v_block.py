@@ -35,7 +35,6 @@ building blocks); the filling of the ends is ours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Literal
 
 from policies.pipeline.action import Action
@@ -179,18 +178,19 @@ class _Writer:
         open_legs = [leg for leg in range(4) if done[leg] < self.micro_batches]
         if not open_legs:
             return None
-        due: Callable[[int], int] = lambda leg: block[leg] + _PERIOD * done[leg]  # noqa: E731
-        head = min(open_legs, key=due)
+        due = [block[leg] + _PERIOD * done[leg] for leg in range(4)]
+        open_legs.sort(key=due.__getitem__)
+        head = open_legs[0]
         full = self.alive[rank] >= self.limit
         if self._ready(rank, head) and not (full and head < 2):
             return head
         if not self.early or (full and self.pending[rank]):
             return None
-        for leg in sorted(open_legs, key=due):
+        for leg in open_legs:
             if leg >= 2 and self._ready(rank, leg):
                 return leg
         if self.early == "IF" and not full:
-            for leg in sorted(open_legs, key=due):
+            for leg in open_legs:
                 if leg < 2 and self._ready(rank, leg) and self._room_until_due(rank, leg):
                     return leg
         return None

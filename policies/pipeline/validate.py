@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from policies.pipeline.action import PHASES, Action, Phase, Slot
+from policies.pipeline.dependencies import Dependencies, Place
 from policies.pipeline.schedule import Schedule
 from sim.errors import InputError, StuckError
 
@@ -30,9 +31,6 @@ _SHOWN = 12
 
 _NOBODY = -1
 """Whom a rank waits for when no rank runs what it needs."""
-
-_Place = tuple[int, int]
-"""(rank, position in its program)."""
 
 
 def validate(schedule: Schedule) -> None:
@@ -72,7 +70,7 @@ def problems(schedule: Schedule) -> list[str]:
     ['0B0 is missing: rank 0 runs 0F0 and never its backward (0B0, or 0I0 and 0W0)']
     """
     found: list[str] = []
-    places: dict[Action, list[_Place]] = {}
+    places: dict[Action, list[Place]] = {}
     for rank, program in enumerate(schedule.programs):
         for position, slot in enumerate(program):
             for action in slot.parts:
@@ -96,7 +94,7 @@ def first_blocked(schedule: Schedule) -> list[int] | None:
     """
     made: set[Action] = set()
     done = [0] * schedule.ranks
-    index = _Index(schedule)
+    depends = Dependencies(schedule)
     sleepers: dict[Action, list[int]] = {}
     awake = list(range(schedule.ranks))
     while awake:
@@ -104,7 +102,7 @@ def first_blocked(schedule: Schedule) -> list[int] | None:
         program = schedule.programs[rank]
         while done[rank] < len(program):
             slot = program[done[rank]]
-            missing = next((need for need in index.needs(slot) if need not in made), None)
+            missing = next((need for need in depends.of(slot) if need not in made), None)
             if missing is not None:
                 sleepers.setdefault(missing, []).append(rank)
                 break
@@ -131,54 +129,22 @@ def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:
     str
         One line for each waiting rank, and the circle of ranks that wait for each other.
     """
-    index = _Index(schedule)
+    depends = Dependencies(schedule)
     made = {a for r, count in enumerate(done) for slot in schedule.programs[r][:count] for a in slot.parts}
     waits: dict[int, tuple[int, str]] = {}
     for rank, count in enumerate(done):
         if count == len(schedule.programs[rank]):
             continue
         slot = schedule.programs[rank][count]
-        need = next(n for n in index.needs(slot) if n not in made)
-        waits[rank] = _wait(rank, count, slot, need, index.place.get(need))
+        need = next(n for n in depends.of(slot) if n not in made)
+        waits[rank] = _wait(rank, count, slot, need, depends.place.get(need))
     lines = [f"the order of {schedule.name!r} deadlocks, no rank can go on:"]
     lines += [f"  {text}" for _, text in waits.values()]
     lines.append(f"  {_circle({rank: on for rank, (on, _) in waits.items()})}")
     return "\n".join(lines)
 
 
-class _Index:
-    """What each slot needs, and where each action stands."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.stages = schedule.stages
-        self.place: dict[Action, _Place] = {}
-        for rank, program in enumerate(schedule.programs):
-            for position, slot in enumerate(program):
-                for action in slot.parts:
-                    self.place.setdefault(action, (rank, position))
-
-    def needs(self, slot: Slot) -> Iterator[Action]:
-        for action in slot.parts:
-            yield from self._needs(action)
-
-    def _needs(self, action: Action) -> Iterator[Action]:
-        stage, phase, k = action
-        if phase == "F":
-            if stage:
-                yield Action(stage - 1, "F", k)
-        elif phase == "W":
-            yield Action(stage, "I", k)
-        else:
-            yield Action(stage, "F", k)
-            recompute = Action(stage, "R", k)
-            if phase != "R" and recompute in self.place:
-                yield recompute
-            if phase != "R" and stage + 1 < self.stages:
-                split = Action(stage + 1, "I", k)
-                yield split if split in self.place else Action(stage + 1, "B", k)
-
-
-def _wait(rank: int, position: int, slot: Slot, need: Action, place: _Place | None) -> tuple[int, str]:
+def _wait(rank: int, position: int, slot: Slot, need: Action, place: Place | None) -> tuple[int, str]:
     """Return the rank that `rank` waits for, and the sentence."""
     start = f"rank {rank} waits at position {position} with {slot} for {need}"
     if place is None:
@@ -215,14 +181,14 @@ def _out_of_range(schedule: Schedule, action: Action) -> str | None:
     return None
 
 
-def _doubled(places: dict[Action, list[_Place]]) -> Iterator[str]:
+def _doubled(places: dict[Action, list[Place]]) -> Iterator[str]:
     for action, where in places.items():
         if len(where) > 1:
             spots = ", ".join(f"rank {rank} position {position}" for rank, position in where)
             yield f"{action} is doubled: it stands at {spots}"
 
 
-def _misplaced(schedule: Schedule, places: dict[Action, list[_Place]]) -> Iterator[str]:
+def _misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterator[str]:
     for action, where in places.items():
         home = schedule.rank_of(action.stage, action.micro_batch)
         for rank, position in where:
@@ -233,7 +199,7 @@ def _misplaced(schedule: Schedule, places: dict[Action, list[_Place]]) -> Iterat
                 )
 
 
-def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[_Place]]) -> Iterator[str]:
+def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:
     """Check that one micro-batch of one stage has F once, and either B or I with W."""
     has = Counter(phase for phase in PHASES if Action(stage, phase, k) in places)
     rank = schedule.rank_of(stage, k)

@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
-from policies.pipeline.action import Action
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.memory import StageActivations, peak_activations
-from policies.pipeline.options import per_stage, require_choice
-from policies.pipeline.schedule import Schedule, one_pipeline
+from policies.pipeline.options import per_stage, require_choice, require_positive
+from policies.pipeline.schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.v_block import v_half, v_min
 from policies.pipeline.zb_greedy import greedy_programs
 from policies.pipeline.zb_greedy_v import greedy_v_programs
@@ -109,6 +108,8 @@ def zb_auto(
             f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"
         )
     stages = ranks * chunks
+    (transfer,) = per_stage("transfer", transfer, 1)
+    require_positive(memory_limit=stages if memory_limit is None else memory_limit)
     sizes = per_stage("activation", activation, stages, least=1)
     kept = sizes if for_weight_grad is None else per_stage("for_weight_grad", for_weight_grad, stages)
     if any(left > size for left, size in zip(kept, sizes, strict=True)):
@@ -145,10 +146,10 @@ def _greedy(problem: Problem) -> Schedule:
     found = [_schedule(problem, programs, {}) for programs in _candidates(problem)]
     values = [cost(problem, schedule) for schedule in found]
     best = min(range(len(found)), key=values.__getitem__)
-    return _schedule(problem, found[best].programs, {"objective": values[best]})  # type: ignore[arg-type]
+    return _schedule(problem, found[best].programs, {"objective": values[best]})
 
 
-def _candidates(problem: Problem) -> Iterator[tuple[tuple[Action, ...], ...]]:
+def _candidates(problem: Problem) -> Iterator[Programs]:
     if problem.chunks == 1:
         yield from greedy_programs(problem)
         return
@@ -160,10 +161,10 @@ def _candidates(problem: Problem) -> Iterator[tuple[tuple[Action, ...], ...]]:
         fitting = [s for s in leaner if max(peak_activations(s, problem.held)) <= problem.limit]
         if not fitting:
             raise
-        yield from (s.programs for s in fitting)  # type: ignore[misc]
+        yield from (s.programs for s in fitting)
 
 
-def _schedule(problem: Problem, programs: tuple[tuple[Action, ...], ...], meta: dict[str, int]) -> Schedule:
+def _schedule(problem: Problem, programs: Programs, meta: dict[str, int]) -> Schedule:
     return one_pipeline(
         "zb-auto",
         programs,

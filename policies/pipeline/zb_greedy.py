@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from policies.pipeline.action import Action, Phase
+from policies.pipeline.schedule import Programs
 from policies.pipeline.zb_problem import Problem
 from sim.errors import InfeasibleError
 
@@ -45,7 +46,7 @@ class Switches:
     fill_small_gaps: bool
 
 
-def greedy_programs(problem: Problem) -> Iterator[tuple[tuple[Action, ...], ...]]:
+def greedy_programs(problem: Problem) -> Iterator[Programs]:
     """Yield the programs of a straight pipeline for each setting of the switches.
 
     Raises
@@ -72,7 +73,7 @@ class _Search:
         self.bubble = [0] * ranks
         self.longest_bubble = 0
 
-    def programs(self) -> tuple[tuple[Action, ...], ...]:
+    def programs(self) -> Programs:
         ranks, micro_batches = range(self.problem.ranks), self.problem.micro_batches
         self._warm_up()
         for _ in range(1, micro_batches):
@@ -121,9 +122,10 @@ class _Search:
                 extra[rank] += 1
             gradient = max(now, arrival) + problem.duration(rank, "I")
         for rank in range(1, problem.ranks):
-            # Each rank stays behind the one before it, except where all forwards fit anyway.
-            if 1 + extra[rank] < problem.micro_batches:
-                extra[rank] = min(extra[rank], max(0, extra[rank - 1] - 1))
+            # Each rank stays behind the one before it, except where that one runs all its forwards.
+            before = extra[rank - 1]
+            at_most = before if 1 + before == problem.micro_batches else max(0, before - 1)
+            extra[rank] = min(extra[rank], at_most)
         return extra
 
     def _ranks_that_forward(self) -> list[bool]:

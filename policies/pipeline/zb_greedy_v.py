@@ -30,10 +30,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from policies.pipeline.action import Action, Phase
+from policies.pipeline.schedule import Programs
 from policies.pipeline.zb_problem import Problem
 from sim.errors import InfeasibleError
 
@@ -42,7 +42,7 @@ __all__ = ["greedy_v_programs"]
 _LEGS = range(4)
 
 
-def greedy_v_programs(problem: Problem) -> Iterator[tuple[tuple[Action, ...], ...]]:
+def greedy_v_programs(problem: Problem) -> Iterator[Programs]:
     """Yield the best programs of a V for each setting of the switches.
 
     Raises
@@ -58,14 +58,6 @@ def greedy_v_programs(problem: Problem) -> Iterator[tuple[tuple[Action, ...], ..
                 break
             best = again
         yield tuple(map(tuple, best.program))
-
-
-@dataclass(frozen=True, slots=True)
-class _Next:
-    """The next action of a leg on a rank: where its input comes from, and when it arrives."""
-
-    ready: bool
-    arrival: int
 
 
 class _Search:
@@ -135,7 +127,7 @@ class _Search:
         return (
             self._count(0, rank) < self.problem.micro_batches
             and self.memory[rank] + (2 + 2 * rank) * size <= self.problem.limit
-            and self.clock[rank] + self.problem.duration(rank, "F") <= self._next(1, rank).arrival
+            and self.clock[rank] + self.problem.duration(rank, "F") <= (self._arrival(1, rank) or 0)
         )
 
     def _is_behind(self, rank: int) -> bool:
@@ -153,7 +145,7 @@ class _Search:
                 self._fill_until_arrival(3, rank, also_small=True)
                 self._run(3, rank)
         for rank in range(self.problem.ranks):
-            if legs[rank] == 2 and self._next(2, rank).ready:
+            if legs[rank] == 2 and self._arrival(2, rank) is not None:
                 self._fill_until_arrival(2, rank, also_small=self.before_leg_2)
                 self._run(2, rank)
 
@@ -162,7 +154,7 @@ class _Search:
         if self._count(3, rank) == micro_batches:
             return None
         if self._count(3, rank) < self._count(2, rank) and (
-            self._next(3, rank).ready or self._count(2, rank) == micro_batches
+            self._arrival(3, rank) is not None or self._count(2, rank) == micro_batches
         ):
             return 3
         return 2
@@ -171,25 +163,23 @@ class _Search:
         micro_batches = self.problem.micro_batches
         if self._count(1, rank) == micro_batches:
             return None
-        if self._count(1, rank) < self._count(0, rank) and self._next(1, rank).ready:
+        if self._count(1, rank) < self._count(0, rank) and self._arrival(1, rank) is not None:
             return 1
-        if self._count(0, rank) < micro_batches and self._next(0, rank).ready:
+        if self._count(0, rank) < micro_batches and self._arrival(0, rank) is not None:
             return 0
         return None
 
-    def _next(self, leg: int, rank: int) -> _Next:
-        """Return whether the input of the next action of `leg` on `rank` is made, and when it arrives."""
-        number = self._count(leg, rank)
+    def _arrival(self, leg: int, rank: int) -> int | None:
+        """Return when the input of the next action of `leg` on `rank` arrives, None if it is not made."""
+        number = len(self.ends[leg][rank])
         source = rank - 1 if leg % 2 == 0 else rank + 1
         if 0 <= source < self.problem.ranks:
             ends = self.ends[leg][source]
-            if number >= len(ends):
-                return _Next(False, 0)
-            return _Next(True, ends[number] + self.problem.transfer)
-        return _Next(leg == 0 or number < self._count(leg - 1, rank), 0)
+            return ends[number] + self.problem.transfer if number < len(ends) else None
+        return 0 if leg == 0 or number < len(self.ends[leg - 1][rank]) else None
 
     def _fill_until_arrival(self, leg: int, rank: int, *, also_small: bool) -> None:
-        arrival = self._next(leg, rank).arrival
+        arrival = self._arrival(leg, rank) or 0
         while self.pending[rank] and self.clock[rank] + self._pending_time(rank) <= arrival:
             self._run_weight_grad(rank)
         gap = arrival - self.clock[rank]
@@ -218,7 +208,7 @@ class _Search:
         stage = rank if leg in (0, 3) else 2 * self.problem.ranks - 1 - rank
         phase: Phase = "F" if leg < 2 else "I"
         action = Action(stage, phase, self._count(leg, rank))
-        self._append(rank, action, self._next(leg, rank).arrival)
+        self._append(rank, action, self._arrival(leg, rank) or 0)
         self.ends[leg][rank].append(self.clock[rank])
         if phase == "I":
             self.pending[rank].append(action._replace(phase="W"))

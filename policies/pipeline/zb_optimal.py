@@ -24,7 +24,7 @@ from typing import Any
 
 from policies.pipeline.action import Action, Phase
 from policies.pipeline.evaluate import evaluate
-from policies.pipeline.schedule import Schedule
+from policies.pipeline.schedule import Programs, Schedule
 from policies.pipeline.zb_problem import Problem
 from sim.errors import InfeasibleError, MissingExtraError
 
@@ -47,7 +47,7 @@ class Optimum:
         No order can be shorter than this.
     """
 
-    programs: tuple[tuple[Action, ...], ...]
+    programs: Programs
     objective: int
     bound: int
 

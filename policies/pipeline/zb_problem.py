@@ -10,7 +10,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from policies.pipeline.evaluate import StageTimes, evaluate
@@ -41,6 +41,8 @@ class Problem:
         The most a rank may hold, in the unit of `held`.
     objective : {"span", "makespan"}
         What to make small.
+    durations, memory_changes : dict of str to tuple of int
+        By phase, then stage: the same numbers, where the searches look them up.
     """
 
     ranks: int
@@ -57,14 +59,26 @@ class Problem:
         """Stage → rank."""
         return vee(self.ranks) if self.chunks == 2 else loop(self.ranks)
 
+    durations: dict[str, tuple[int, ...]] = field(init=False, repr=False)
+    memory_changes: dict[str, tuple[int, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        durations = {phase: tuple(each.of(phase) for each in self.times) for phase in "FIW"}
+        changes = {
+            "F": tuple(each.full for each in self.held),
+            "I": tuple(each.kept - each.full for each in self.held),
+            "W": tuple(-each.kept for each in self.held),
+        }
+        object.__setattr__(self, "durations", durations)
+        object.__setattr__(self, "memory_changes", changes)
+
     def duration(self, stage: int, phase: str) -> int:
         """Return the time of one action."""
-        return self.times[stage].of(phase)
+        return self.durations[phase][stage]
 
     def memory_change(self, stage: int, phase: str) -> int:
         """Return what one action adds to (or, negative, takes from) the memory in use."""
-        held = self.held[stage]
-        return {"F": held.full, "I": held.kept - held.full, "W": -held.kept}[phase]
+        return self.memory_changes[phase][stage]
 
 
 def cost(problem: Problem, schedule: Schedule) -> int:

@@ -1,0 +1,210 @@
+"""Orders made for given times: validity, memory limits, and the proven optimum."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.pipeline import (
+    Action,
+    StageActivations,
+    StageTimes,
+    evaluate,
+    generate,
+    peak_activations,
+    validate,
+)
+from policies.pipeline.schedule import one_pipeline
+from policies.pipeline.validate import first_blocked
+from sim.errors import InfeasibleError, InputError
+
+NEEDS_ORTOOLS = pytest.mark.skipif(
+    importlib.util.find_spec("ortools") is None, reason="ortools is not installed"
+)
+
+
+TIMES = st.integers(1, 12)
+
+
+@given(
+    ranks=st.integers(1, 6),
+    micro_batches=st.integers(1, 16),
+    chunks=st.integers(1, 2),
+    transfer=st.integers(0, 4),
+    spare=st.integers(0, 8),
+    uniform=st.booleans(),
+    objective=st.sampled_from(["span", "makespan"]),
+    data=st.data(),
+)
+def test_a_searched_order_is_valid_and_keeps_to_its_memory(
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    transfer: int,
+    spare: int,
+    uniform: bool,
+    objective: Any,
+    data: st.DataObject,
+) -> None:
+    stages = ranks * chunks
+    one_or_all = TIMES if uniform else st.lists(TIMES, min_size=stages, max_size=stages)
+    forward, input_grad, weight_grad = (data.draw(one_or_all) for _ in range(3))
+    full = data.draw(st.integers(1, 5))
+    left = data.draw(st.integers(0, full))
+    limit = full * stages + spare
+    schedule = generate(
+        "zb-auto",
+        ranks=ranks,
+        micro_batches=micro_batches,
+        chunks=chunks,
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        transfer=transfer,
+        activation=full,
+        for_weight_grad=left,
+        memory_limit=limit,
+        objective=objective,
+    )
+    validate(schedule)
+    assert max(peak_activations(schedule, StageActivations(full, left))) <= limit
+    each = [v if isinstance(v, list) else [v] * stages for v in (forward, input_grad, weight_grad)]
+    run = evaluate(
+        schedule, [StageTimes(f, None, i, w) for f, i, w in zip(*each, strict=True)], transfer=transfer
+    )
+    assert schedule.meta["objective"] == (max(run.spans) if objective == "span" else run.makespan)
+
+
+def test_equal_times_leave_no_bubble() -> None:
+    sizes = {"ranks": 4, "micro_batches": 16}
+    wide = generate("zb-auto", **sizes, memory_limit=7)
+    assert wide.meta["objective"] == 16 * 3
+    assert generate("zb-auto", **sizes, chunks=2).meta["objective"] == 16 * 6
+
+
+def test_more_memory_is_not_worse() -> None:
+    sizes = {"ranks": 4, "micro_batches": 12, "forward": 5, "input_grad": 6, "weight_grad": 4, "transfer": 1}
+    found = [
+        generate("zb-auto", **sizes, memory_limit=limit).meta["objective"] for limit in (2, 3, 4, 5, 6, 8)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_a_lean_v_takes_over_where_memory_is_short() -> None:
+    sizes = {"ranks": 6, "micro_batches": 12, "chunks": 2}
+    lean = generate("zb-auto", **sizes, memory_limit=8)
+    assert lean.programs == generate("v-half", ranks=6, micro_batches=12).programs
+    leaner = generate("zb-auto", **sizes, memory_limit=6)
+    assert leaner.programs == generate("v-min", ranks=6, micro_batches=12).programs
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="rank 0 may hold 1 of activations and would need 2"):
+        generate("zb-auto", ranks=2, micro_batches=4, activation=2, memory_limit=1)
+    with pytest.raises(InfeasibleError, match="raise memory_limit"):
+        generate("zb-auto", ranks=6, micro_batches=12, chunks=2, memory_limit=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"chunks": 3}, "chunks 1.* and the V"),
+        ({"forward": [1, 2, 3]}, "forward has 3 numbers for 2 stages"),
+        ({"weight_grad": -1}, "weight_grad must be whole numbers of at least 0"),
+        ({"forward": 1.5}, "forward must be whole numbers"),
+        ({"for_weight_grad": 2}, "cannot exceed"),
+        ({"solver": "greedi"}, "did you mean 'greedy'"),
+        ({"objective": "spann"}, "did you mean 'span'"),
+        ({"memory_limt": 2}, "did you mean 'memory_limit'"),
+    ],
+)
+def test_wrong_options_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        generate("zb-auto", ranks=2, micro_batches=2, **wrong)
+
+
+def every_order(micro_batches: int) -> list[list[tuple[str, int]]]:
+    """Return all orders of F, I, W of one rank that take each phase's micro-batches in order."""
+    found = []
+    for word in set(itertools.permutations("FIW" * micro_batches)):
+        seen = {"F": 0, "I": 0, "W": 0}
+        order = []
+        for phase in word:
+            order.append((phase, seen[phase]))
+            seen[phase] += 1
+            if not seen["F"] >= seen["I"] >= seen["W"]:
+                break
+        else:
+            found.append(order)
+    return found
+
+
+@NEEDS_ORTOOLS
+@settings(max_examples=6)
+@given(
+    times=st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=2, max_size=2),
+    c=st.integers(0, 4),
+    limit=st.integers(1, 3),
+)
+def test_the_optimum_is_that_of_trying_all_orders(
+    times: list[tuple[int, int, int]], c: int, limit: int
+) -> None:
+    stages = [StageTimes(f, None, i, w) for f, i, w in times]
+    best = None
+    for pair in itertools.product(every_order(2), repeat=2):
+        programs = [[Action(r, phase, k) for phase, k in order] for r, order in enumerate(pair)]  # type: ignore[arg-type]
+        schedule = one_pipeline("tried", programs, ranks=2, micro_batches=2)
+        if first_blocked(schedule) is None and max(peak_activations(schedule)) <= limit:
+            span = max(evaluate(schedule, stages, transfer=c).spans)
+            best = span if best is None else min(best, span)
+    forward, input_grad, weight_grad = (list(each) for each in zip(*times, strict=True))
+    found = generate(
+        "zb-auto",
+        ranks=2,
+        micro_batches=2,
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        transfer=c,
+        memory_limit=limit,
+        solver="cp-sat",
+    )
+    assert found.meta["proven"]
+    assert found.meta["objective"] == max(evaluate(found, stages, transfer=c).spans) == best
+
+
+@NEEDS_ORTOOLS
+@pytest.mark.parametrize("objective", ["span", "makespan"])
+@pytest.mark.parametrize(("chunks", "limit", "micro_batches"), [(1, 3, 5), (1, 6, 5), (2, 4, 3), (2, 6, 3)])
+def test_the_optimum_bounds_the_search(chunks: int, limit: int, micro_batches: int, objective: str) -> None:
+    given_ = {
+        "ranks": 3,
+        "micro_batches": micro_batches,
+        "chunks": chunks,
+        "forward": 3,
+        "input_grad": 2,
+        "weight_grad": 1,
+        "transfer": 1,
+        "memory_limit": limit,
+        "objective": objective,
+    }
+    greedy = generate("zb-auto", **given_)
+    best = generate("zb-auto", **given_, solver="cp-sat")
+    validate(best)
+    run = evaluate(best, StageTimes(3, None, 2, 1), transfer=1)
+    assert best.meta["proven"]
+    assert best.meta["objective"] == (max(run.spans) if objective == "span" else run.makespan)
+    assert best.meta["objective"] <= greedy.meta["objective"]
+    assert max(peak_activations(best)) <= limit
+
+
+@NEEDS_ORTOOLS
+def test_the_solver_says_what_cannot_fit() -> None:
+    with pytest.raises(InfeasibleError, match="too small"):
+        generate("zb-auto", ranks=2, micro_batches=2, activation=2, memory_limit=1, solver="cp-sat")
