@@ -1,0 +1,37 @@
+"""What an op costs on a device: rooflines, measured tables, and models fitted to them.
+
+::
+
+    roofline.py     peaks, efficiencies, saturation      when nothing was measured
+    table.py        measured shapes, and between them    when the shapes were measured
+    gemm.py         tiles and waves of a product    \\
+    attention.py    prefill attention                >   between, and where no table is at hand
+    fitted.py       their parameters for a device   /
+
+``docs/costs.md`` tells how far each is off. Importing this package imports numpy and nothing heavier.
+"""
+
+from devices.cost.attention import AttentionParameters, attention_ns
+from devices.cost.fitted import FittedCosts, UnreliableCostWarning, load_fit
+from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.roofline import KindEfficiency, Roofline, roofline_ns
+from devices.cost.table import Axis, CostTable, ExtrapolationWarning
+from devices.cost.table_file import load_table, save_table
+
+__all__ = [
+    "AttentionParameters",
+    "Axis",
+    "CostTable",
+    "ExtrapolationWarning",
+    "FittedCosts",
+    "GemmParameters",
+    "KindEfficiency",
+    "Roofline",
+    "UnreliableCostWarning",
+    "attention_ns",
+    "gemm_ns",
+    "load_fit",
+    "load_table",
+    "roofline_ns",
+    "save_table",
+]

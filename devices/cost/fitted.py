@@ -1,0 +1,221 @@
+"""Cost models with the parameters of a device, read from a file of fitted values.
+
+``<device>_fit.json`` lies beside this module, is written by ``python -m devices.cost.fit``, and has the
+schema ``sim.fitted_costs/1``: for each model its parameters (value, unit, meaning), where the measurements
+came from, the cross-validated errors, the worst shapes, and the regions where the model is known to be off
+by more than a factor of 2. Asked for a shape in such a region, it answers and says so
+(:class:`UnreliableCostWarning`).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.cost.attention import AttentionParameters, attention_ns
+from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.measured import attention_axes
+from devices.cost.parameters import from_mapping
+from devices.cost.roofline import KindEfficiency, Roofline
+from sim.errors import InputError, UnknownNameError
+
+__all__ = ["SCHEMA", "FittedCosts", "Region", "UnreliableCostWarning", "fits", "load_fit", "read_fit"]
+
+IntArray = npt.NDArray[np.int64]
+SCHEMA = "sim.fitted_costs/1"
+_FOLDER = Path(__file__).parent
+_SUFFIX = "_fit.json"
+
+
+class UnreliableCostWarning(UserWarning):
+    """A model was asked for a shape where it is known to be wrong by more than a factor of 2."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Shapes for which a model is not to be trusted.
+
+    Attributes
+    ----------
+    model : {"gemm", "attention"}
+    where : mapping of str to (int, int)
+        Inclusive ranges per size; a size that is not named may be anything.
+    because : str
+        What goes on there, and how far off the model is.
+    """
+
+    model: str
+    where: Mapping[str, tuple[int, int]]
+    because: str
+
+    def contains(self, sizes: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.bool_]:
+        """Return which shapes lie inside; `sizes` has an array for each name in `where`.
+
+        Examples
+        --------
+        >>> Region("gemm", {"m": (1, 7)}, "why").contains({"m": [1, 8], "n": [64, 64]}).tolist()
+        [True, False]
+        """
+        inside: npt.NDArray[np.bool_] = np.ones(np.broadcast_shapes(*map(np.shape, sizes.values())), np.bool_)
+        for name, (low, high) in self.where.items():
+            size = np.asarray(sizes[name])
+            inside = inside & (low <= size) & (size <= high)
+        return inside
+
+
+@dataclass(frozen=True)
+class FittedCosts:
+    """The models of one device.
+
+    Attributes
+    ----------
+    device : str
+        ``"NVIDIA H200"``.
+    gemm, attention : GemmParameters, AttentionParameters
+        The fitted values.
+    roofline : Roofline
+        Data-sheet peaks, with fitted losses for the kinds ``matmul`` and ``attention``.
+    unreliable : tuple of Region
+        Where the models are known to be wrong by more than a factor of 2.
+    record : mapping
+        The whole file: provenance, protocol, errors of every fold, worst shapes.
+
+    Examples
+    --------
+    >>> h200 = load_fit("h200")
+    >>> 15_000 < h200.gemm_ns(1, 4096, 4096 + 2048) < 18_000
+    array(True)
+    """
+
+    device: str
+    gemm: GemmParameters
+    attention: AttentionParameters
+    roofline: Roofline
+    unreliable: tuple[Region, ...]
+    record: Mapping[str, Any]
+
+    def gemm_ns(
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, sm_count: int = 132
+    ) -> IntArray:
+        """Return :func:`devices.cost.gemm.gemm_ns` with this device's parameters.
+
+        Warns
+        -----
+        UnreliableCostWarning
+            A shape lies in a region where the model is known to be off by more than a factor of 2.
+        """
+        self._say_so("gemm", {"m": m, "n": n, "k": k})
+        return gemm_ns(m, n, k, self.gemm, sm_count=sm_count)
+
+    def attention_ns(
+        self,
+        batch: npt.ArrayLike,
+        seq_len: npt.ArrayLike,
+        heads: npt.ArrayLike,
+        kv_heads: npt.ArrayLike,
+        head_dim: npt.ArrayLike,
+        *,
+        window: npt.ArrayLike = 0,
+        sm_count: int = 132,
+    ) -> IntArray:
+        """Return :func:`devices.cost.attention.attention_ns` with this device's parameters.
+
+        Warns
+        -----
+        UnreliableCostWarning
+            A shape lies in a region where the model is known to be off by more than a factor of 2.
+        """
+        duration = attention_ns(
+            batch, seq_len, heads, kv_heads, head_dim, self.attention, window=window, sm_count=sm_count
+        )
+        self._say_so("attention", attention_axes(batch, seq_len, heads, kv_heads, head_dim, window))
+        return duration
+
+    def _say_so(self, model: str, sizes: Mapping[str, npt.ArrayLike]) -> None:
+        for region in self.unreliable:
+            if region.model == model and region.contains(sizes).any():
+                ranges = ", ".join(
+                    f"{name} {low}" if low == high else f"{name} {low} to {high}"
+                    for name, (low, high) in region.where.items()
+                )
+                warnings.warn(
+                    f"the {model} model of {self.device} is not to be trusted at {ranges}: {region.because}. "
+                    "Use a measured table there",
+                    UnreliableCostWarning,
+                    stacklevel=3,
+                )
+
+
+def fits() -> list[str]:
+    """Return the names of the devices that have a file of fitted values.
+
+    Examples
+    --------
+    >>> fits()
+    ['h200']
+    """
+    return sorted(path.name.removesuffix(_SUFFIX) for path in _FOLDER.glob(f"*{_SUFFIX}"))
+
+
+def load_fit(name: str = "h200") -> FittedCosts:
+    """Return the fitted costs of a device by name.
+
+    Raises
+    ------
+    UnknownNameError
+        No device of that name has been fitted.
+    """
+    if name not in fits():
+        raise UnknownNameError("fitted device", name, fits())
+    return read_fit(_FOLDER / f"{name}{_SUFFIX}")
+
+
+def read_fit(path: str | Path) -> FittedCosts:
+    """Return the fitted costs in a file that ``python -m devices.cost.fit`` wrote.
+
+    Raises
+    ------
+    InputError
+        The file is no such file; the message names it and what is wrong.
+    """
+    source = Path(path)
+    try:
+        record = json.loads(source.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{source}: cannot be read as JSON: {error}") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise InputError(f"{source}: not a file of fitted costs: 'schema' must be {SCHEMA!r}")
+    try:
+        peaks = record["peaks"]
+        return FittedCosts(
+            device=record["device"],
+            gemm=from_mapping(GemmParameters, record["parameters"]["gemm"]),
+            attention=from_mapping(AttentionParameters, record["parameters"]["attention"]),
+            roofline=Roofline(
+                peak_flop_per_s=peaks["flop_per_s"],
+                bandwidth_bytes_per_s=peaks["bandwidth_bytes_per_s"],
+                by_kind={kind: KindEfficiency(**losses) for kind, losses in record["roofline"].items()},
+            ),
+            unreliable=tuple(
+                Region(
+                    region["model"],
+                    {name: (low, high) for name, (low, high) in region["where"].items()},
+                    region["because"],
+                )
+                for region in record["unreliable"]
+            ),
+            record=record,
+        )
+    except KeyError as error:
+        raise InputError(f"{source}: the key {error} is missing") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{source}: malformed: {error}") from error
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error

@@ -1,0 +1,124 @@
+"""Read the measured H200 tables of ai-dynamo/aiconfigurator into cost tables.
+
+The files (CSV, compressed) are other people's and stay where they are; what this project ships are
+parameters fitted to them (:mod:`devices.cost.fit`). Both have a header, one row a shape, and the latency in
+microseconds with three decimals, so that whole nanoseconds lose nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.cost.table import Axis, CostTable
+from sim.errors import InputError
+
+__all__ = ["ATTENTION_FILE", "GEMM_FILE", "attention_axes", "attention_table", "gemm_table", "read_columns"]
+
+IntArray = npt.NDArray[np.int64]
+
+GEMM_FILE = "gemm_bf16.csv.gz"
+ATTENTION_FILE = "context_attention_bf16.csv.gz"
+_GEMM_COLUMNS = ("m", "n", "k")
+_ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size")
+_SOURCE = "github.com/ai-dynamo/aiconfigurator (Apache-2.0), systems data for h200_sxm"
+
+
+def read_columns(path: str | Path, columns: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+    """Return shapes, one column per name in `columns`, and latencies in ns.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or its header or a row is not as expected.
+    """
+    source = Path(path)
+    try:
+        with gzip.open(source, "rt", newline="", encoding="utf-8") as text:
+            header, *rows = csv.reader(text)
+        if tuple(header) != (*columns, "latency_us"):
+            raise InputError(f"{source}: the columns are {header}; expected {[*columns, 'latency_us']}")
+        numbers = np.array(rows, dtype=float)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{source}: cannot be read as a table of latencies: {error}") from error
+    return numbers[:, :-1].astype(np.int64), np.floor(numbers[:, -1] * 1000 + 0.5).astype(np.int64)
+
+
+def provenance(path: str | Path, measured: str) -> dict[str, Any]:
+    """Return where a file's numbers come from, with the hash that identifies it."""
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return {"source": _SOURCE, "file": Path(path).name, "sha256": digest, "measured": measured}
+
+
+def gemm_table(path: str | Path) -> CostTable:
+    """Return the table of matrix products, with axes m, n and k.
+
+    Rows are compared after padding to 16 (a tile's least height), and a fifth of a factor of e is taken as
+    noise: neighbouring shapes run different kernels of the library. Both were chosen on one split.
+    """
+    shapes, latency_ns = read_columns(path, _GEMM_COLUMNS)
+    return CostTable.from_rows(
+        "NVIDIA H200",
+        "matmul",
+        [Axis("m", granule=16), Axis("n"), Axis("k")],
+        np.column_stack([shapes, latency_ns]),
+        provenance(path, "torch linear in bf16, m x k by k x n"),
+        noise=0.2,
+    )
+
+
+def attention_table(path: str | Path) -> CostTable:
+    """Return the table of prefill attention, with the axes of :func:`attention_axes`.
+
+    Independent pieces of work (sequences x heads) come first, as the time is nearly a function of them and of
+    the sequence length; the weights of the axes were chosen on one split.
+    """
+    shapes, latency_ns = read_columns(path, _ATTENTION_COLUMNS)
+    sizes = attention_axes(*shapes.T)
+    return CostTable.from_rows(
+        "NVIDIA H200",
+        "attention",
+        [
+            Axis("batch_heads"),
+            Axis("seq_len", weight=0.7),
+            Axis("group", weight=0.5),
+            Axis("kv_heads", weight=0.5),
+            Axis("head_dim", "exact"),
+            Axis("window", "exact"),
+        ],
+        np.column_stack([*sizes.values(), latency_ns]),
+        provenance(path, "prefill attention in bf16, causal, appending to the cache"),
+        neighbours=40,
+    )
+
+
+def attention_axes(
+    batch: npt.ArrayLike,
+    seq_len: npt.ArrayLike,
+    heads: npt.ArrayLike,
+    kv_heads: npt.ArrayLike,
+    head_dim: npt.ArrayLike,
+    window: npt.ArrayLike = 0,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the sizes for a look-up in :func:`attention_table`: ``table.lookup(**attention_axes(...))``.
+
+    Examples
+    --------
+    >>> {name: int(size) for name, size in attention_axes(4, 1024, 32, 8, 128).items()}
+    {'batch_heads': 128, 'seq_len': 1024, 'group': 4, 'kv_heads': 8, 'head_dim': 128, 'window': 0}
+    """
+    per_kv = np.asarray(heads) // np.asarray(kv_heads)
+    return {
+        "batch_heads": np.asarray(batch) * np.asarray(heads),
+        "seq_len": np.asarray(seq_len),
+        "group": per_kv,
+        "kv_heads": np.asarray(kv_heads),
+        "head_dim": np.asarray(head_dim),
+        "window": np.asarray(window),
+    }

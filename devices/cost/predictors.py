@@ -1,0 +1,205 @@
+"""What is compared: the interpolated table, the fitted model, and rooflines, trained on some shapes only.
+
+A predictor is a function ``train(shapes, latency_ns) -> predict``, and ``predict(shapes) -> latency_ns``. The
+plain roofline is trained on nothing: it is the data sheet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
+from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.optimise import minimise_in_box
+from devices.cost.parameters import from_vector, parameter, ranges
+from devices.cost.roofline import KindEfficiency, roofline_ns
+from devices.cost.table import CostTable, ExtrapolationWarning
+
+__all__ = [
+    "BANDWIDTH_BYTES_PER_S",
+    "PEAK_FLOP_PER_S",
+    "Problem",
+    "RooflineParameters",
+    "attention_problem",
+    "fit",
+    "gemm_problem",
+    "trainers",
+]
+
+IntArray = npt.NDArray[np.int64]
+P = TypeVar("P")
+Predict = Callable[[IntArray], IntArray]
+Train = Callable[[IntArray, IntArray], Predict]
+
+PEAK_FLOP_PER_S = 989_400_000_000_000
+"""bf16 on tensor cores without sparsity; NVIDIA H200 data sheet (1,979 TFLOP/s with)."""
+BANDWIDTH_BYTES_PER_S = 4_800_000_000_000
+"""HBM3e; NVIDIA H200 data sheet."""
+_SAMPLE = 3000  # shapes that a fit looks at: more change the parameters by less than the folds differ
+_RESTARTS, _ITERATIONS = 3, 250
+
+
+@dataclass(frozen=True)
+class RooflineParameters:
+    """A roofline with losses: what is left of the model when tiles, waves and caches are not looked at."""
+
+    overhead_ns: float = parameter(3000, 100, 20000, "ns", "launch and drain")
+    efficiency: float = parameter(0.7, 0.1, 1, "1", "share of the peak flop rate that large ops reach")
+    memory_efficiency: float = parameter(0.8, 0.1, 1, "1", "share of the peak bandwidth that large ops reach")
+    half_flops: float = parameter(1e9, 1e6, 1e11, "flop", "work at which half of the flop rate is reached")
+    half_bytes: float = parameter(1e6, 1e4, 1e8, "B", "traffic at which half of the bandwidth is reached")
+
+    def to_kind_efficiency(self) -> KindEfficiency:
+        """Return the same in the whole units of :mod:`devices.cost.roofline`."""
+        return KindEfficiency(
+            efficiency=float(f"{self.efficiency:.6g}"),
+            memory_efficiency=float(f"{self.memory_efficiency:.6g}"),
+            half_flops=int(self.half_flops + 0.5),
+            half_bytes=int(self.half_bytes + 0.5),
+            overhead_ns=int(self.overhead_ns + 0.5),
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kind of op: its measured table, its model and its work and traffic.
+
+    Attributes
+    ----------
+    name : str
+        ``"gemm"`` or ``"attention"``.
+    table : CostTable
+        What was measured.
+    layer : tuple of int
+        The columns of a shape that make its layer.
+    parameters : type
+        The model's parameter class.
+    model_ns : callable
+        From shapes and parameters to durations.
+    work : callable
+        From shapes to flops and bytes, the least that the op must do and move.
+    """
+
+    name: str
+    table: CostTable
+    layer: tuple[int, ...]
+    parameters: type[Any]
+    model_ns: Callable[[IntArray, Any], IntArray]
+    work: Callable[[IntArray], tuple[IntArray, IntArray]]
+
+
+def _gemm_model(shapes: IntArray, parameters: GemmParameters) -> IntArray:
+    m, n, k = shapes.T
+    return gemm_ns(m, n, k, parameters)
+
+
+def _gemm_work(shapes: IntArray) -> tuple[IntArray, IntArray]:
+    m, n, k = shapes.T
+    return 2 * m * n * k, 2 * (m * n + n * k + m * k)
+
+
+def _attention_sizes(shapes: IntArray) -> tuple[IntArray, ...]:
+    """From a table's shape (batch x heads, length, heads per kv head, ...) to the model's arguments."""
+    batch_heads, seq_len, group, kv_heads, head_dim, window = shapes.T
+    return batch_heads // (group * kv_heads), seq_len, group * kv_heads, kv_heads, head_dim, window
+
+
+def _attention_model(shapes: IntArray, parameters: AttentionParameters) -> IntArray:
+    batch, seq_len, heads, kv_heads, head_dim, window = _attention_sizes(shapes)
+    return attention_ns(batch, seq_len, heads, kv_heads, head_dim, parameters, window=window)
+
+
+def _attention_work(shapes: IntArray) -> tuple[IntArray, IntArray]:
+    batch, seq_len, heads, kv_heads, head_dim, window = _attention_sizes(shapes)
+    flops = 4 * batch * heads * visible_pairs(seq_len, window) * head_dim
+    return flops, 4 * batch * seq_len * (heads + kv_heads) * head_dim
+
+
+def gemm_problem(table: CostTable) -> Problem:
+    """Return matrix products; a layer is a weight matrix n x k."""
+    return Problem("gemm", table, (1, 2), GemmParameters, _gemm_model, _gemm_work)
+
+
+def attention_problem(table: CostTable) -> Problem:
+    """Return prefill attention; a layer is a head configuration."""
+    return Problem("attention", table, (2, 3, 4, 5), AttentionParameters, _attention_model, _attention_work)
+
+
+def fit(
+    kind: type[P],
+    model_ns: Callable[[IntArray, P], IntArray],
+    shapes: IntArray,
+    latency_ns: IntArray,
+    seed: int,
+) -> P:
+    """Return the parameters with the least mean ``|log(predicted / measured)|`` on a sample of the shapes.
+
+    The loss is nearly the mean relative error, symmetric between too short and too long; no single shape can
+    dominate it.
+    """
+    rows = np.random.default_rng(seed).permutation(len(shapes))[:_SAMPLE]
+    sample, log_ns = shapes[rows], np.log(latency_ns[rows])
+
+    def loss(values: npt.NDArray[np.float64]) -> float:
+        return float(np.abs(np.log(model_ns(sample, from_vector(kind, values))) - log_ns).mean())
+
+    starts, lows, highs = ranges(kind)
+    best, _ = minimise_in_box(loss, starts, lows, highs, restarts=_RESTARTS, iterations=_ITERATIONS)
+    return from_vector(kind, best)
+
+
+def trainers(problem: Problem, seed: int) -> dict[str, Train]:
+    """Return the predictors by name: ``table``, ``model``, ``fitted roofline``, ``plain roofline``."""
+
+    def table(shapes: IntArray, latency_ns: IntArray) -> Predict:
+        known = problem.table
+        part = dataclasses.replace(known, shapes=shapes, latency_ns=latency_ns)
+        names = [axis.name for axis in known.axes]
+
+        def predict(asked: IntArray) -> IntArray:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExtrapolationWarning)  # held-out edges: their error counts
+                return np.asarray(part.lookup(**dict(zip(names, asked.T, strict=True))))
+
+        return predict
+
+    def model(shapes: IntArray, latency_ns: IntArray) -> Predict:
+        found = fit(problem.parameters, problem.model_ns, shapes, latency_ns, seed)
+        return lambda asked: problem.model_ns(asked, found)
+
+    def fitted_roofline(shapes: IntArray, latency_ns: IntArray) -> Predict:
+        found = fit(RooflineParameters, roofline_model(problem), shapes, latency_ns, seed)
+        return lambda asked: roofline_model(problem)(asked, found)
+
+    def plain_roofline(shapes: IntArray, latency_ns: IntArray) -> Predict:
+        return lambda asked: _roofline(problem, asked, KindEfficiency())
+
+    return {
+        "table": table,
+        "model": model,
+        "fitted roofline": fitted_roofline,
+        "plain roofline": plain_roofline,
+    }
+
+
+def roofline_model(problem: Problem) -> Callable[[IntArray, RooflineParameters], IntArray]:
+    """Return the roofline of a problem as a model of its parameters."""
+    return lambda shapes, parameters: _roofline(problem, shapes, parameters.to_kind_efficiency())
+
+
+def _roofline(problem: Problem, shapes: IntArray, known: KindEfficiency) -> IntArray:
+    flops, nbytes = problem.work(shapes)
+    return roofline_ns(
+        flops,
+        nbytes,
+        peak_flop_per_s=PEAK_FLOP_PER_S,
+        bandwidth_bytes_per_s=BANDWIDTH_BYTES_PER_S,
+        **dataclasses.asdict(known),
+    )
