@@ -46,4 +46,4 @@ class Single:
         chosen = 0 if self.device is None else machine.device_index(self.device)
         allowed = allowed_devices(graph, machine)
         able = allowed & (np.array(cost_ns) != UNSET)
-        return np.where(allowed[chosen], chosen, able.argmax(axis=0)).tolist()
+        return np.where(allowed[chosen], chosen, able.argmax(axis=0)).tolist()  # type: ignore[no-any-return]
