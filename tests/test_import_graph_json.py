@@ -182,7 +182,7 @@ def document(**changes):
         (b"\x00\x01", "not JSON: "),
         (b'{"schema": "sim.graph/1", ', "not JSON: "),
         (b"[1, 2]", "the file: should be an object, not [1, 2]"),
-        (document(schema="sim.graph/2"), "schema: this file is 'sim.graph/2', and 'sim.graph/1' can be read"),
+        (document(schema="sim.graph/2"), "schema: should be 'sim.graph/1', not \"sim.graph/2\""),
         (b'{"name": "g", "ops": [{"name": "a"}]}', "the file: the key 'schema' is missing"),
         (document(ops=[{"kind": "relu"}]), "ops[0]: the key 'name' is missing"),
         (document(ops=[]), "ops: List should have at least 1 item"),

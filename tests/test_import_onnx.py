@@ -56,7 +56,7 @@ GMAC = {
 }
 
 PARAMETERS = {
-    # Learned parameters (torchvision; AlexNet: Caffe), and running means and variances, which are in the file.
+    # Learned parameters (torchvision; AlexNet: Caffe), and running means and variances, also in the file.
     "bvlc_alexnet": 60_965_224,
     "densenet121": 7_978_856 + 2 * 83_648,
     "resnet50": 25_557_032 + 2 * 26_560,
@@ -233,12 +233,13 @@ def test_a_transformer_block(dynamic):
 
 
 COMMON = """LayerNormalization RMSNormalization GroupNormalization InstanceNormalization Attention Gather
-    RotaryEmbedding GatherND GatherElements Split Erf Gelu Swish Where Cast ReduceMean ReduceSum ReduceMax Slice
-    ReduceL2 Unsqueeze Squeeze Expand Tile Pow Sqrt Tanh Sigmoid Softmax LogSoftmax MatMul Gemm Einsum Transpose
-    Concat Add Sub Mul Div Neg Not And Equal Greater Less Max Min Clip Pad Resize Upsample Range Trilu CumSum
-    ArgMax ConvTranspose LSTM GRU RNN HardSwish HardSigmoid LeakyRelu PRelu Elu Softplus Reciprocal Abs Exp Log
-    Floor Ceil Round Sin Cos ScatterND ScatterElements OneHot DepthToSpace QuantizeLinear DequantizeLinear IsNaN
-    Mish Flatten Identity Dropout Size"""
+    RotaryEmbedding GatherND GatherElements Split Erf Gelu Swish Where Cast ReduceMean ReduceSum
+    ReduceMax Slice ReduceL2 Unsqueeze Squeeze Expand Tile Pow Sqrt Tanh Sigmoid Softmax LogSoftmax
+    MatMul Gemm Einsum Transpose Concat Add Sub Mul Div Neg Not And Equal Greater Less Max Min Clip
+    Pad Resize Upsample Range Trilu CumSum ArgMax ConvTranspose LSTM GRU RNN HardSwish HardSigmoid
+    LeakyRelu PRelu Elu Softplus Reciprocal Abs Exp Log Floor Ceil Round Sin Cos ScatterND
+    ScatterElements OneHot DepthToSpace QuantizeLinear DequantizeLinear IsNaN Mish Flatten Identity
+    Dropout Size"""
 
 
 @pytest.mark.parametrize("operator", COMMON.split())

@@ -172,7 +172,9 @@ def test_second_free_is_a_bug(kind: str) -> None:
     allocator = MAKERS[kind][0]()
     for nbytes in (0, 1000):
         block = allocator.alloc(nbytes, owner="twice")
+        before = (block.address, block.nbytes)
         allocator.free(block)
+        assert (block.address, block.nbytes) == before  # merged or not, the handle still tells what it was
         again = allocator.alloc(nbytes)  # the same range lives again, under another handle
         with pytest.raises(InvariantError, match="freed again"):
             allocator.free(block)
@@ -317,7 +319,7 @@ def test_options_of_allocators_are_checked() -> None:
         UnknownNameError, match=r"option of the bfc allocator 'growth'; did you mean 'allow_growth'"
     ):
         make_allocator("bfc", growth=True)
-    with pytest.raises(InputError, match="a scratchpad needs a capacity"):
+    with pytest.raises(InputError, match="a scratchpad is small; give its capacity"):
         make_allocator("scratchpad")
     with pytest.raises(InputError, match="needs to know what will be asked for"):
         make_allocator("planned")

@@ -35,8 +35,8 @@ def test_whole_story() -> None:
         "  largest free     14 MiB in one block\n"
         "  rounding         24 B of what is in use\n"
         "  largest holders  'layer1' 6 MiB in 2 blocks; 'bias' 1 KiB\n"
-        "  what would help  less fragmentation: a new segment takes 50 MiB, and 16 MiB are cached in segments "
-        "that a live block keeps from going back"
+        "  what would help  less fragmentation: a new segment takes 50 MiB, and 16 MiB are cached in "
+        "segments that a live block keeps from going back"
     )
 
 
