@@ -1,0 +1,262 @@
+"""Auto-tuning: search over placements, each tried in the simulator.
+
+::
+
+    start placements ──► simulate each ──► best ──► move some ops ──► simulate ──► better, or hardly worse?
+                                            ▲                                        │ yes: go on from there
+                                            └────────────────────────────────────────┘ no: go back
+
+Threshold accepting (Dueck and Scheuer 1990, "Threshold accepting: a general purpose optimization
+algorithm", J. Comput. Phys. 90): a move may make things worse by a threshold that shrinks to nothing.
+It needs no exponential, so that the search takes the same way on every machine. A move takes one op,
+or a connected piece of the graph, to another device. That simulations make good rewards for placement
+is the experience of Jia et al. 2018 ("Beyond data and model parallelism", FlexFlow, section 6).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policies.options import whole
+from policies.placement.problem import Problem
+from sim import Graph, Machine, Policy, simulate
+from sim.errors import InputError, RunError
+from sim.graph import IntArray
+from sim.model import Placement
+from sim.plugins import lookup
+
+__all__ = ["AutoTune", "Step", "Tuning"]
+
+Evaluate = Callable[[Sequence[int]], int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One placement that was tried.
+
+    Attributes
+    ----------
+    what : str
+        The name of a starting placement, or how many ops were moved where.
+    makespan_ns : int or None
+        What came of it; None when it could not run (out of memory, no link).
+    best_ns : int
+        The best so far.
+    """
+
+    what: str
+    makespan_ns: int | None
+    best_ns: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found.
+
+    Attributes
+    ----------
+    placement : list of int
+        Device of each op.
+    makespan_ns : int
+    trajectory : list of Step
+        Every placement that was tried, in order.
+    """
+
+    placement: list[int]
+    makespan_ns: int
+    trajectory: list[Step]
+
+    @property
+    def start_ns(self) -> int:
+        """Makespan of the first starting placement that could run."""
+        return next(step.makespan_ns for step in self.trajectory if step.makespan_ns is not None)
+
+
+class AutoTune:
+    """The best placement that a seeded search by simulation finds.
+
+    Parameters
+    ----------
+    start : str or sequence of str or Placement
+        Where to begin: names of placements, or placements. All are tried, the search goes on from the
+        best, and what it returns is never worse than any of them.
+    budget : int
+        How many placements to simulate, the starting ones included.
+    seed : int
+    policy : str or Policy
+        Under which policy to simulate, with its defaults when it is a name.
+    evaluate : callable, optional
+        ``evaluate(placement)`` returns a makespan in ns: another simulation than that, or a
+        measurement. A `RunError` of it means that the placement cannot run.
+
+    Attributes
+    ----------
+    tuning : Tuning or None
+        What the last search found, with its trajectory.
+
+    Raises
+    ------
+    InputError
+        A budget below 1, or no starting placement.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("four equal ops, two devices")
+    >>> for name in "abcd":
+    ...     _ = b.op(name, duration_ns=10)
+    >>> machine = Machine((Device("gpu0"), Device("gpu1")))
+    >>> tune = AutoTune(start="single", budget=20)
+    >>> _ = make_job(b.build(), machine, placement=tune)
+    >>> tune.tuning.start_ns, tune.tuning.makespan_ns
+    (40, 20)
+    """
+
+    def __init__(
+        self,
+        start: str | Placement | Sequence[str | Placement] = ("heft", "greedy"),
+        budget: int = 200,
+        seed: int = 0,
+        policy: str | Policy = "ready-queue",
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.start: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
+        if not self.start or not all(isinstance(p, str) or hasattr(p, "place") for p in self.start):
+            raise InputError(f"auto-tune: start must name placements, such as heft; found {start!r}")
+        self.budget = whole("auto-tune", "budget", budget)
+        self.seed = whole("auto-tune", "seed", seed, least=0)
+        self.policy = policy
+        self.evaluate = evaluate
+        self.tuning: Tuning | None = None
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.model.Placement`); `tuning` tells how it was found.
+
+        Raises
+        ------
+        RunError
+            None of the starting placements can run.
+        UnknownNameError
+            A name of a placement or policy that nobody registered.
+        """
+        search = _Search(Problem(graph, machine, cost_ns), self.evaluate or self._simulation(graph, machine))
+        for placement in self.start:
+            name = placement if isinstance(placement, str) else type(placement).__name__
+            chosen = lookup("sim.placements", placement)() if isinstance(placement, str) else placement
+            if search.left(self.budget):
+                search.begin(name, [int(d) for d in chosen.place(graph, machine, cost_ns)])
+        search.walk(self.budget, random.Random(self.seed))
+        self.tuning = search.tuning()
+        return self.tuning.placement
+
+    def _simulation(self, graph: Graph, machine: Machine) -> Evaluate:
+        policy: Policy = (
+            lookup("sim.policies", self.policy)() if isinstance(self.policy, str) else self.policy
+        )
+        return lambda placement: simulate(graph, machine, policy, placement=_Given(placement)).makespan_ns
+
+
+class _Given:
+    """A placement that is a list."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self.devices = devices
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        return self.devices
+
+
+class _Search:
+    """The state of a search: where it is, the best it saw, and what it tried."""
+
+    def __init__(self, problem: Problem, evaluate: Evaluate) -> None:
+        self.problem, self.evaluate = problem, evaluate
+        self.members: dict[int, list[int]] = {}  # colocation group → ops; a group moves as one
+        for op, group in enumerate(problem.group_of):
+            self.members.setdefault(group, []).append(op)
+        self.movable = [group for group in self.members if len(problem.devices_of[group]) > 1]
+        self.seen: set[tuple[int, ...]] = set()
+        self.trajectory: list[Step] = []
+        self.refused: RunError | None = None
+        self.at: tuple[int, list[int]] | None = None
+        self.best: tuple[int, list[int]] | None = None
+
+    def left(self, budget: int) -> bool:
+        """Whether the budget allows one more."""
+        return len(self.trajectory) < budget
+
+    def begin(self, name: str, placement: list[int]) -> None:
+        """Try a starting placement."""
+        makespan = self._try(name, placement)
+        if makespan is not None and (self.at is None or makespan < self.at[0]):
+            self.at = makespan, placement
+
+    def _try(self, what: str, placement: list[int]) -> int | None:
+        self.seen.add(tuple(placement))
+        try:
+            makespan: int | None = self.evaluate(placement)
+        except RunError as error:
+            makespan, self.refused = None, error
+        if makespan is not None and (self.best is None or makespan < self.best[0]):
+            self.best = makespan, placement
+        self.trajectory.append(Step(what, makespan, -1 if self.best is None else self.best[0]))
+        return makespan
+
+    def walk(self, budget: int, rng: random.Random) -> None:
+        """Move about until the budget is used up, or (nearly) everything near has been tried."""
+        if self.at is None or not self.movable:
+            return
+        threshold = self.at[0] // 50  # 2 % worse is tolerated at first
+        for _ in range(20 * budget):
+            if not self.left(budget):
+                return
+            now_ns, now = self.at
+            what, placement = self._move(now, rng)
+            if tuple(placement) in self.seen:
+                continue
+            makespan = self._try(what, placement)
+            allowed = threshold * (budget - len(self.trajectory)) // budget
+            if makespan is not None and makespan <= now_ns + allowed:
+                self.at = makespan, placement
+
+    def _move(self, now: list[int], rng: random.Random) -> tuple[str, list[int]]:
+        """Return a placement in which an op, with some neighbours of the same device, is elsewhere."""
+        problem = self.problem
+        first = self.movable[rng.randrange(len(self.movable))]
+        device = rng.choice([d for d in problem.devices_of[first] if d != now[first]])
+        size = 1 << rng.randrange(max(1, len(self.movable).bit_length()))
+        placement = list(now)
+        ops = [
+            op
+            for group in self._piece(now, first, size)
+            if device in problem.devices_of[group]
+            for op in self.members[group]
+        ]
+        for op in ops:
+            placement[op] = device
+        return f"{len(ops)} ops to {problem.machine.devices[device].name}", placement
+
+    def _piece(self, now: list[int], first: int, size: int) -> list[int]:
+        """Return up to `size` groups on the device of `first` that are connected with it, nearest first."""
+        problem = self.problem
+        found = {first: None}
+        queue = [first]
+        for group in queue:
+            for op in self.members[group]:
+                for other, _ in (*problem.producers[op], *problem.consumers[op]):
+                    leader = problem.group_of[other]
+                    if len(found) < size and leader not in found and now[other] == now[first]:
+                        found[leader] = None
+                        queue.append(leader)
+        return list(found)
+
+    def tuning(self) -> Tuning:
+        """Return what was found."""
+        if self.best is None:
+            assert self.refused is not None
+            raise self.refused
+        return Tuning(self.best[1], self.best[0], self.trajectory)
