@@ -1,0 +1,57 @@
+"""What all kinds of device have in common: overheads, memory, and which ops they support."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from devices.fields import DEFAULT
+from sim.errors import InputError
+
+__all__ = ["common_arguments"]
+
+
+def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `sim.Device` that mean the same on every kind of device.
+
+    Parameters
+    ----------
+    name : str
+    values : mapping
+        The device's keys as `devices.fields.read_fields` returns them.
+
+    Raises
+    ------
+    InputError
+        A fraction of a memory whose size is not given.
+
+    Examples
+    --------
+    >>> common_arguments("gpu0", {"kind": "gpu", "issue_cost": {"default": 4000, "copy": 9000}})["issue_ns"]
+    4000
+    """
+    issue_ns = dict(values.get("issue_cost") or {})
+    supports = values.get("supports")
+    return {
+        "name": name,
+        "kind": values["kind"],
+        "issue_ns": issue_ns.pop(DEFAULT, 0),
+        "issue_ns_by_kind": issue_ns,
+        "launch_latency_ns": values.get("launch_latency", 0),
+        "gap_ns": values.get("gap", 0),
+        "event_ns": values.get("event_hop", 0),
+        "queue_depth": values.get("queue_depth"),
+        "memory_bytes": _usable_memory(name, values),
+        "supports": None if supports is None else frozenset(supports),
+        "details": {key: value for key, value in values.items() if key not in ("preset", "sources")},
+    }
+
+
+def _usable_memory(name: str, values: Mapping[str, Any]) -> int | None:
+    """Return the capacity that may be used, in whole bytes."""
+    memory, fraction = values.get("memory"), values.get("memory_fraction")
+    if fraction is None:
+        return memory
+    if memory is None:
+        raise InputError(f"{name}.memory_fraction: a fraction of what? memory is not given (or unlimited)")
+    return int(memory * fraction)

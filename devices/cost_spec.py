@@ -1,0 +1,144 @@
+"""The cost model that a device's description asks for.
+
+::
+
+    cost: roofline                    from peak, bandwidth, efficiency, ...; the default where these are given
+    cost: {fixed: 10us}               or {fixed: {matmul: 10us, default: 2us}}
+    cost: {table: gemm.json.gz}       measured, see `devices.cost.table_file`; a list of files is allowed
+    cost: {fitted: h200}              models fitted to measurements, see `devices.cost.fitted`
+    cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
+    cost: [{fitted: h200}, roofline]  the first that knows an op
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.fitted import load_fit
+from devices.cost.roofline import KindEfficiency
+from devices.cost.table_file import load_table
+from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost
+from devices.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
+from sim import plugins
+from sim.errors import InputError
+from sim.model import CostModel
+from sim.units import round_half_up
+
+__all__ = ["make_cost"]
+
+
+def make_cost(
+    values: Mapping[str, Any],
+    what: str,
+    *,
+    peak_share: Fraction = Fraction(1),
+    bandwidth_share: Fraction = Fraction(1),
+    slowdown: Fraction = Fraction(1),
+    directory: Path | None = None,
+) -> CostModel | None:
+    """Build the cost model that a description asks for.
+
+    Parameters
+    ----------
+    values : mapping
+        A device's keys as `devices.fields.read_fields` returns them.
+    what : str
+        The device, for messages.
+    peak_share, bandwidth_share : Fraction
+        Part of the device's peak rates that one op can use (its cores, the SMs in use).
+    slowdown : Fraction
+        Factor for fixed durations, which are given for one core.
+    directory : Path, optional
+        Where relative paths of tables begin.
+
+    Returns
+    -------
+    CostModel or None
+        None when nothing is known: then ops need durations of their own.
+
+    Raises
+    ------
+    InputError
+        A model nobody knows, or wrong parameters.
+    """
+    spec = values.get("cost")
+    if spec is None:
+        if all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead")):
+            return None
+        spec = "roofline"
+
+    def build(spec: object, where: str) -> CostModel:
+        if isinstance(spec, Sequence) and not isinstance(spec, str):
+            return FirstCost(tuple(build(item, f"{where}[{i}]") for i, item in enumerate(spec)))
+        name, parameters = _name_and_parameters(spec, where)
+        if name == "roofline":
+            given = {} if parameters is None else read_fields(parameters, _ROOFLINE, f"{where}.roofline")
+            return _roofline({**values, **given}, peak_share, bandwidth_share)
+        if name == "fixed":
+            read = read_fields({"fixed": parameters}, _FIXED, where)["fixed"]
+            scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
+            return FixedCost(scaled.pop(DEFAULT, None), scaled)
+        if name == "table":
+            files = [parameters] if isinstance(parameters, str) else parameters
+            files = TYPES["words"].read(files, f"{where}.table")
+            return TableCost(tuple(load_table((directory or Path()) / file) for file in files))
+        if name == "fitted":
+            return FittedCost(load_fit(TYPES["word"].read(parameters, f"{where}.fitted")))
+        made: CostModel = plugins.lookup("sim.costs", name)(parameters, values)
+        return made
+
+    return build(spec, f"{what}.cost")
+
+
+_FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
+_ROOFLINE: Final = {
+    name: DEVICE_FIELDS[name]
+    for name in (
+        "peak", "bandwidth", "default_dtype", "efficiency", "memory_efficiency", "half_flops", "half_bytes",
+        "op_overhead",
+    )
+}  # fmt: skip
+
+
+def _name_and_parameters(spec: object, what: str) -> tuple[str, Any]:
+    if isinstance(spec, str):
+        return spec, None
+    if isinstance(spec, Mapping) and len(spec) == 1:
+        [(name, parameters)] = spec.items()
+        if isinstance(name, str):
+            return name, parameters
+    raise InputError(
+        f"{what}: {spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
+        f"{{fitted: h200}}, {{NAME: parameters}} of a plugin, or a list of these"
+    )
+
+
+def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
+    def of(name: str, kind: str, ideal: Any) -> Any:
+        by_kind = values.get(name) or {}
+        return by_kind.get(kind, by_kind.get(DEFAULT, ideal))
+
+    by_kind = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
+    kinds = [DEFAULT, *dict.fromkeys(kind for name in by_kind for kind in values.get(name) or {})]
+    bandwidth = values.get("bandwidth")
+    return RooflineCost(
+        {
+            dtype: None if peak is None else max(1, int(peak * peak_share))
+            for dtype, peak in (values.get("peak") or {}).items()
+        },
+        None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
+        {
+            kind: KindEfficiency(
+                efficiency=float(of("efficiency", kind, 1)),
+                memory_efficiency=float(of("memory_efficiency", kind, 1)),
+                half_flops=of("half_flops", kind, 0),
+                half_bytes=of("half_bytes", kind, 0),
+                overhead_ns=of("op_overhead", kind, 0),
+            )
+            for kind in kinds
+        },
+        values.get("default_dtype", "fp32"),
+    )

@@ -1,0 +1,108 @@
+"""Known devices and machines: descriptions in YAML, every number with its source beside it.
+
+::
+
+    devices/presets/h200-sxm.yaml              a device        make_device("gpu0", {"preset": "h200-sxm"})
+    devices/presets/machines/dgx-h100.yaml     a machine       make_machine({"preset": "dgx-h100"})
+
+A file says of real hardware what `devices.fields` has words for. Peak rates are the vendor's; launch costs
+are medians of public profiler traces, named in the file. Whoever has measured better writes a preset of their
+own and offers it under the entry-point groups ``sim.devices`` and ``sim.machines``: a mapping, or a function
+that returns one and whose docstring is the line that listings show. The presets here are offered in the same
+way: ``devices.presets:h200_sxm`` is such a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import yaml
+
+from sim import plugins
+from sim.errors import InputError
+
+__all__ = ["device_preset", "machine_preset", "presets"]
+
+_FOLDERS: Final = {"sim.devices": "", "sim.machines": "machines"}
+
+
+def device_preset(name: str) -> dict[str, Any]:
+    """Return the description of the device called `name`.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none; the message has the nearest name.
+
+    Examples
+    --------
+    >>> device_preset("h200-sxm")["sms"]
+    132
+    """
+    return _described("sim.devices", name)
+
+
+def machine_preset(name: str) -> dict[str, Any]:
+    """Return the description of the machine called `name`.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none; the message has the nearest name.
+
+    Examples
+    --------
+    >>> machine_preset("dgx-h100")["devices"]["gpu"]
+    {'preset': 'h100-sxm', 'count': 8}
+    """
+    return _described("sim.machines", name)
+
+
+def presets(group: str = "sim.devices") -> list[plugins.Description]:
+    """Return name, one line and origin of all presets of a group, sorted by name.
+
+    Parameters
+    ----------
+    group : str
+        ``"sim.devices"`` or ``"sim.machines"``.
+    """
+    return plugins.describe(group)
+
+
+def _described(group: str, name: str) -> dict[str, Any]:
+    found = plugins.lookup(group, name)
+    spec = found() if callable(found) else found
+    if not isinstance(spec, Mapping):
+        raise InputError(f"the preset {name!r} is no description: it should be a mapping, found {spec!r}")
+    return dict(spec)
+
+
+def __getattr__(name: str) -> Callable[[], dict[str, Any]]:
+    """Return the preset of the file called `name`, with ``_`` for ``-``: what entry points refer to."""
+    preset = _from_file(name.replace("_", "-"))
+    if preset is None:
+        raise AttributeError(f"module {__name__!r} has no attribute and no preset {name!r}")
+    return preset
+
+
+@cache
+def _from_file(name: str) -> Callable[[], dict[str, Any]] | None:
+    for folder in _FOLDERS.values():
+        file = files(__name__) / folder / f"{name}.yaml"
+        if file.is_file():
+            return _preset(file.read_text(encoding="utf-8"))
+    return None
+
+
+def _preset(text: str) -> Callable[[], dict[str, Any]]:
+    # CSafeLoader is the same, written in C; not every build of PyYAML has it.
+    spec: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+    def preset() -> dict[str, Any]:
+        return dict(spec)
+
+    preset.__doc__ = spec["description"]
+    return preset

@@ -1,0 +1,1 @@
+"""What the tasks of one device share while they run: cores, time slices, SMs, memory bandwidth."""

@@ -1,0 +1,73 @@
+"""CPU cores that an op occupies from start to end: first come, first served.
+
+::
+
+    4 cores, 3 workers, 2 cores an op        w0 [aaaa]
+                                             w1 [bbbbbbb]
+                                             w2     [cccc]     c waits until a's cores are free
+
+An op that does not fit waits, and everybody behind it waits too, however little they need.
+"""
+
+from __future__ import annotations
+
+from sim.errors import InfeasibleError, InputError
+from sim.model import WAIT, Context, Device, Task
+
+__all__ = ["CorePool"]
+
+
+class CorePool:
+    """A `sim.model.Processor` that counts free cores.
+
+    An op takes ``device.cores_per_op`` cores, or as many as its attribute ``cores`` says.
+
+    Parameters
+    ----------
+    device : Device
+        With `cores` and `cores_per_op`.
+    context : Context
+        The run.
+
+    Raises
+    ------
+    InfeasibleError
+        An op of the device asks for more cores than there are.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        job = context.job
+        self._duration_ns: list[int] = job.duration_ns.tolist()
+        self._free = device.cores
+        self._default = device.cores_per_op
+        self._needs: dict[int, int] = {}
+        self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
+        here = job.machine.device_index(device.name)
+        for op, attributes in job.graph.attributes.items():
+            if "cores" in attributes and job.device_of[op] == here:
+                self._needs[op] = _checked(attributes["cores"], device, job.graph.op_names[op])
+
+    def start(self, task: Task) -> int:
+        """Take the task's cores and return its duration, or `WAIT` behind those who came before."""
+        need = self._needs.get(task.op, self._default)
+        waiting = self._waiting
+        waiting[task.id] = None  # keeps the place of one that waits already
+        if next(iter(waiting)) != task.id or need > self._free:
+            return WAIT
+        del waiting[task.id]
+        self._free -= need
+        return self._duration_ns[task.op]
+
+    def end(self, task: Task) -> None:
+        """Give the task's cores back."""
+        self._free += self._needs.get(task.op, self._default)
+
+
+def _checked(cores: object, device: Device, op: str) -> int:
+    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+        raise InputError(
+            f"op {op!r}: the attribute cores must be a whole number of at least 1, found {cores!r}"
+        )
+    if cores > device.cores:
+        raise InfeasibleError(f"op {op!r} needs {cores} cores and {device.name} has {device.cores}")
+    return cores

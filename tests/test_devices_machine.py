@@ -1,0 +1,311 @@
+"""Machines from descriptions: what each key does, what is left out, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from devices.cpu import speedup
+from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, merge, read_fields
+from devices.machine import make_device, make_machine
+from policies.issue.ready_queue import ReadyQueue
+from sim import GraphBuilder, Machine, simulate
+from sim.errors import InputError, UnitError, UnknownNameError
+
+
+def test_a_bare_cpu_is_ideal() -> None:
+    device = make_device("cpu0", {"kind": "cpu", "cores": 4})
+    assert (device.workers, device.cores_per_op, device.issue_ns) == (4, 1, 0)
+    assert device.processor is None
+    assert device.memory_bytes is None
+    assert device.cost is None
+
+
+def test_a_bare_gpu_is_ideal() -> None:
+    device = make_device("gpu0", {"kind": "gpu", "streams": 2})
+    overheads = (device.issue_ns, device.launch_latency_ns, device.gap_ns, device.event_ns)
+    assert overheads == (0, 0, 0, 0)
+    assert (device.workers, device.streams, device.queue_depth) == (0, 2, None)
+
+
+def test_npu_cores_become_queues() -> None:
+    spec = {"kind": "npu", "cores": 8, "peak": "8TFLOP/s"}
+    assert make_device("npu0", spec).streams == 8
+    assert make_device("npu0", {**spec, "cores_per_op": 4}).streams == 2
+    # One op on 2 of 8 cores has a quarter of 8 TFLOP/s: 2 GFLOP take 1 ms.
+    b = GraphBuilder("one")
+    b.op("a", flops=2 * 10**9)
+    machine = Machine((make_device("npu0", {**spec, "cores_per_op": 2}),))
+    assert simulate(b.build(), machine, ReadyQueue()).makespan_ns == 1_000_000
+    with pytest.raises(InputError, match="8 cores do not divide into queues of 3"):
+        make_device("npu0", {**spec, "cores_per_op": 3})
+
+
+def test_any_other_kind_has_streams() -> None:
+    device = make_device("dsp0", {"kind": "dsp", "streams": 3, "gap": "2us"})
+    assert (device.kind, device.streams, device.gap_ns) == ("dsp", 3, 2000)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "attribute", "read"),
+    [
+        ("issue_cost", "5us", "issue_ns", 5000),
+        ("launch_latency", "1.5us", "launch_latency_ns", 1500),
+        ("gap", "1us", "gap_ns", 1000),
+        ("event_hop", "2us", "event_ns", 2000),
+        ("queue_depth", 1024, "queue_depth", 1024),
+        ("memory", "80GiB", "memory_bytes", 80 * 2**30),
+        ("memory", "unlimited", "memory_bytes", None),
+        ("supports", ["matmul"], "supports", frozenset({"matmul"})),
+    ],
+)
+def test_keys_reach_the_device(key: str, value: Any, attribute: str, read: Any) -> None:
+    assert getattr(make_device("gpu0", {"kind": "gpu", key: value}), attribute) == read
+
+
+def test_issue_cost_by_kind() -> None:
+    device = make_device("gpu0", {"kind": "gpu", "issue_cost": {"matmul": "6us", "default": "4us"}})
+    assert (device.issue_ns, device.issue_ns_by_kind) == (4000, {"matmul": 6000})
+
+
+@pytest.mark.parametrize("key", [name for name, field in DEVICE_FIELDS.items() if field.type == "duration"])
+def test_every_overhead_of_a_preset_can_be_zeroed_alone(key: str) -> None:
+    attribute = {"launch_latency": "launch_latency_ns", "gap": "gap_ns", "event_hop": "event_ns"}[key]
+    real = make_device("gpu0", {"preset": "h100-sxm"})
+    without = make_device("gpu0", {"preset": "h100-sxm", key: 0})
+    assert getattr(real, attribute) > 0
+    assert getattr(without, attribute) == 0
+    others = {"launch_latency_ns", "gap_ns", "event_ns", "issue_ns", "queue_depth"} - {attribute}
+    assert all(getattr(real, other) == getattr(without, other) for other in others)
+
+
+def test_ideal_drops_overheads_and_losses_and_keeps_what_is_given() -> None:
+    device = make_device("gpu0", {"preset": "h200-sxm", "ideal": True, "gap": "1us"})
+    assert (device.issue_ns, device.launch_latency_ns, device.event_ns) == (0, 0, 0)
+    assert device.queue_depth is None
+    assert device.gap_ns == 1000
+    assert device.memory_bytes == 143771 * 2**20
+    assert "efficiency" not in device.details
+
+
+def test_a_mapping_over_a_scalar_keeps_the_scalar_for_the_others() -> None:
+    device = make_device("gpu0", {"preset": "v100-sxm", "issue_cost": {"copy": "9us"}})
+    assert (device.issue_ns, device.issue_ns_by_kind) == (5000, {"copy": 9000})
+
+
+def test_memory_fraction_is_exact() -> None:
+    device = make_device("gpu0", {"kind": "gpu", "memory": "10B", "memory_fraction": 0.7})
+    assert device.memory_bytes == 7  # 10 * 0.7 is 7.000000000000001 in binary, or 6.99...
+    with pytest.raises(InputError, match="a fraction of what"):
+        make_device("gpu0", {"kind": "gpu", "memory_fraction": "50%"})
+
+
+def test_fewer_sms_are_slower() -> None:
+    b = GraphBuilder("one")
+    b.op("a", flops=10**9)
+    spec = {"kind": "gpu", "sms": 100, "peak": "1TFLOP/s"}
+
+    def makespan(**limit: Any) -> int:
+        return simulate(
+            b.build(), Machine((make_device("gpu0", {**spec, **limit}),)), ReadyQueue()
+        ).makespan_ns
+
+    assert makespan() == 1_000_000
+    assert makespan(use_sms=25) == 4_000_000
+    assert makespan(sm_fraction="50%") == 2_000_000
+    for wrong in ({"use_sms": 101}, {"sm_fraction": 0.001}, {"use_sms": 1, "sm_fraction": 0.1}):
+        with pytest.raises(InputError, match="gpu0"):
+            makespan(**wrong)
+
+
+def test_speed_up_curves() -> None:
+    assert speedup(8) == 8
+    assert speedup(1, Fraction(1, 3)) == 1
+    # Amdahl: a quarter serial on 3 cores: 1 / (1/4 + 1/4).
+    assert speedup(3, Fraction(1, 4)) == 2
+    curve = {2: Fraction(18, 10), 8: Fraction(4)}
+    assert speedup(2, curve=curve) == Fraction(9, 5)
+    assert speedup(5, curve=curve) == Fraction(29, 10)  # half way between 1.8 and 4
+    assert speedup(64, curve=curve) == 4
+
+
+def test_intra_op_cores_speed_up_what_the_cost_model_says() -> None:
+    b = GraphBuilder("one")
+    b.op("a", kind="x")
+    b.op("b", kind="x", duration_ns=500)
+
+    def durations(**more: Any) -> list[int]:
+        spec = {"kind": "cpu", "cores": 8, "cost": {"fixed": "1200ns"}, **more}
+        trace = simulate(b.build(), Machine((make_device("cpu0", spec),)), ReadyQueue())
+        return trace.job.duration_ns.tolist()
+
+    assert durations() == [1200, 500]
+    assert durations(intra_op=4) == [300, 500]
+    assert durations(intra_op=3, serial_fraction=0.25) == [600, 500]
+    assert durations(intra_op=2, speedup={2: 1.6}) == [750, 500]
+    with pytest.raises(InputError, match="not both"):
+        durations(speedup={2: 1.6}, serial_fraction=0.1)
+    with pytest.raises(InputError, match="9 of 8 cores"):
+        durations(intra_op=9)
+
+
+def test_one_core_has_its_share_of_the_peaks() -> None:
+    b = GraphBuilder("two")
+    b.op("compute", flops=10**6)
+    b.op("memory", bytes_read=10**6)
+    spec = {"kind": "cpu", "cores": 10, "peak": "10GFLOP/s", "bandwidth": "10GB/s"}
+
+    def durations(**more: Any) -> list[int]:
+        trace = simulate(b.build(), Machine((make_device("cpu0", {**spec, **more}),)), ReadyQueue())
+        return trace.job.duration_ns.tolist()
+
+    assert durations() == [1_000_000, 1_000_000]
+    assert durations(intra_op=10) == [100_000, 100_000]
+    assert durations(core_bandwidth="4GB/s") == [1_000_000, 250_000]
+    assert durations(core_bandwidth="4GB/s", intra_op=5) == [200_000, 100_000]  # 20 GB/s, but there are 10
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "gpu", "stream": 2}, "unknown key of x 'stream'; did you mean 'streams'"),
+        ({"kind": "gpu", "gap": 5}, "x.gap: 5 has no unit"),
+        ({"kind": "gpu", "gap": "-5us"}, "x.gap: '-5us' is negative"),
+        ({"kind": "gpu", "streams": 0}, "x.streams: it must be at least 1"),
+        ({"kind": "gpu", "streams": True}, "x.streams: True is not a count"),
+        ({"kind": "gpu", "streams": "2"}, "x.streams: '2' is not a count"),
+        ({"kind": "gpu", "memory": "80"}, "x.memory: '80' has no unit"),
+        ({"kind": "gpu", "bandwidth": "0B/s"}, "nothing would ever finish"),
+        ({"kind": "gpu", "sharing": "cores"}, "a GPU shares none, sm or sm.dram"),
+        ({"kind": "cpu", "sharing": "sm"}, "a CPU shares none, cores or time"),
+        ({"kind": "gpu", "sharing": "sms"}, "unknown x.sharing 'sms'; did you mean 'sm'"),
+        ({"kind": "gpu", "cores": 4}, "x.cores: only cpu and npu devices have it, and x is a gpu"),
+        ({"kind": "gpu", "peak": {"fp32": 5}}, "x.peak.fp32: 5 has no unit"),
+        ({"kind": "gpu", "cost": 5}, "x.cost: 5 is no cost model"),
+        ({"kind": "gpu", "cost": "tabel"}, "unknown cost model 'tabel'"),
+        ({"kind": "gpu", "supports": "matmul"}, "x.supports: 'matmul' is not a list"),
+        ({"preset": "h200"}, "unknown device preset 'h200'; did you mean 'h200-sxm'"),
+        ({"preset": "h200-sxm", "kind": "cpu"}, "is a gpu, not a cpu"),
+        ({"streams": 2}, "needs a kind"),
+        ({"kind": "gpu", "count": 2}, "only a machine has several"),
+        ("h200-sxm", "is not a description of a device"),
+    ],
+)
+def test_wrong_descriptions_are_refused(spec: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_device("x", spec)
+
+
+def test_links_come_in_pairs_and_by_pattern() -> None:
+    devices = {"gpu": {"kind": "gpu", "count": 2}, "sw": {"kind": "switch", "supports": []}}
+    machine = make_machine(
+        {
+            "devices": devices,
+            "links": [{"from": "gpu*", "to": "sw", "bandwidth": "10GB/s", "efficiency": 0.9}],
+        }
+    )
+    assert [link.name for link in machine.links] == ["gpu0->sw", "sw->gpu0", "gpu1->sw", "sw->gpu1"]
+    assert {link.bandwidth_bytes_per_s for link in machine.links} == {9 * 10**9}
+    assert len(machine.route(0, 1)) == 2
+    one_way = make_machine({"devices": devices, "links": [{"from": "gpu0", "to": "gpu1", "duplex": False}]})
+    assert [(link.source, link.destination) for link in one_way.links] == [("gpu0", "gpu1")]
+    mesh = make_machine({"devices": devices, "links": [{"from": "gpu*", "to": "gpu*"}]})
+    assert [link.name for link in mesh.links] == ["gpu0->gpu1", "gpu1->gpu0"]
+
+
+def test_hosts_serve_patterns() -> None:
+    machine = make_machine(
+        {
+            "devices": {"gpu": {"kind": "gpu", "count": 4}},
+            "hosts": {"a": {"serves": ["gpu[0-1]"]}, "b": {"serves": ["gpu2", "gpu3"], "threads": 2}},
+        }
+    )
+    assert [issuer.name for issuer in machine.issuers()] == ["a", "b0", "b1"]
+    assert [issuer.devices for issuer in machine.issuers()] == [(0, 1), (2, 3), (2, 3)]
+
+
+def test_a_machine_preset_can_be_cut_and_changed() -> None:
+    machine = make_machine(
+        {
+            "preset": "dgx-h100",
+            "devices": {"gpu": {"count": 2, "streams": 4}, "gpu1": {"gap": "9us"}, "npu0": {"kind": "npu"}},
+            "links": [
+                {"name": "nvlink", "latency": "7us"},
+                {"from": "npu0", "to": "cpu0", "bandwidth": "1GB/s"},
+            ],
+        }
+    )
+    names = [device.name for device in machine.devices]
+    assert names == ["cpu0", "cpu1", "gpu0", "gpu1", "nvswitch", "npu0"]
+    gpu0, gpu1 = machine.devices[2:4]
+    assert (gpu0.streams, gpu0.gap_ns, gpu1.streams, gpu1.gap_ns) == (4, 1600, 4, 9000)
+    assert {link.latency_ns for link in machine.links if "nvlink" in link.name} == {7000}
+    assert machine.links[-2].name == "npu0->cpu0"
+
+
+def test_one_of_a_count_can_differ() -> None:
+    machine = make_machine({"devices": {"gpu": {"kind": "gpu", "count": 3}, "gpu1": {"issue_cost": "9us"}}})
+    assert [device.issue_ns for device in machine.devices] == [0, 9000, 0]
+
+
+def test_an_ideal_machine_has_no_latency_and_no_loss() -> None:
+    machine = make_machine({"preset": "dgx-h100", "ideal": True})
+    assert {link.latency_ns for link in machine.links} == {0}
+    assert max(link.bandwidth_bytes_per_s or 0 for link in machine.links) == 450 * 10**9
+    assert {device.launch_latency_ns for device in machine.devices} == {0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, "at least one device"),
+        ({"device": {}}, "unknown key of machine 'device'; did you mean 'devices'"),
+        (
+            {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a"}]},
+            r"links\[0\].to: a link needs two ends",
+        ),
+        ({"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "b"}]}, "unknown device in links"),
+        (
+            {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "a"}]},
+            "nothing has to be carried",
+        ),
+        ({"devices": {"a": {"kind": "gpu"}}, "links": {"from": "a"}}, "is not a list of links"),
+        ({"devices": {"a": {"kind": "gpu"}}, "hosts": {"h": {}}}, "name the devices"),
+        ({"devices": {"a0": {"kind": "gpu"}, "a": {"kind": "gpu", "count": 2}}}, "'a0' is described twice"),
+        ({"preset": "dgx-h10"}, "unknown machine preset 'dgx-h10'; did you mean 'dgx-h100'"),
+        (
+            {
+                "devices": {"a": {"kind": "gpu"}, "b": {"kind": "gpu"}},
+                "links": [{"from": "a", "to": "b"}, {"from": "a", "to": "b"}],
+            },
+            "two links are called 'a->b'",
+        ),
+    ],
+)
+def test_wrong_machines_are_refused(spec: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_machine(spec)
+
+
+def test_every_field_can_be_read() -> None:
+    for table in (DEVICE_FIELDS, LINK_FIELDS, HOST_FIELDS, MACHINE_FIELDS):
+        for name, field in table.items():
+            assert field.name == name
+            assert field.type in TYPES
+            assert field.doc
+
+
+def test_zero_needs_no_unit_and_nothing_else_is_bare() -> None:
+    assert read_fields({"gap": 0}, DEVICE_FIELDS, "x") == {"gap": 0}
+    with pytest.raises(UnitError):
+        read_fields({"l2": 50}, DEVICE_FIELDS, "x")
+
+
+def test_merge_leaves_its_arguments_alone() -> None:
+    base, over = {"peak": {"fp32": "1TFLOP/s"}}, {"peak": {"bf16": "2TFLOP/s"}}
+    assert merge(base, over, DEVICE_FIELDS) == {"peak": {"fp32": "1TFLOP/s", "bf16": "2TFLOP/s"}}
+    assert base == {"peak": {"fp32": "1TFLOP/s"}}
+    with pytest.raises(UnknownNameError):
+        read_fields({"pak": 1}, DEVICE_FIELDS, "x")

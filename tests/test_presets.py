@@ -1,0 +1,107 @@
+"""Presets: every file can be used, every number is what its source says, everything is offered by name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from devices import presets as module
+from devices.machine import make_device, make_machine
+from devices.presets import device_preset, presets
+from sim import plugins
+
+FOLDER = Path(module.__file__).parent
+DEVICES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+MACHINES = sorted(file.stem for file in (FOLDER / "machines").glob("*.yaml"))
+
+
+def test_every_file_is_offered_under_its_name(root: Path) -> None:
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert declared["sim.devices"] == {n: f"devices.presets:{n.replace('-', '_')}" for n in DEVICES}
+    assert declared["sim.machines"] == {n: f"devices.presets:{n.replace('-', '_')}" for n in MACHINES}
+
+
+def test_listing_has_a_line_for_each() -> None:
+    listed = {preset.name: preset.summary for preset in presets()}
+    assert set(DEVICES) <= set(listed)
+    assert all(listed[name] for name in DEVICES)
+    assert set(MACHINES) <= {preset.name for preset in presets("sim.machines")}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_device_can_be_made_real_and_ideal(name: str) -> None:
+    real = make_device("x", {"preset": name})
+    ideal = make_device("x", {"preset": name, "ideal": True})
+    assert real.kind == ideal.kind
+    assert (ideal.issue_ns, ideal.launch_latency_ns, ideal.gap_ns, ideal.event_ns) == (0, 0, 0, 0)
+    assert device_preset(name)["sources"]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_machine_can_be_made_and_is_connected(name: str) -> None:
+    machine = make_machine({"preset": name})
+    gpus = [i for i, device in enumerate(machine.devices) if device.kind == "gpu"]
+    assert len(gpus) == 8
+    for a in gpus:
+        for b in gpus:
+            if a != b:  # GPU to GPU over NVLink, not over PCIe and the host
+                assert {machine.links[k].name.split()[0] for k in machine.route(a, b)} == {"nvlink"}
+        assert machine.route(0, a)
+
+
+@pytest.mark.parametrize(
+    "file", [*FOLDER.glob("*.yaml"), *FOLDER.glob("machines/*.yaml")], ids=lambda f: f.stem
+)
+def test_every_number_has_its_source_beside_it(file: Path) -> None:
+    """A line with a quantity has a comment, or stands in a block whose first such line has one."""
+    quantity = re.compile(r"[0-9](B|[KMGT]i?B|GB/s|TB/s|us|ns|[MG]Hz|[TGM]FLOP(/s)?)\b")
+    lines = file.read_text(encoding="utf-8").split("sources:")[0].splitlines()
+    commented = 0
+    for number, line in enumerate(lines):
+        body, _, comment = line.partition("#")
+        if quantity.search(body):
+            near = any("#" in lines[n] for n in range(max(0, number - 12), number))
+            assert comment or near, line
+            commented += bool(comment)
+    assert commented or not any(quantity.search(line.partition("#")[0]) for line in lines)
+
+
+def test_rates_agree_with_the_arithmetic_of_the_chips() -> None:
+    """Peak = units * 2 flop * clock, for the rates that follow from a clock in the preset."""
+    v100 = make_device("x", {"preset": "v100-sxm"}).details
+    assert v100["peak"]["fp32"] == pytest.approx(80 * 64 * 2 * v100["clock"], rel=0.01)
+    a100 = make_device("x", {"preset": "a100-sxm-40"}).details
+    assert a100["peak"]["fp16"] == pytest.approx(108 * 1024 * 2 * a100["clock"], rel=0.01)
+    h100 = make_device("x", {"preset": "h100-sxm"}).details
+    assert h100["peak"]["bf16"] == pytest.approx(132 * 4096 * h100["clock"], rel=0.001)
+    for name, per_cycle in (("xeon-8480c", 64), ("epyc-7742", 32)):
+        cpu = make_device("x", {"preset": name}).details
+        assert cpu["peak"]["fp32"] == cpu["cores"] * per_cycle * cpu["clock"]
+
+
+def test_a_third_party_preset_is_found() -> None:
+    plugins.register("sim.devices", "mine", {"kind": "gpu", "streams": 3})
+    try:
+        assert make_device("gpu0", {"preset": "mine"}).streams == 3
+        assert make_device("gpu0", {"preset": "mine", "streams": 1}).streams == 1
+    finally:
+        plugins.unregister("sim.devices", "mine")
+
+
+def test_h200_uses_the_fitted_models_where_it_can() -> None:
+    from sim import GraphBuilder
+
+    b = GraphBuilder("products")
+    b.op(
+        "shaped", kind="matmul", dtype="bf16", flops=2 * 4096**3, attributes={"m": 4096, "n": 4096, "k": 4096}
+    )
+    b.op("plain", kind="matmul", dtype="bf16", flops=2 * 4096**3)
+    device = make_device("gpu0", {"preset": "h200-sxm"})
+    assert device.cost is not None
+    shaped, plain = device.cost.durations_ns(b.build(), device).tolist()
+    peak_ns = 2 * 4096**3 / 989.4e3
+    assert 1.1 * peak_ns < shaped < 1.7 * peak_ns
+    assert plain == round((2 * 4096**3 + 400e6) / (989.4e3 * 0.784) + 2700)
