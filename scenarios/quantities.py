@@ -67,7 +67,8 @@ def quantity_schema(dimension: Dimension, *, unlimited: bool = False) -> dict[st
     """
     # Longest first, so that a program which stops at the first match finds the whole unit.
     known = sorted(dimension.units, key=lambda unit: (-len(unit), unit))
-    pattern = rf"^\s*\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*({'|'.join(map(re.escape, known))})\s*$"
+    number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+    pattern = rf"^\s*{number}\s*({'|'.join(map(re.escape, known))})\s*$"
     choices: list[dict[str, Any]] = [{"type": "string", "pattern": pattern}]
     if dimension.zero_allowed:
         choices.append({"const": 0})

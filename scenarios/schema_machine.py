@@ -12,7 +12,7 @@ Values are checked and left as written: `devices.machine.make_machine` lays them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
 
@@ -109,5 +109,8 @@ def _machine(value: Any) -> Any:
     return {"preset": value} if isinstance(value, str) else value
 
 
-AnyMachine = Annotated[MachineSpec, BeforeValidator(_machine)]  # type: ignore[valid-type]
+if TYPE_CHECKING:
+    AnyMachine = BaseModel
+else:
+    AnyMachine = Annotated[MachineSpec, BeforeValidator(_machine)]
 """A machine, or the name of a preset."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from scenarios.document import Document
-from scenarios.quantities import Count, File
+from scenarios.quantities import Count, File, Name
 from scenarios.workloads.base import Workload
 from sim.errors import InputError
 from sim.graph import Graph
@@ -34,16 +34,18 @@ class OnnxFile(Workload):
 
     onnx: Annotated[File, Field(description="a file, relative to this one")]
     batch: Batch = None
+    dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
-        return _load(document, "onnx", self.onnx, self.batch)
+        options = {} if self.dtype is None else {"dtype": self.dtype}
+        return _load(document, "onnx", self.onnx, self.batch, format="onnx", **options)
 
 
-def _load(document: Document, key: str, file: str, batch: int | None) -> Graph:
+def _load(document: Document, key: str, file: str, batch: int | None, **options: Any) -> Graph:
     from scenarios.importers import load_graph
 
     try:
-        return load_graph(document.file(file), batch=batch)
+        return load_graph(document.file(file), batch=batch, **options)
     except InputError as error:
         raise document.error(("workload", key), str(error)) from error

@@ -1,0 +1,221 @@
+"""Names in a scenario to objects that decide: policy, placement, streams, linearizer.
+
+::
+
+    policy: {name: out-of-order, window: 4, streams: {name: per-branch, spread: next}, synchronisation: issue}
+              │                   │          └──► PerBranch(spread="next")             └──► passed on, or set
+              └──► OutOfOrder(window=4)
+
+Options are the parameters of whatever the name stands for, so that a new policy needs no schema of its
+own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`` ``limit: 4MB``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from scenarios.document import Document, Loc, hint
+from scenarios.schema import Choice, Policy
+from sim import plugins
+from sim.errors import InputError, UnknownNameError
+from sim.model import Linearizer, Placement, StreamAssignment
+from sim.model import Policy as IssuePolicy
+from sim.units import parse_bytes, parse_duration
+
+__all__ = ["Decisions", "overlay", "resolve"]
+
+_SUFFIXES: Final = {"_ns": parse_duration, "_bytes": parse_bytes}
+"""Endings of a parameter that carry its unit, and how such a quantity is read."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Everything that is decided, as objects.
+
+    Attributes
+    ----------
+    label : str
+        What the results call it.
+    policy : Policy
+    placement, streams, linearize : optional
+        None: the default of `sim.job.make_job`.
+    knowledge : str
+    """
+
+    label: str
+    policy: IssuePolicy
+    placement: Placement | None = None
+    streams: StreamAssignment | None = None
+    linearize: Linearizer | None = None
+    knowledge: str = "exact"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a specification stands, for messages, and what it may load."""
+
+    document: Document
+    loc: Loc
+    allow_code: bool = False
+
+
+def overlay(base: Policy, over: Policy) -> Policy:
+    """Return `base` with what `over` says in its place.
+
+    A policy or runtime that `over` names comes with its own options; decisions that `over` does not
+    mention stay as they are in `base`.
+    """
+    own = {key: value for key, value in over if key in over.model_fields_set and key in Policy.model_fields}
+    named = over.name is not None or over.runtime is not None
+    old = {key: value for key, value in base if key in base.model_fields_set and key in Policy.model_fields}
+    if named:
+        old = {key: value for key, value in old.items() if key not in ("name", "runtime")}
+    options = over.options if named else {**base.options, **over.options}
+    return Policy.model_construct(**{**old, **own, **options})
+
+
+def resolve(
+    spec: Policy,
+    label: str,
+    document: Document,
+    loc: Loc,
+    *,
+    allow_code: bool = False,
+    knowledge: str = "exact",
+) -> Decisions:
+    """Make the objects that a policy specification names.
+
+    Parameters
+    ----------
+    spec : Policy
+    label : str
+        What the results will call it.
+    document, loc
+        Where it stands, for messages; and the folder of ``module:Class``.
+    allow_code : bool
+        Whether ``module:Class`` may be imported.
+    knowledge : str
+        What the scenario lets policies know, unless `spec` says otherwise.
+
+    Raises
+    ------
+    ScenarioError
+        An unknown name (with the nearest known), an unknown option, or a wrong value of one.
+    """
+    source = _Source(document, loc, allow_code)
+    spec = _with_runtime(spec, source)
+    if spec.name is None:
+        raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
+
+    def choose(key: str, group: str) -> Any:
+        choice: Choice | None = getattr(spec, key)
+        return choice and _call_named(group, choice.name, choice.options, _below(source, key))
+
+    return Decisions(
+        label,
+        _policy(spec, source),
+        placement=choose("placement", "sim.placements"),
+        streams=choose("streams", "sim.streams"),
+        linearize=choose("linearize", "sim.linearizers"),
+        knowledge=spec.knowledge or knowledge,
+    )
+
+
+def _below(source: _Source, key: str) -> _Source:
+    return _Source(source.document, (*source.loc, key), source.allow_code)
+
+
+def _with_runtime(spec: Policy, source: _Source) -> Policy:
+    """Put the decisions of a runtime beneath those that are given."""
+    if spec.runtime is None:
+        return spec
+    if spec.name is not None:
+        message = "has both a name and a runtime; a runtime names the policy too"
+        raise source.document.error(source.loc, message, key=True)
+    choices = _look_up("sim.runtimes", spec.runtime, _below(source, "runtime"))
+    return overlay(Policy.model_validate({**choices}), spec)
+
+
+def _policy(spec: Policy, source: _Source) -> IssuePolicy:
+    """Make the policy itself; how it synchronises is an option of most, and an attribute of all."""
+    assert spec.name is not None
+    options = dict(spec.options)
+    thing = _look_up("sim.policies", spec.name, _below(source, "name"))
+    if spec.synchronisation is not None and "synchronisation" in _parameters(thing):
+        options["synchronisation"] = spec.synchronisation
+    policy: IssuePolicy = _call(thing, spec.name, options, source)
+    if spec.synchronisation is not None:
+        policy.synchronisation = spec.synchronisation
+    return policy
+
+
+def _call_named(group: str, name: str, options: Mapping[str, Any], source: _Source) -> Any:
+    return _call(_look_up(group, name, source), name, options, source)
+
+
+def _look_up(group: str, name: str, source: _Source) -> Any:
+    document = source.document
+    try:
+        return plugins.lookup(group, name, allow_code=source.allow_code, directory=document.directory)
+    except UnknownNameError as error:
+        raise document.error(source.loc, f"unknown {error.what} {name!r}{hint(name, error.known)}") from None
+    except InputError as error:
+        raise document.error(source.loc, str(error)) from error
+
+
+def _parameters(thing: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters that can be given by name."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in inspect.signature(thing).parameters.items() if p.kind in named}
+
+
+def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
+    """Call a class or function with options, each a parameter of it."""
+    parameters = _parameters(thing) if callable(thing) else {}
+    spelled = {_spelling(parameter): parameter for parameter in parameters}
+    arguments = {}
+    document, loc = source.document, source.loc
+    for key, value in options.items():
+        if key not in spelled:
+            near = hint(key, spelled) if spelled else "; it has none"
+            raise document.error((*loc, key), f"{name} has no option {key!r}{near}", key=True)
+        arguments[spelled[key]] = _value(spelled[key], parameters[spelled[key]], value, source, key)
+    missing = [
+        _spelling(key)
+        for key, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and key not in arguments
+    ]
+    if missing:
+        raise document.error(loc, f"{name} needs the option {missing[0]!r}", key=True)
+    if not callable(thing):
+        return thing
+    try:
+        return thing(**arguments)
+    except InputError as error:
+        at = [key for key in options if f" {key} " in f"{error} "]
+        raise document.error((*loc, *at[:1]), str(error)) from error
+
+
+def _spelling(parameter: str) -> str:
+    """Return how a parameter is written in a scenario: without its unit."""
+    for suffix in _SUFFIXES:
+        if parameter.endswith(suffix):
+            return parameter.removesuffix(suffix)
+    return parameter
+
+
+def _value(name: str, parameter: inspect.Parameter, value: Any, source: _Source, key: str) -> Any:
+    if "Path" in str(parameter.annotation) and isinstance(value, str):
+        return Path(source.document.file(value))
+    for suffix, parse in _SUFFIXES.items():
+        if name.endswith(suffix) and value is not None:
+            try:
+                return parse(value, what="")
+            except InputError as error:
+                message = str(error).removeprefix(": ")
+                raise source.document.error((*source.loc, key), message) from None
+    return value

@@ -1,0 +1,244 @@
+"""Scenario files to scenarios: read, changed by ``--set``, checked; machine and graph built.
+
+::
+
+    file ──► Document ──--set──► Document ──schema──► ScenarioFile ──► machine, graph, variants
+                                                         (cached: what nobody asks for is not built)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from devices.machine import make_machine
+from devices.presets import machine_preset
+from scenarios.decisions import Decisions, overlay, resolve
+from scenarios.document import Document, Loc, hint
+from scenarios.expect import Expectation, read_expectations
+from scenarios.faults import scenario_error
+from scenarios.schema import Policy, ScenarioFile
+from scenarios.yaml_read import Node, Place
+from sim import plugins
+from sim.errors import InputError
+from sim.graph import Graph
+from sim.model import Machine
+
+__all__ = ["Case", "Scenario", "load_scenario"]
+
+
+def load_scenario(path: str | Path, *, sets: Iterable[str] = (), allow_code: bool = False) -> Scenario:
+    """Read a scenario file.
+
+    Parameters
+    ----------
+    path : path
+    sets : iterable of str
+        ``KEY=VALUE`` texts that change the file's values before they are checked: a dotted path (list
+        items by number) and a YAML value.
+    allow_code : bool
+        Whether the scenario may name ``module:Class``, which runs other people's code.
+
+    Raises
+    ------
+    ScenarioError
+        With file, line and column: whatever is wrong with the file.
+
+    Examples
+    --------
+    >>> load_scenario("scenarios/quickstart.yaml", sets=["workload.batch=1"]).name
+    'Inception v1 on one GPU'
+    """
+    return _validated(Document.read(path).with_settings(sets), allow_code)
+
+
+def _validated(document: Document, allow_code: bool) -> Scenario:
+    try:
+        content = ScenarioFile.model_validate(document.root.plain())
+    except ValidationError as error:
+        raise scenario_error(error, ScenarioFile, document) from None
+    scenario = Scenario(content, document, allow_code)
+    labels = [label for label, _ in scenario.variants]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            message = f"two entries are called {label!r}; give one of them a label"
+            raise document.error(("compare", i), message)
+    return scenario
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that a scenario describes: its work, who decides, and what has to come out.
+
+    Attributes
+    ----------
+    scenario : Scenario
+        With the settings of the case.
+    decisions : Decisions
+    expectations : tuple of Expectation
+    """
+
+    scenario: Scenario
+    decisions: Decisions
+    expectations: tuple[Expectation, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What results call it."""
+        return self.decisions.label
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A scenario file that keeps the schema.
+
+    Attributes
+    ----------
+    content : ScenarioFile
+        What it says.
+    document : Document
+        How it says it: where each thing stands.
+    allow_code : bool
+    """
+
+    content: ScenarioFile
+    document: Document
+    allow_code: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, else the name of its file."""
+        return self.content.name or self.document.path.stem
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine.
+
+        Raises
+        ------
+        ScenarioError
+            There is none, or its description contradicts itself.
+        """
+        content = self.content
+        if content.machine is not None:
+            spec = content.machine.model_dump(by_alias=True, exclude_unset=True)
+        else:
+            spec = dict(content.workload.default_machine() or {})
+            if not spec:
+                raise self.document.error((), "machine: is missing")
+        try:
+            return make_machine(_with_cost(spec, content.cost), directory=self.document.directory)
+        except InputError as error:
+            raise self.document.error(_subject(str(error), self.document), str(error)) from error
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the workload.
+
+        Raises
+        ------
+        InputError
+            It cannot be built.
+        """
+        return self.content.workload.build(self.document, self.machine)
+
+    @cached_property
+    def variants(self) -> list[tuple[str, int]]:
+        """Labels of the entries of ``compare``, each with its index."""
+        return [
+            (entry.label or entry.name or entry.runtime or _own_label(self.content.policy), i)
+            for i, entry in enumerate(self.content.compare)
+        ]
+
+    def case(self, policy: str | None = None) -> Case:
+        """Return the run under a policy.
+
+        Parameters
+        ----------
+        policy : str, optional
+            The label of an entry of ``compare``, a policy, or a runtime; by default the scenario's own
+            policy. Only the scenario's own and its entries have expectations.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, or a wrong option.
+        """
+        content = self.content
+        if policy is None:
+            return self._case(
+                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",)
+            )
+        for label, i in self.variants:
+            if label == policy:
+                return self._variant(i, label)
+        known = plugins.names("sim.policies")
+        runtimes = plugins.names("sim.runtimes")
+        if policy in runtimes and policy not in known:
+            spec = Policy(runtime=policy)
+        elif policy in known or ":" in policy:
+            spec = Policy(name=policy)
+        else:
+            labels = [label for label, _ in self.variants]
+            message = f"unknown policy {policy!r}{hint(policy, [*labels, *known, *runtimes])}"
+            raise Place("--policy").error(message)
+        named = Document(Node({}, Place(f"--policy {policy}")), self.document.path)
+        decisions = resolve(spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge)
+        return Case(self, decisions)
+
+    def cases(self) -> list[Case]:
+        """Return every run that the scenario compares, or its own run when it compares nothing."""
+        return [self._variant(i, label) for label, i in self.variants] or [self.case()]
+
+    def expected(self) -> list[Case]:
+        """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
+        own = [self.case()] if self.content.expect else []
+        return own + [self._variant(i, label) for label, i in self.variants if self.content.compare[i].expect]
+
+    def _variant(self, i: int, label: str) -> Case:
+        entry, loc = self.content.compare[i], ("compare", i)
+        scenario = self
+        if entry.set:
+            changed = self.document.with_values(entry.set, (*loc, "set"))
+            scenario = _validated(changed, self.allow_code)
+        spec = overlay(scenario.content.policy, entry)
+        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"))
+
+    def _case(self, spec: Policy, label: str, loc: Loc, expect: Mapping[str, Any], expect_loc: Loc) -> Case:
+        document, knowledge = self.document, self.content.knowledge
+        decisions = resolve(spec, label, document, loc, allow_code=self.allow_code, knowledge=knowledge)
+        return Case(self, decisions, read_expectations(expect, document, expect_loc))
+
+
+def _own_label(policy: Policy) -> str:
+    return policy.name or policy.runtime or "policy"
+
+
+def _with_cost(spec: dict[str, Any], cost: Any) -> dict[str, Any]:
+    """Give the scenario's cost model to every device for which it names none, those of a preset included."""
+    if cost is None:
+        return spec
+    preset = machine_preset(spec["preset"]).get("devices", {}) if "preset" in spec else {}
+    given = {**{name: {} for name in preset}, **spec.get("devices", {})}
+    return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
+
+
+def _subject(message: str, document: Document) -> Loc:
+    """Return the path of what a message of `devices` is about: it begins with ``gpu0.gap:``, ``links[0]:``"""
+    words = re.findall(r"[^.\[\]]+", message.partition(":")[0])
+    parts = tuple(int(word) if word.isdecimal() else word for word in words)
+    for prefix in (("machine", "devices"), ("machine",), ()):
+        loc = (*prefix, *parts)
+        for n in range(len(loc), len(prefix), -1):
+            node: Node | None = document.root
+            for part in loc[:n]:
+                node = node and node.child(part)
+            if node is not None:
+                return loc[:n]
+    return ("machine",)

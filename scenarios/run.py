@@ -1,0 +1,160 @@
+"""Running a scenario: from the file's words to a trace, its summary, and what was expected of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from scenarios.document import Loc
+from scenarios.expect import Outcome
+from scenarios.load import Case, Scenario
+from sim.engine import Engine, Observer
+from sim.errors import InfeasibleError, InputError, ScenarioError
+from sim.job import Job, make_job
+from sim.metrics import summary
+from sim.trace import Trace
+
+__all__ = ["Result", "run_case", "run_scenario"]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What came out of one run.
+
+    Attributes
+    ----------
+    scenario, policy : str
+        What they are called.
+    trace : Trace
+    outcomes : tuple of Outcome
+        One for each expectation.
+    """
+
+    case: Case
+    trace: Trace
+
+    @property
+    def scenario(self) -> str:
+        """Name of the scenario."""
+        return self.case.scenario.name
+
+    @property
+    def policy(self) -> str:
+        """What the policy is called in the scenario."""
+        return self.case.label
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The numbers: see `sim.metrics.summary`."""
+        return summary(self.trace)
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each expectation."""
+        return tuple(expectation.hold(self.summary, self.trace) for expectation in self.case.expectations)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything expected came out."""
+        return all(outcome.passed for outcome in self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim run --json`` prints."""
+        names = {"scenario": self.scenario, "policy": self.policy}
+        return {**self.summary, **names, "expect": [outcome.to_json() for outcome in self.outcomes]}
+
+
+def run_scenario(
+    scenario: Scenario, policy: str | None = None, *, observers: Iterable[Observer] = (), check: bool = False
+) -> Result:
+    """Run a scenario, under its own policy or another one.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    policy : str, optional
+        See `Scenario.case`.
+    observers : iterable of Observer
+        Told of every start and end.
+    check : bool
+        Whether to assert the invariants of the trace afterwards.
+
+    Raises
+    ------
+    InputError
+        The scenario is wrong: an unknown name, an op that no device can run.
+    RunError
+        The run cannot go on: out of memory, stuck.
+
+    Examples
+    --------
+    >>> from scenarios.load import load_scenario
+    >>> run_scenario(load_scenario("scenarios/topological.yaml")).trace.makespan_ns
+    30000
+    """
+    return run_case(scenario.case(policy), observers=observers, check=check)
+
+
+def run_case(case: Case, *, observers: Iterable[Observer] = (), check: bool = False) -> Result:
+    """Run one case of a scenario; see `run_scenario`."""
+    job = job_of(case)
+    known = {
+        "device": [device.name for device in job.machine.devices],
+        "link": [link.name for link in job.machine.links],
+        "op": _task_names(job),
+    }
+    for expectation in case.expectations:
+        expectation.check_name(known)
+    trace = Engine(job, case.decisions.policy, observers=observers).run()
+    if check:
+        trace.check()
+    return Result(case, trace)
+
+
+def job_of(case: Case) -> Job:
+    """Return the job of a case: everything that is decided before time 0.
+
+    Raises
+    ------
+    ScenarioError
+        An op that no device can run, or a wrong decision; with its place where that is known.
+    """
+    scenario, decisions = case.scenario, case.decisions
+    graph, machine, content = scenario.graph, scenario.machine, scenario.content
+    try:
+        return make_job(
+            graph,
+            machine,
+            placement=decisions.placement,
+            streams=decisions.streams,
+            linearize=decisions.linearize,
+            iterations=content.iterations,
+            knowledge=decisions.knowledge,
+            seed=content.seed,
+        )
+    except ScenarioError:
+        raise
+    except (InfeasibleError, InputError) as error:
+        # Nothing has run yet: it is the scenario that asks for what cannot be.
+        raise scenario.document.error(_op_of(str(error), scenario), str(error)) from error
+
+
+def _op_of(message: str, scenario: Scenario) -> Loc:
+    """Return the path of the op that a message begins with."""
+    match = re.match(r"op '([^']*)'", message)
+    ops = scenario.document.root.child("workload")
+    ops = ops and ops.child("ops")
+    if match is None or ops is None:
+        return ("workload",)
+    name = match[1] if ops.child(match[1]) else match[1].rpartition("/")[0]
+    return ("workload", "ops", name) if ops.child(name) else ("workload",)
+
+
+def _task_names(job: Job) -> list[str]:
+    ops = job.graph.op_names
+    if job.iterations == 1:
+        return list(ops)
+    return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]

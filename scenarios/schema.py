@@ -1,0 +1,257 @@
+"""What a scenario file may hold. Its JSON Schema, for editors, is `scenario.schema.json`, made from this.
+
+::
+
+    name: ...        machine: ...     workload: ...    what runs, and where
+    policy: ...      knowledge: ...   cost: ...        how it is decided
+    iterations: ...  seed: ...
+    compare: [...]                                     the same work under other policies
+    expect: {...}                                      what has to come out
+
+The machine's part is in `scenarios.schema_machine`, each kind of workload in `scenarios.workloads`.
+A key that is not known here is an error, except in ``policy``, where it is an option of the policy, which
+`scenarios.decisions` checks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
+
+from scenarios.document import hint
+from scenarios.quantities import Count, Name, Strict, Whole, fault, quantity_schema
+from scenarios.schema_machine import AnyMachine
+from scenarios.workloads import WORKLOADS, Workload
+from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
+
+__all__ = ["Choice", "Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+Knowledge = Literal["exact", "mean", "none"]
+
+
+# -- workload --------------------------------------------------------------------------------------
+
+
+def _one_kind(value: Any) -> Any:
+    """Refuse a mapping that names no kind of workload, or two."""
+    if not isinstance(value, dict):
+        raise fault(f"should be a mapping with one of the keys {', '.join(WORKLOADS)}, not {value!r}")
+    kinds = [kind for kind in WORKLOADS if kind in value]
+    if len(kinds) > 1:
+        raise fault(f"names {len(kinds)} kinds of workload, {' and '.join(kinds)}; a scenario has one")
+    if not kinds:
+        unknown = [key for key in value if not any(key in kind.model_fields for kind in WORKLOADS.values())]
+        near = hint(unknown[0], WORKLOADS) if unknown else f"; known: {', '.join(WORKLOADS)}"
+        what = f"; {unknown[0]!r} is none" if unknown else ""
+        raise fault(f"names no kind of workload{what}{near}")
+    return value
+
+
+def _kind(value: Any) -> str | None:
+    return next((f"<{kind}>" for kind in WORKLOADS if kind in value), None)
+
+
+if TYPE_CHECKING:
+    AnyWorkload = Workload
+else:
+    AnyWorkload = Annotated[
+        Union[tuple(Annotated[model, Tag(f"<{kind}>")] for kind, model in WORKLOADS.items())],  # noqa: UP007
+        Discriminator(_kind),
+        BeforeValidator(_one_kind),
+    ]
+
+
+# -- policy ----------------------------------------------------------------------------------------
+
+
+class Choice(Strict):
+    """One decision: a name, and whatever options it has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was given besides the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _choice(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+AnyChoice = Annotated[
+    Choice,
+    BeforeValidator(_choice),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}},
+                    "required": ["name"],
+                    "additionalProperties": True,
+                },
+            ]
+        }
+    ),
+]
+
+
+class Policy(Strict):
+    """Who decides what is issued next, and the other decisions; further keys are the policy's options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
+    runtime: Annotated[Name | None, Field(description="a named set of decisions (`sim runtimes`)")] = None
+    placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
+    streams: Annotated[AnyChoice | None, Field(description="on which stream each op is launched")] = None
+    linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
+    synchronisation: Annotated[
+        Literal["completion", "issue"] | None,
+        Field(description="eligible when inputs are computed, or when they are issued"),
+    ] = None
+    knowledge: Annotated[Knowledge | None, Field(description="in place of the scenario's")] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the policy: keys that are no decision of their own."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _policy(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+AnyPolicy = Annotated[Policy, BeforeValidator(_policy)]
+
+
+# -- expect ----------------------------------------------------------------------------------------
+
+
+class Condition(Strict):
+    """What a result must be; `scenarios.expect` reads the values, as their unit depends on the result."""
+
+    equals: JsonValue = None
+    at_most: JsonValue = None
+    at_least: JsonValue = None
+    tolerance: Annotated[
+        JsonValue, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
+    ] = None
+
+
+def _condition(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"equals": value}
+
+
+_CONDITION_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": ["string", "number", "array"]},
+        {
+            "type": "object",
+            "properties": {
+                key: {"type": ["string", "number", "array"]}
+                for key in ("equals", "at_most", "at_least", "tolerance")
+            },
+            "additionalProperties": False,
+        },
+    ]
+}
+Expect = Annotated[
+    dict[str, Annotated[Condition, BeforeValidator(_condition), WithJsonSchema(_CONDITION_SCHEMA)]],
+    Field(
+        default_factory=dict,
+        description="results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
+        "to {equals, at_most, at_least, tolerance} or a plain value",
+    ),
+]
+
+
+class Variant(Policy):
+    """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
+
+    label: Annotated[Name | None, Field(description="what it is called; default: the policy's name")] = None
+    set: Annotated[
+        dict[str, JsonValue],
+        Field(default_factory=dict, description="what else differs: dotted path to value, as for --set"),
+    ]
+    expect: Expect
+
+
+AnyVariant = Annotated[Variant, BeforeValidator(_policy)]
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+class ScenarioFile(Strict):
+    """A computation graph, the machine it runs on, and who decides in which order."""
+
+    schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
+    name: Annotated[Name | None, Field(description="default: the file's name")] = None
+    description: str | None = None
+    machine: AnyMachine | None = None
+    workload: AnyWorkload
+    policy: AnyPolicy = Policy(name="ready-queue")
+    knowledge: Annotated[Knowledge, Field(description="what policies know of durations")] = "exact"
+    cost: Annotated[
+        JsonValue,
+        Field(
+            description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
+        ),
+    ] = None
+    iterations: Annotated[Count, Field(description="how many times the graph runs")] = 1
+    seed: Whole = 0
+    compare: Annotated[
+        list[AnyVariant],
+        Field(default_factory=list, description="what `sim compare` compares without --policy"),
+    ]
+    expect: Expect
+
+
+_SHARED = {
+    "Duration": quantity_schema(DURATION),
+    "Bytes": quantity_schema(BYTES),
+    "Capacity": quantity_schema(BYTES, unlimited=True),
+    "Bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
+    "Flops": quantity_schema(FLOPS),
+    "FlopRate": quantity_schema(FLOP_RATE, unlimited=True),
+    "Frequency": quantity_schema(FREQUENCY),
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a scenario file."""
+    schema = ScenarioFile.model_json_schema(by_alias=True)
+    _share(schema)
+    schema["$defs"] |= _SHARED
+    return {"$schema": SCHEMA_ID, **schema, "title": "A scenario of sim"}
+
+
+def _share(schema: Any) -> None:
+    """Put references in place of the long patterns of quantities."""
+    if isinstance(schema, list):
+        for item in schema:
+            _share(item)
+    if not isinstance(schema, dict):
+        return
+    for name, shared in _SHARED.items():
+        if schema.get("anyOf") == shared["anyOf"]:
+            del schema["anyOf"]
+            schema["$ref"] = f"#/$defs/{name}"
+            if schema.get("description") == shared["description"]:
+                del schema["description"]
+    for item in schema.values():
+        _share(item)
+
+
+def json_schema_text() -> str:
+    """Return the text of `scenario.schema.json`."""
+    return json.dumps(json_schema(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
