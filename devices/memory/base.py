@@ -48,7 +48,7 @@ class Block:
     """A range of addresses, and the handle by which its owner frees it.
 
     A handle dies with `Allocator.free`: it never becomes live again, even when its range is handed out
-    anew, so that a second free is always noticed. Its address and size mean nothing from then on.
+    anew, so that a second free is always noticed. Its address and size stay what they were.
 
     Attributes
     ----------
@@ -68,12 +68,15 @@ class Block:
         Where it goes when it is free; None for an allocator without free lists.
     prev, next : Block
         Neighbours in address order within the segment; unset for an allocator without segments.
+    key : int
+        Its place in the order of a free list; unset while it is in none.
     """
 
-    __slots__ = ("address", "home", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
+    __slots__ = ("address", "home", "key", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
 
     prev: Block
     next: Block
+    key: int
 
     def __init__(
         self,

@@ -123,15 +123,14 @@ class FreeList:
 
     def put(self, block: Block) -> None:
         """Add a free block as it is."""
-        key = block.nbytes << _ADDRESS_BITS | block.address
+        block.key = key = block.nbytes << _ADDRESS_BITS | block.address
         insort(self._keys, key)
         self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
         """Take `block` out of the list."""
-        key = block.nbytes << _ADDRESS_BITS | block.address
-        del self._keys[bisect_left(self._keys, key)]
-        del self._blocks[key]
+        del self._keys[bisect_left(self._keys, block.key)]
+        del self._blocks[block.key]
 
     def take(
         self,
@@ -142,7 +141,9 @@ class FreeList:
         stream: int = 0,
         owner: Owner = None,
     ) -> Block | None:
-        """Return a live block of at least `nbytes` out of the best fitting free one, or None.
+        """Return a live block of at least `nbytes` from the low end of the best fitting free one, or None.
+
+        The live block is always a new object, so that handles of earlier owners of its range stay dead.
 
         Parameters
         ----------
@@ -160,65 +161,88 @@ class FreeList:
         if index == len(keys):
             return None
         key = keys[index]
-        if key >> _ADDRESS_BITS >= below:
+        free = self._blocks[key]
+        size = free.nbytes
+        if size >= below:
             return None
         del keys[index]
-        return self.carve(self._blocks.pop(key), nbytes, min_remainder, requested, stream, owner)
+        del self._blocks[key]
+        before = free.prev
+        if size - nbytes >= min_remainder:
+            block = Block(free.address, nbytes, requested, stream, owner, LIVE, self)
+            free.address = address = free.address + nbytes
+            free.nbytes = size = size - nbytes
+            free.key = key = size << _ADDRESS_BITS | address
+            insort(keys, key, 0, index)
+            self._blocks[key] = free
+            free.prev = block
+            block.next = free
+        else:
+            block = Block(free.address, size, requested, stream, owner, LIVE, self)
+            block.next = after = free.next
+            after.prev = block
+        block.prev = before
+        before.next = block
+        return block
 
     def carve(
         self, free: Block, nbytes: int, min_remainder: int, requested: int, stream: int, owner: Owner
     ) -> Block:
-        """Return a live block from the low end of `free`, a free block that is in no list.
+        """Return a live block from the low end of `free`, a free block that is in no list, best fit or not.
 
-        What is left over goes to the list. The live block is always a new object, so that handles of
-        earlier owners of the same range stay dead.
+        What is left over goes to this list.
         """
-        remainder = free.nbytes - nbytes
-        before = free.prev
-        if remainder >= min_remainder:
-            block = Block(free.address, nbytes, requested, stream, owner, LIVE, self)
-            free.address += nbytes
-            free.nbytes = remainder
-            after = free
-            key = remainder << _ADDRESS_BITS | free.address
-            insort(self._keys, key)
-            self._blocks[key] = free
-        else:
-            block = Block(free.address, free.nbytes, requested, stream, owner, LIVE, self)
-            after = free.next
-        block.prev = before
-        block.next = after
-        before.next = block
-        after.prev = block
+        alone = FreeList()
+        alone.put(free)
+        block = alone.take(nbytes, min_remainder, ANY_SIZE, requested, stream, owner)
+        assert block is not None
+        block.home = self
+        for rest in alone.blocks():
+            self.put(rest)
         return block
 
     def give(self, block: Block) -> None:
-        """Add `block`, which becomes free, merged with its free neighbours: the next, then the previous."""
+        """Add the range of `block`, which dies, merged with its free neighbours.
+
+        The handle is left as it is: a neighbour that is free already stands for the merged range, the lower
+        one of two, and only without one is a new block made.
+        """
         keys = self._keys
         blocks = self._blocks
         block.state = FREE
-        nbytes = block.nbytes
         before = block.prev
         after = block.next
-        if not after.state:
-            size = after.nbytes
-            key = size << _ADDRESS_BITS | after.address
+        if after.state:
+            if before.state:
+                free = Block(block.address, block.nbytes, 0, block.stream, None, FREE, self)
+                free.prev = before
+                before.next = free
+            else:
+                free = before
+                key = free.key
+                del keys[bisect_left(keys, key)]
+                del blocks[key]
+                free.nbytes += block.nbytes
+            free.next = after
+            after.prev = free
+        else:
+            key = after.key
             del keys[bisect_left(keys, key)]
             del blocks[key]
-            nbytes += size
-            after = after.next
-            block.next = after
-            after.prev = block
-        if not before.state:
-            size = before.nbytes
-            key = size << _ADDRESS_BITS | before.address
-            del keys[bisect_left(keys, key)]
-            del blocks[key]
-            nbytes += size
-            before.next = after
-            after.prev = before
-            block = before
-        block.nbytes = nbytes
-        key = nbytes << _ADDRESS_BITS | block.address
+            if before.state:
+                free = after
+                free.address = block.address
+                free.nbytes += block.nbytes
+                free.prev = before
+                before.next = free
+            else:
+                free = before
+                key = free.key
+                del keys[bisect_left(keys, key)]
+                del blocks[key]
+                free.nbytes += block.nbytes + after.nbytes
+                free.next = after = after.next
+                after.prev = free
+        free.key = key = free.nbytes << _ADDRESS_BITS | free.address
         insort(keys, key)
-        blocks[key] = block
+        blocks[key] = free

@@ -65,7 +65,7 @@ class CountedAllocator(Allocator):
         """Ask the device, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = nbytes if self._rounding == 1 else self.rounded(nbytes)
+        need = -(-nbytes // self._rounding) * self._rounding
         address = self.memory.malloc(need)
         if address is None:
             return None

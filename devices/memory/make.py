@@ -75,8 +75,6 @@ def make_allocator(
     for option in options:
         if option not in known:
             raise UnknownNameError(f"option of the {kind} allocator", option, set(known) - {"name"})
-    if kind == "scratchpad" and not isinstance(capacity, int):
-        raise InputError(f"{name}: a scratchpad needs a capacity")
     if kind != "planned":
         return make(capacity, name=name, **options)
     if events is None:

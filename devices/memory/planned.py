@@ -6,7 +6,7 @@ tensor whose place is still occupied: that request has to wait, as `try_alloc` s
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span, StreamEvent
@@ -130,10 +130,11 @@ class PlannedAllocator(Allocator):
             raise InputError(
                 f"{self.name}: {owner!r} asks for {nbytes} bytes, and {planned} were planned for it"
             )
-        if self._occupant(address, planned) is not None:
+        at = bisect_left(self._addresses, address + planned)
+        if self._occupant(address, at) is not None:
             return None
         block = self._live[address] = Block(address, planned, nbytes, stream, owner, LIVE, None)
-        insort(self._addresses, address)
+        self._addresses.insert(at, address)
         self._turn[owner] += 1
         self._took(block)
         return block
@@ -169,7 +170,8 @@ class PlannedAllocator(Allocator):
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name the tensor that lies where this one is to lie."""
-        occupant = self._occupant(*self._place(owner))
+        address, planned = self._place(owner)
+        occupant = self._occupant(address, bisect_left(self._addresses, address + planned))
         assert occupant is not None
         return [
             f"the order that the plan was made for: it puts {owner!r} where {occupant.owner!r} still lives; "
@@ -185,12 +187,11 @@ class PlannedAllocator(Allocator):
             raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{hint}")
         return places[self._turn[owner] % len(places)]
 
-    def _occupant(self, address: int, nbytes: int) -> Block | None:
-        """Return a live block that shares a byte with the range, or None."""
-        after = bisect_left(self._addresses, address + nbytes)
-        if not after:
+    def _occupant(self, address: int, at: int) -> Block | None:
+        """Return the block before index `at` if it reaches beyond `address`, or None."""
+        if not at:
             return None
-        block = self._live[self._addresses[after - 1]]
+        block = self._live[self._addresses[at - 1]]
         return block if block.address + block.nbytes > address else None
 
 

@@ -105,7 +105,7 @@ class PoolAllocator(SegmentedAllocator):
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = nbytes if self._alignment == 1 else self.rounded(nbytes)
+        need = -(-nbytes // self._alignment) * self._alignment
         if self._limits and not self._within_limit(need, owner):
             return None
         block = self._free.take(need, 1, ANY_SIZE, nbytes, stream, owner)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from devices.memory.base import Block, Owner, round_up
+from devices.memory.device import DeviceMemory
 from devices.memory.pool import PoolAllocator
 from sim.errors import InfeasibleError, InputError, InvariantError
 from sim.units import format_bytes
@@ -32,12 +33,17 @@ class ScratchpadAllocator(PoolAllocator):
 
     Parameters
     ----------
-    capacity : int
+    capacity : int or DeviceMemory
         Bytes of SRAM.
     alignment : int
         Of every tile, in bytes.
     name : str
         The core, in error messages.
+
+    Raises
+    ------
+    InputError
+        The capacity is unlimited.
 
     Examples
     --------
@@ -48,8 +54,16 @@ class ScratchpadAllocator(PoolAllocator):
 
     kind = "scratchpad"
 
-    def __init__(self, capacity: int, *, alignment: int = ALIGNMENT_BYTES, name: str = "scratchpad") -> None:
+    def __init__(
+        self,
+        capacity: int | DeviceMemory | None,
+        *,
+        alignment: int = ALIGNMENT_BYTES,
+        name: str = "scratchpad",
+    ) -> None:
         super().__init__(capacity, alignment=alignment, name=name)
+        if self.limit is None:
+            raise InputError(f"{name}: a scratchpad is small; give its capacity")
 
     def place(self, address: int, nbytes: int, *, stream: int = 0, owner: Owner = None) -> Block:
         """Allocate `nbytes` at `address`.
@@ -66,7 +80,7 @@ class ScratchpadAllocator(PoolAllocator):
                 f"{self.name}: {owner!r} is placed at {address} with {nbytes} bytes; give at least one byte, "
                 f"and an address that is a multiple of {self._alignment}"
             )
-        need = round_up(nbytes, self._alignment)
+        need = self.rounded(nbytes)
         for free in self._free.blocks():
             if free.address <= address and address + need <= free.address + free.nbytes:
                 break
@@ -83,7 +97,7 @@ class ScratchpadAllocator(PoolAllocator):
         if below is not None:
             self._free.give(below)
         self._took(block)
-        self._reserve(max(0, address + need - self.reserved))
+        self._reserve(max(0, address + need - self._base - self.reserved))
         return block
 
 

@@ -1,0 +1,409 @@
+"""Replaying allocation traces, and reading them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.memory import (
+    BfcAllocator,
+    CachingAllocator,
+    MemoryEvent,
+    PlannedAllocator,
+    PoolAllocator,
+    make_allocator,
+    read_events,
+    replay,
+)
+from devices.memory.planned import lifetimes_of_events
+from sim.errors import InputError, OutOfMemoryError, UnknownNameError
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def alloc(identity: str | int, nbytes: int, stream: int = 0) -> MemoryEvent:
+    return MemoryEvent("alloc", identity, nbytes, stream)
+
+
+def free(identity: str | int) -> MemoryEvent:
+    return MemoryEvent("free", identity)
+
+
+TRACE = [
+    alloc("a", 1000),
+    alloc("b", 600),
+    free("a"),
+    alloc("c", 500),
+    alloc("a", 2000),
+    free("b"),
+    free("c"),
+]
+
+
+def test_report_of_a_small_trace() -> None:
+    # bfc, one region of 64 KiB = 65536:
+    #   a: [0, 1024)  b: [1024, 1792)  free a  c: [0, 512), as 1024 ≥ 2 × 512  a again: 2048 at 1792
+    #   free b: [512, 1792) is free    free c: [0, 1792) is free
+    result = replay(TRACE, BfcAllocator(64 * KIB))
+    assert result.address.tolist() == [0, 1024, 0, 0, 1792, 1024, 0]
+    assert result.in_use.tolist() == [1024, 1792, 768, 1280, 3328, 2560, 2048]
+    assert result.requested.tolist() == [1000, 1600, 600, 1100, 3100, 2500, 2000]
+    assert result.reserved.tolist() == [65536] * 7
+    # Behind a: 64512; b: 63744; from then on what is left behind the last block.
+    assert result.largest_free.tolist() == [64512, 63744, 63744, 63744, 61696, 61696, 61696]
+    assert result.fragmentation.tolist() == [64512, 63744, 64768, 64256, 62208, 62976, 63488]
+    assert (result.peak_in_use, result.peak_reserved, result.peak_event) == (3328, 65536, 4)
+    assert result.holders_at_peak() == [("a", 2000), ("b", 600), ("c", 500)]
+    assert result.holders_at_peak(1) == [("a", 2000)]
+    assert result.never_freed() == [("a", 2000)]
+    assert result.summary(holders=1) == {
+        "events": 7,
+        "peak_in_use_bytes": 3328,
+        "peak_requested_bytes": 3100,
+        "peak_reserved_bytes": 65536,
+        "peak_event": 4,
+        "fragmentation_at_peak_bytes": 62208,
+        "peak_fragmentation_bytes": 64768,
+        "holders_at_peak": [{"id": "a", "nbytes": 2000}],
+        "never_freed_bytes": 2000,
+        "device_mallocs": 1,
+        "device_frees": 0,
+        "synchronisations": 0,
+    }
+
+
+def test_empty_trace() -> None:
+    result = replay([], PoolAllocator(100))
+    assert (result.peak_in_use, result.peak_event, result.holders_at_peak()) == (0, -1, [])
+    assert result.summary()["fragmentation_at_peak_bytes"] == 0
+
+
+def test_out_of_memory_names_the_event() -> None:
+    with pytest.raises(
+        OutOfMemoryError, match=r"'a' asks for 1.953 KiB on stream 0, at event 5 of 7\n"
+    ) as caught:
+        replay(TRACE, PoolAllocator(3000))
+    assert "largest holders  'b' 600 B; 'c' 500 B" in str(caught.value)
+
+
+def test_streams_matter_to_the_caching_allocator() -> None:
+    trace = [alloc(0, 3 * MIB, 7), free(0), alloc(1, 3 * MIB, 8)]
+    assert replay(trace, CachingAllocator()).peak_reserved == 40 * MIB
+    assert replay([event._replace(stream=0) for event in trace], CachingAllocator()).peak_reserved == 20 * MIB
+
+
+events_strategy = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5000)), max_size=40)
+
+
+def toggle(rows: list[tuple[int, int]]) -> list[MemoryEvent]:
+    """Return a trace in which each id is allocated when it does not live, and freed when it does."""
+    trace: list[MemoryEvent] = []
+    live: set[int] = set()
+    for identity, nbytes in rows:
+        trace.append(free(identity) if identity in live else alloc(identity, nbytes))
+        live ^= {identity}
+    return trace
+
+
+@given(events_strategy, st.sampled_from(["pool", "bfc", "caching", "counted", "planned", "scratchpad"]))
+def test_replay_agrees_with_plain_sums(rows: list[tuple[int, int]], kind: str) -> None:
+    trace = toggle(rows)
+    result = replay(trace, make_allocator(kind, 64 * MIB, events=trace))
+    live: dict[str | int, int] = {}
+    for i, event in enumerate(trace):
+        if event.op == "alloc":
+            live[event.id] = event.nbytes
+        else:
+            del live[event.id]
+        assert result.requested[i] == sum(live.values())
+    assert dict(result.never_freed()) == live
+    peak = result.peak_event
+    assert sum(nbytes for _, nbytes in result.holders_at_peak()) == (
+        result.requested[peak] if peak >= 0 else 0
+    )
+
+
+@given(events_strategy, st.sampled_from(["tokens", "greedy", "optimal"]))
+def test_planned_replay_never_waits_and_stays_in_its_arena(rows: list[tuple[int, int]], planner: str) -> None:
+    trace = toggle(rows)
+    planned = PlannedAllocator.from_events(trace, planner=planner, alignment=64)
+    result = replay(trace, planned)
+    assert result.peak_reserved <= planned.reserved
+    assert (result.address % 64 == 0).all()
+    assert result.peak_in_use <= planned.reserved
+
+
+def test_lifetimes_of_a_trace_and_unknown_planner() -> None:
+    owners, lifetimes = lifetimes_of_events(TRACE)
+    assert owners == ["a", "b", "c", "a"]
+    assert [tuple(row) for row in lifetimes] == [(1000, 0, 1), (600, 1, 4), (500, 3, 5), (2000, 4, 6)]
+    with pytest.raises(UnknownNameError, match="unknown memory planner 'greedi'; did you mean 'greedy'"):
+        make_allocator("planned", events=TRACE, planner="greedi")
+
+
+# Reading: JSON lines
+
+
+def lines(*rows: dict[str, Any]) -> bytes:
+    return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
+    text = b"""
+{"op": "alloc", "id": "x", "nbytes": 4096, "stream": 2}
+{"op": "alloc", "id": 7, "nbytes": 0}
+
+{"op": "free", "id": "x", "nbytes": 4096, "stream": 2}\r
+{"op": "free", "id": 7}
+"""
+    expected = [alloc("x", 4096, 2), alloc(7, 0), MemoryEvent("free", "x", 4096, 2), free(7)]
+    for name, data in (("t.jsonl", text), ("t.jsonl.gz", gzip.compress(text)), ("without-a-suffix", text)):
+        (tmp_path / name).write_bytes(data)
+        assert read_events(tmp_path / name) == expected
+    (tmp_path / "empty").write_bytes(b"")
+    assert read_events(tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"op": "alloc", "id": "x", "nbytes": 1', "not JSON"),
+        ("[" * 100_000, "not JSON: nested too deeply"),
+        ("[1, 2]", r"\[1, 2\] is no object; expected one such as"),
+        ('{"op": "aloc", "id": "x", "nbytes": 1}', "op: 'aloc'; accepted: 'alloc', 'free'"),
+        ('{"id": "x", "nbytes": 1}', "op: None; accepted"),
+        ('{"op": ["alloc"], "id": "x", "nbytes": 1}', "op: "),
+        ('{"op": "alloc", "nbytes": 1}', "no 'id'"),
+        ('{"op": "alloc", "id": "x"}', "no 'nbytes'"),
+        ('{"op": "free"}', "no 'id'"),
+        ('{"op": "alloc", "id": 1.5, "nbytes": 1}', "id: 1.5 is neither a text nor a whole number"),
+        ('{"op": "alloc", "id": true, "nbytes": 1}', "id: True is neither"),
+        ('{"op": "alloc", "id": null, "nbytes": 1}', "id: None is neither"),
+        ('{"op": "alloc", "id": "x", "nbytes": -1}', "nbytes: -1 is negative"),
+        ('{"op": "alloc", "id": "x", "nbytes": 1.5}', "nbytes: 1.5 is no whole number"),
+        ('{"op": "alloc", "id": "x", "nbytes": "4KiB"}', "nbytes: '4KiB' is no whole number"),
+        ('{"op": "alloc", "id": "x", "nbytes": true}', "nbytes: True is no whole number"),
+        ('{"op": "alloc", "id": "x", "nbytes": NaN}', "nbytes: nan is no whole number"),
+        ('{"op": "alloc", "id": "x", "nbytes": 99999999999999999999}', "does not fit 64 bits"),
+        ('{"op": "alloc", "id": "x", "nbytes": 1, "stream": "s"}', "stream: 's' is no whole number"),
+        ('{"op": "alloc", "id": "x", "nbytes": 1, "steam": 1}', "unknown key 'steam'; did you mean 'stream'"),
+        (
+            '{"op": "alloc", "id": "ok", "nbytes": 1}',
+            r"'ok' is allocated, and lives already, since .*t.jsonl:1$",
+        ),
+        ('{"op": "free", "id": "y"}', "'y' is freed, and was never allocated"),
+        ('{"op": "free", "id": "gone"}', r"'gone' is freed, and was freed already, .*t.jsonl:3$"),
+        (
+            '{"op": "free", "id": "ok", "nbytes": 4}',
+            r"freed with 4 bytes, and was allocated with 8, .*t.jsonl:1$",
+        ),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    good = lines(
+        {"op": "alloc", "id": "ok", "nbytes": 8},
+        {"op": "alloc", "id": "gone", "nbytes": 8},
+        {"op": "free", "id": "gone"},
+    )
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(good + b"\n\n" + line.encode())
+    with pytest.raises(InputError, match=f"^.*t.jsonl:5: .*{message}"):
+        read_events(file)
+
+
+def test_files_that_are_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none.jsonl: No such file"):
+        read_events(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="Is a directory"):
+        read_events(tmp_path)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 1000)[:-12])
+    with pytest.raises(InputError, match=r"cut.gz: the gzip file is broken"):
+        read_events(tmp_path / "cut.gz")
+    (tmp_path / "image").write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(InputError, match="neither JSON lines nor a pickled memory snapshot"):
+        read_events(tmp_path / "image")
+
+
+# Reading: PyTorch's memory snapshots
+
+
+def snapshot() -> dict[str, Any]:
+    """Return a snapshot as PyTorch makes them: two devices, events on the second.
+
+    Before the recording, 0x1000 (freed during it) and 0x3000 (alive at the end) were allocated.
+    """
+    model = [
+        {"filename": "??", "line": 0, "name": "torch::autograd"},
+        {"filename": "/home/me/train/model.py", "line": 42, "name": "forward"},
+    ]
+
+    def entry(action: str, addr: int, size: int, stream: int = 0, frames: Any = ()) -> dict[str, Any]:
+        return {
+            "action": action,
+            "addr": addr,
+            "size": size,
+            "stream": stream,
+            "frames": list(frames),
+            "time_us": 1,
+        }
+
+    trace = [
+        entry("segment_alloc", 0x200000, 2 * MIB),
+        entry("alloc", 0x200000, 700, 0, model),
+        entry("free_requested", 0x1000, 500),
+        entry("free_completed", 0x1000, 500),
+        entry("alloc", 0x1000, 300, 5),
+        entry("free_requested", 0x200000, 700),  # another stream still uses it ...
+        entry("alloc", 0x200400, 900),
+        entry("free_completed", 0x200000, 700),  # ... until here
+        entry("alloc", 0x200000, 100),
+        {"action": "oom", "size": 1 << 40, "device_free": 0, "stream": 0, "frames": []},
+        entry("snapshot", 0, 0),
+    ]
+    blocks = [
+        {"address": 0x1000, "size": 512, "requested_size": 300, "state": "active_allocated", "frames": []},
+        {"address": 0x1200, "size": 0x1E00, "requested_size": 0, "state": "inactive", "frames": []},
+        {"address": 0x3000, "size": 4096, "requested_size": 4000, "state": "active_allocated", "frames": []},
+    ]
+    segment = {"address": 0x1000, "device": 1, "stream": 5, "total_size": 2 * MIB, "blocks": blocks}
+    return {
+        "segments": [segment],
+        "device_traces": [[], trace],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False, "ratio": 0.5},
+        "pool": (0, 0),
+        "nothing": None,
+    }
+
+
+def write(path: Path, loaded: Any, *, compressed: bool = False) -> Path:
+    data = pickle.dumps(loaded)
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    return path
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_snapshot_with_a_trace(tmp_path: Path, compressed: bool) -> None:
+    events = read_events(write(tmp_path / "s.pickle", snapshot(), compressed=compressed))
+    assert events == [
+        alloc("before 0x1000", 500),
+        alloc("before 0x3000", 4000, 5),
+        alloc("1 forward (model.py:42)", 700),
+        free("before 0x1000"),
+        alloc("4", 300, 5),
+        alloc("6", 900),
+        free("1 forward (model.py:42)"),
+        alloc("8", 100),
+    ]
+    result = replay(events, CachingAllocator())
+    assert dict(result.never_freed()) == {"before 0x3000": 4000, "4": 300, "6": 900, "8": 100}
+
+
+def test_snapshot_without_a_trace_is_what_lives(tmp_path: Path) -> None:
+    bare = snapshot()
+    bare["device_traces"] = []
+    expected = [alloc("before 0x1000", 300, 5), alloc("before 0x3000", 4000, 5)]
+    assert read_events(write(tmp_path / "s.pickle", bare)) == expected
+
+
+def test_device_is_to_be_named_when_several_have_events(tmp_path: Path) -> None:
+    both = snapshot()
+    both["device_traces"][0] = [{"action": "alloc", "addr": 0, "size": 8, "stream": 0}]
+    file = write(tmp_path / "s.pickle", both)
+    with pytest.raises(InputError, match="2 devices have events; say which one of 0, 1"):
+        read_events(file)
+    assert read_events(file, device=0) == [alloc("0", 8)]
+    assert len(read_events(file, device=1)) == 8
+    with pytest.raises(InputError, match="nothing was recorded on device 4; devices with events: 0, 1"):
+        read_events(file, device=4)
+    empty = write(tmp_path / "e.pickle", {"segments": [], "device_traces": [[], []]})
+    with pytest.raises(InputError, match=r"the snapshot is empty; call .*_record_memory_history"):
+        read_events(empty)
+
+
+class Evil:
+    """What a malicious pickle does: name a function, and have it called."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+def test_pickles_that_name_anything_are_refused_and_nothing_runs(tmp_path: Path) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        victim = tmp_path / f"made{protocol}"
+        file = tmp_path / "evil.pickle"
+        file.write_bytes(pickle.dumps({"segments": [Evil(str(victim))]}, protocol=protocol))
+        with pytest.raises(
+            InputError, match=r"evil.pickle: names \w+.mkdir; a memory snapshot holds plain containers"
+        ):
+            read_events(file)
+        assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, frozenset({1}), b"bytes", bytearray(b"x"), 1j, Path("x"), MemoryEvent("free", 1)]
+)
+def test_anything_but_plain_containers_is_refused(tmp_path: Path, value: Any) -> None:
+    loaded = snapshot()
+    loaded["extra"] = [{"deep": (value,)}]
+    with pytest.raises(InputError, match="plain containers"):
+        read_events(write(tmp_path / "s.pickle", loaded))
+
+
+@given(cut=st.integers(1, 400), flip=st.integers(0, 255), at=st.integers(1, 400))
+def test_broken_pickles_are_input_errors(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int, at: int
+) -> None:
+    data = bytearray(pickle.dumps(snapshot())[:-cut])
+    data[at % len(data)] ^= flip
+    file = tmp_path_factory.getbasetemp() / "broken.pickle"
+    file.write_bytes(b"\x80" + bytes(data)[1:])
+    with pytest.raises(InputError, match=r"broken\.pickle"):
+        read_events(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("segments"), "no 'segments'; is this a PyTorch memory snapshot?"),
+        (lambda s: s.update(segments={}), "segments: dict, expected list"),
+        (lambda s: s.update(device_traces=5), "device_traces: int, expected a list for each device"),
+        (lambda s: s.update(device_traces=[[], {"a": 1}]), r"device_traces\[1\]: dict, expected a list"),
+        (
+            lambda s: s["device_traces"][1].insert(0, 3),
+            r"device_traces\[1\]\[0\]: int, expected a dict with 'action'",
+        ),
+        (lambda s: s["device_traces"][1][1].pop("addr"), r"device_traces\[1\]\[1\]: no 'addr'"),
+        (lambda s: s["device_traces"][1][1].update(size="8"), r"\[1\]\[1\]: size: str, expected int"),
+        (
+            lambda s: s["device_traces"][1].append(s["device_traces"][1][8]),
+            r"allocates address 0x200000, where '8' lives",
+        ),
+        (lambda s: s["segments"][0]["blocks"][0].pop("state"), "segment at 0x1000: no 'state'"),
+        (lambda s: s["segments"][0].update(device="1"), "device: str, expected int"),
+    ],
+)
+def test_snapshots_that_make_no_sense(tmp_path: Path, change: Any, message: str) -> None:
+    loaded = snapshot()
+    change(loaded)
+    with pytest.raises(InputError, match=message):
+        read_events(write(tmp_path / "s.pickle", loaded))
+
+
+def test_a_pickle_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a dict with 'segments'"):
+        read_events(write(tmp_path / "s.pickle", [1, 2]))
+    twice = snapshot()
+    twice["device_traces"][1] = [{"action": "free_completed", "addr": 16, "size": 8, "stream": 0}] * 2
+    with pytest.raises(InputError, match=r"\[1\]: frees address 0x10, where nothing lives"):
+        read_events(write(tmp_path / "s.pickle", twice))
