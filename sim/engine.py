@@ -33,7 +33,8 @@ from typing import Any, Protocol
 import simpy
 from simpy.events import NORMAL
 
-from sim.errors import InfeasibleError, RunError
+from sim.control_flow import TaggedTokenReadiness, has_control_flow
+from sim.errors import InfeasibleError, InputError, RunError
 from sim.graph import Graph, IntArray
 from sim.job import Job, make_job
 from sim.model import (
@@ -137,9 +138,17 @@ class Engine:
         self.schedule = self.env.schedule
         self.observers = list(observers)
         self.flow: Flow = make_flow(job)
-        self.readiness: Readiness = (
-            IssueReadiness if policy.synchronisation == "issue" else CompletionReadiness
-        )(job, self.flow)
+        at_issue = policy.synchronisation == "issue"
+        dynamic = has_control_flow(job.graph)
+        self.readiness: Readiness
+        if dynamic:
+            self.readiness = TaggedTokenReadiness(job, self.flow, at_issue)
+        else:
+            self.readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, self.flow)
+        if dynamic and memory is not None:
+            raise InputError(
+                "an allocator cannot follow tensors through frames: leave memory out for control flow"
+            )
         self.duration_ns: list[int] = job.duration_ns.tolist()
         self.device_of: list[int] = job.device_of.tolist()
         has_workers = [device.workers > 0 for device in machine.devices]
@@ -192,7 +201,7 @@ class Engine:
         self.paid: list[Task] = []
         self.tasks: list[Task] = []
         self.transfers: list[Task] = []
-        self.plain = not self.shared and self.memory is None and not self.observers
+        self.plain = not (self.shared or self.memory or self.observers or dynamic)
         # One list of callbacks for each sort of event, shared by all of them. A completion only notes
         # the task, so the callback is the list's own append.
         self._on_end: list[Callable[[Any], None]] = [self.ended.append]
@@ -261,7 +270,8 @@ class Engine:
                         step()
         over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
         if len(over) < self.readiness.total:
-            raise stuck_error(self.job, self.flow, dict(self.readiness.unfinished(set(over))), self.policy)
+            waiting = dict(self.readiness.unfinished(set(over)))
+            raise stuck_error(self.readiness.name, waiting, self.policy)
         memory = self.memory.columns() if self.memory is not None else None
         return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers, memory)
 
@@ -273,14 +283,14 @@ class Engine:
             task.end_ns = now
             issuer = task.issuer
             if issuer is not None:
-                if self.executed[task.op]:
+                if task.dead or self.executed[task.op]:
                     self._free(issuer)
                 else:
                     self._leave_stream(task)
         freed = False
         if not self.plain:
             for task in ended:
-                if self.shared and task.issuer is not None:
+                if self.shared and task.issuer is not None and not task.dead:
                     self._leave_processor(task)
                 if self.observers:
                     self._tell("ended", task)
@@ -291,7 +301,9 @@ class Engine:
         asynchronous = self.asynchronous
         for task in ended:
             issuer = task.issuer
-            told = asynchronous and (issuer is None or not self.executed[task.op])  # when it was issued
+            told = asynchronous and (
+                issuer is None or not (task.dead or self.executed[task.op])
+            )  # when issued
             self._eligible(task, now_ready_of(task), issuer, not told)
         if asynchronous:
             for task in self.readiness.released():
@@ -380,7 +392,7 @@ class Engine:
             self.starved.append(transfer)
             return
         self.transfers.append(transfer)
-        if self.network is None:
+        if self.network is None or transfer.dead:  # a dead token weighs nothing
             transfer.start_ns = self.now_ns
             self._schedule(transfer, self._on_end, 0)
         else:
@@ -441,6 +453,13 @@ class Engine:
             task.stream = issuer.stream
             task.issue_ns = now = self.now_ns
             self._start(task, now)
+            return
+        if task.dead:  # executes nothing: the issuer passes it by
+            self.idle[issuer.group].remove(issuer)
+            task.stream = issuer.stream
+            task.issue_ns = task.start_ns = self.now_ns
+            self.tasks.append(task)
+            self._schedule(task, self._on_end, 0)
             return
         cost = self.issue_ns[task.op] if self.issue_ns is not None else 0
         if self.memory is not None and self.memory.at_issue:

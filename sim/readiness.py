@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sim.graph import Csr, IntArray
 from sim.job import Job
 from sim.model import Task
-from sim.transfers import Flow
+from sim.transfers import Flow, node_name
 
 __all__ = ["CompletionReadiness", "IssueReadiness", "Readiness"]
 
@@ -35,7 +35,7 @@ class Readiness(Protocol):
     """What the engine asks; ids and frames are the variant's own business."""
 
     total: int
-    """Tasks that will run, as far as known before time 0; -1 when the run itself decides."""
+    """Tasks that have to end: all of a static graph, those that became eligible of a dynamic one."""
     asynchronous: bool
     """Whether `issued` has to be called."""
 
@@ -56,6 +56,9 @@ class Readiness(Protocol):
 
     def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
+
+    def name(self, id: int) -> str:
+        """Return what the task with that id is called in messages."""
 
 
 class CompletionReadiness:
@@ -142,6 +145,12 @@ class CompletionReadiness:
                 node = id % self.n
                 sources = producers.row(node) + (id - node) - distances.row(node) * self.n
                 yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
+
+    def name(self, id: int) -> str:
+        """Return op (or transfer), with the iteration when there are several."""
+        iteration, node = divmod(id, self.n)
+        name = node_name(self.job, self.flow, node)
+        return f"{name}[{iteration}]" if self.job.iterations > 1 else name
 
 
 class IssueReadiness(CompletionReadiness):

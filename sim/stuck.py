@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sim.errors import StuckError
-from sim.job import Job
 from sim.model import Policy
-from sim.transfers import Flow
 
 __all__ = ["stuck_error"]
 
 _SHOWN = 8
 
 
-def stuck_error(job: Job, flow: Flow, waiting: Mapping[int, list[int]], policy: Policy) -> StuckError:
+def stuck_error(name: Callable[[int], str], waiting: Mapping[int, list[int]], policy: Policy) -> StuckError:
     """Build the error for a run in which nothing can happen any more.
 
     Parameters
     ----------
-    job, flow, policy
-        The run.
+    name : callable
+        What the task with an id is called.
     waiting : mapping of int to list of int
         Ids of the tasks that remain, and of the unfinished producers each of them waits for.
+    policy : Policy
     """
     lines = []
     for id, producers in list(waiting.items())[:_SHOWN]:
         if producers:
             more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
-            why = "waits for " + ", ".join(task_name(job, flow, p) for p in producers[:3]) + more
+            why = "waits for " + ", ".join(name(p) for p in producers[:3]) + more
         else:
             why = f"has all its inputs; {type(policy).__name__} never issues it, or its stream is blocked"
-        lines.append(f"  {task_name(job, flow, id)} {why}")
+        lines.append(f"  {name(id)} {why}")
     if len(waiting) > _SHOWN:
         lines.append(f"  ... and {len(waiting) - _SHOWN} more")
     cycle = _cycle(waiting)
     if cycle:
-        lines.append("  cycle: " + " -> ".join(task_name(job, flow, id) for id in cycle))
+        lines.append("  cycle: " + " -> ".join(name(id) for id in cycle))
     return StuckError(f"nothing can happen any more and {len(waiting)} tasks remain:\n" + "\n".join(lines))
-
-
-def task_name(job: Job, flow: Flow, id: int) -> str:
-    """Return what a task is called: op (or transfer), with the iteration when there are several."""
-    iteration, node = divmod(id, flow.n_nodes)
-    if node < flow.n_ops:
-        name = job.graph.op_names[node]
-    else:
-        k = node - flow.n_ops
-        there = job.machine.devices[int(flow.destination[k])].name
-        name = f"transfer of {job.graph.tensor_name(int(flow.tensor[k]))} to {there}"
-    return f"{name}[{iteration}]" if job.iterations > 1 else name
 
 
 def _cycle(waiting: Mapping[int, list[int]]) -> list[int]:

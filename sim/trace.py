@@ -64,7 +64,8 @@ class Trace:
         Name of the policy's class.
     tasks : mapping of str to array of int64
         One row per executed task, in start order: ``id, op, iteration, stream`` (counted over the
-        machine), ``issuer`` (index, -1: none), ``ready_ns, issue_ns, start_ns, end_ns, wait`` (`Wait`).
+        machine), ``issuer`` (index), ``ready_ns, issue_ns, start_ns, end_ns, wait`` (`Wait`) and
+        ``dead`` (1: skipped by control flow).
     transfers : mapping of str to array of int64
         One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
         indices), ``nbytes, ready_ns, start_ns, end_ns``.
@@ -96,6 +97,7 @@ class Trace:
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
         by_issuer = columns["issue_ns"] > columns["ready_ns"]
         columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
+        columns["dead"] = np.fromiter((task.dead for task in tasks), np.int64, len(tasks))
         if (np.diff(columns["start_ns"]) < 0).any():
             order = np.argsort(columns["start_ns"], kind="stable")
             columns = {name: column[order] for name, column in columns.items()}

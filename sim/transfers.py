@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.graph import UNSET, Csr, IntArray, Role
+from sim.graph import UNSET, IntArray, Role
 from sim.job import Job
 
-__all__ = ["Flow", "make_flow"]
+__all__ = ["Flow", "make_flow", "node_name"]
 
 
 class Flow(NamedTuple):
@@ -31,6 +31,8 @@ class Flow(NamedTuple):
         Ops have the indices below `n_ops`, transfers those from there to `n_nodes`.
     producer, consumer, distance : arrays
         Edges in activation order: a producer's data edges, then its control edges.
+    carries : array, one entry per edge
+        The tensor that crosses it, -1 for a control edge.
     tensor, source, destination, nbytes : arrays, one entry per transfer
         What is moved, from which device, to which, and how large it is.
     """
@@ -40,14 +42,11 @@ class Flow(NamedTuple):
     producer: IntArray
     consumer: IntArray
     distance: IntArray
+    carries: IntArray
     tensor: IntArray
     source: IntArray
     destination: IntArray
     nbytes: IntArray
-
-    def transfer_of(self, node: int) -> int:
-        """Return the position in the transfer columns of a transfer's node."""
-        return node - self.n_ops
 
 
 def make_flow(job: Job) -> Flow:
@@ -85,6 +84,7 @@ def make_flow(job: Job) -> Flow:
     edge_producer = np.concatenate((producer[local], graph.tensor_producer[moved[produced]]))
     edge_consumer = np.concatenate((consumer[local], transfer[produced]))
     edge_distance = np.concatenate((graph.input_distance[local], np.zeros(int(produced.sum()), np.int64)))
+    data_tensor = np.concatenate((tensor[local], moved[produced]))
     order = np.argsort(data, kind="stable")
     follower = np.repeat(np.arange(n), graph.after.counts())
     return Flow(
@@ -92,6 +92,7 @@ def make_flow(job: Job) -> Flow:
         n_nodes=n + len(moved),
         producer=np.concatenate((edge_producer[order], n + rank[inverse], graph.after.indices)),
         consumer=np.concatenate((edge_consumer[order], consumer[crossing], follower)),
+        carries=np.concatenate((data_tensor[order], tensor[crossing], np.full(len(follower), UNSET))),
         distance=np.concatenate((edge_distance[order], graph.input_distance[crossing], graph.after_distance)),
         tensor=moved,
         source=home[moved],
@@ -112,6 +113,10 @@ def _homes(job: Job) -> IntArray:
     return home
 
 
-def successor_lists(flow: Flow) -> list[list[int]]:
-    """Return for each node the offsets ``distance * n_nodes + consumer`` of what follows it."""
-    return Csr.group(flow.producer, flow.distance * flow.n_nodes + flow.consumer, flow.n_nodes).lists()
+def node_name(job: Job, flow: Flow, node: int) -> str:
+    """Return the name of an op, or what is transferred where."""
+    if node < flow.n_ops:
+        return job.graph.op_names[node]
+    k = node - flow.n_ops
+    there = job.machine.devices[int(flow.destination[k])].name
+    return f"transfer of {job.graph.tensor_name(int(flow.tensor[k]))} to {there}"

@@ -1,0 +1,388 @@
+"""Readiness under TensorFlow's control flow: tagged tokens, frames, iterations, dead branches.
+
+An op may run many times, once for each *tag*: a loop's frame and an iteration in it. Six kinds of op
+move tokens between tags (Yu et al., "Dynamic control flow in large-scale machine learning", EuroSys 2018;
+TensorFlow white paper 2015, section 4.4; rules numbered as in TensorFlow's executor)::
+
+    switch          data, pred → (false side, true side); the side not taken is dead
+    merge           passes on the first live input; dead when all are dead
+    enter           a token goes into iteration 0 of a child frame (constant: into every iteration)
+    next_iteration  a token goes to the next iteration of its frame
+    exit            a token goes back to the parent
+    loop_cond       the predicate of a loop
+
+    while i < n:                enter ─► merge ─► switch ──true──► body ─► next_iteration ─┐
+        body                              ▲  └──► cond ─► loop_cond ┘└─false─► exit        │
+                                          └────────────────────────────────────────────────┘
+
+A *dead* op executes nothing and makes all its outputs dead; that is how the branch not taken is
+skipped, and how a loop learns that it is over. At most `parallel_iterations` iterations of a frame
+are in flight; a token that would begin one more is parked until the oldest is over.
+
+What predicates say comes from the graph's attributes (`sim.outcomes`): ops compute nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+
+from sim.errors import RunError
+from sim.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure
+from sim.graph import Graph
+from sim.job import Job
+from sim.model import Task
+from sim.outcomes import Outcomes
+from sim.transfers import Flow
+
+__all__ = ["TaggedTokenReadiness", "has_control_flow"]
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Whether `graph` has any op that moves tokens between frames, or skips some."""
+    return not CONTROL_FLOW_KINDS.isdisjoint(graph.kinds)
+
+
+@dataclass(eq=False)
+class _Iteration:
+    """One iteration of a frame: how far each of its ops is from being ready."""
+
+    number: int
+    pending: dict[int, int] = field(default_factory=dict)
+    dead: dict[int, int] = field(default_factory=dict)
+    says: dict[int, int] = field(default_factory=dict)
+    """Predicate → what it said here: all switches that ask it agree."""
+    producers: dict[int, list[Task]] = field(default_factory=dict)
+    """Op → launched producers of tokens that have come, whose events it may have to wait for."""
+    outstanding: int = 0
+    child_frames: int = 0
+
+
+@dataclass(eq=False)
+class _Frame:
+    """An instance of a loop, or the whole graph (no parent)."""
+
+    name: str
+    static: int
+    parent: _Frame | None
+    parent_iteration: _Iteration | None
+    parallel: int
+    pending_enters: int
+    repetition: int
+    entry: int = 0
+    iterations: dict[int, _Iteration] = field(default_factory=dict)
+    newest: int = 0
+    parked: list[tuple[int, Task]] = field(default_factory=list)
+    invariants: list[tuple[int, bool, Task]] = field(default_factory=list)
+    dead_exits: list[tuple[int, Task]] = field(default_factory=list)
+    children: dict[tuple[int, int], _Frame] = field(default_factory=dict)
+
+    def path(self, iteration: int) -> str:
+        """Return ``outer:2/inner:0``, or nothing for the whole graph."""
+        if self.parent is None:
+            return ""
+        assert self.parent_iteration is not None
+        before = self.parent.path(self.parent_iteration.number)
+        return f"{before}/{self.name}:{iteration}" if before else f"{self.name}:{iteration}"
+
+
+class Tag:
+    """Where a task runs: frame and iteration; its text is what the trace shows."""
+
+    __slots__ = ("frame", "iteration")
+
+    def __init__(self, frame: _Frame, iteration: _Iteration) -> None:
+        self.frame, self.iteration = frame, iteration
+
+    def __str__(self) -> str:
+        """Return ``outer:2/inner:0``; empty outside all loops."""
+        return self.frame.path(self.iteration.number)
+
+
+class TaggedTokenReadiness:
+    """Readiness of a graph with control flow (see the module).
+
+    Parameters
+    ----------
+    job : Job
+        Repetitions (`job.iterations`) of such a graph are independent of one another.
+    flow : Flow
+        Nodes and edges; a transfer carries a dead token as well as a live one.
+    at_issue : bool
+        Whether an op that is launched, and whose consumers all are, passes its tokens on when it is
+        issued (TensorFlow: a GPU kernel completes when it is enqueued).
+    """
+
+    MAX_ITERATIONS = 100_000
+    """More trips than this, and a loop is taken for one that never ends."""
+
+    def __init__(self, job: Job, flow: Flow, at_issue: bool = False) -> None:
+        graph = job.graph
+        self.job, self.flow = job, flow
+        self.structure: FrameStructure = frame_structure(graph)
+        self.outcomes = Outcomes(job)
+        self.asynchronous = at_issue
+        self.total = 0
+        n, n_ops = flow.n_nodes, flow.n_ops
+        self.kind = [graph.kinds[int(k)] for k in graph.kind_code] + ["transfer"] * (n - n_ops)
+        self.group_of = job.group_of.tolist() + [-1] * (n - n_ops)
+        self.edges: list[list[tuple[int, int]]] = [
+            [] for _ in range(n)
+        ]  # (consumer, output slot; -1 control)
+        first = [int(graph.outputs.indices[p]) for p in graph.outputs.indptr[:-1]]
+        self.n_data, self.n_control = [0] * n, [0] * n
+        for producer, consumer, tensor in zip(
+            flow.producer.tolist(), flow.consumer.tolist(), flow.carries.tolist(), strict=True
+        ):
+            slot = -1 if tensor < 0 else (tensor - first[producer] if producer < n_ops else 0)
+            self.edges[producer].append((consumer, slot))
+            (self.n_control if slot < 0 else self.n_data)[consumer] += 1
+        launched = [job.machine.devices[int(d)].workers == 0 for d in job.device_of] + [True] * (n - n_ops)
+        self.launched = launched
+        self.early = [
+            at_issue and launched[op] and all(launched[c] for c, _ in self.edges[op]) for op in range(n)
+        ]
+        self.entries = [0] * len(self.structure.parent)
+        self.alive: dict[int, Task] = {}
+        self.waits_for: dict[int, list[Task]] = {}
+        self.refused: dict[int, Task] = {}
+
+    # -- sim.readiness.Readiness ---------------------------------------------------------------
+
+    def roots(self) -> list[Task]:
+        """Return the ops without inputs, once for each repetition."""
+        ready: list[Task] = []
+        for repetition in range(self.job.iterations):
+            frame = _Frame("", 0, None, None, 1, 0, repetition)
+            root = frame.iterations[0] = _Iteration(0)
+            for op in range(len(self.kind)):
+                if not self.n_data[op] and not self.n_control[op]:
+                    self._make(op, frame, root, False, ready)
+        return ready
+
+    def issued(self, task: Task) -> list[Task]:
+        """Pass on the tokens of a launched op whose consumers are launched, too."""
+        return self._pass_on(task) if self.early[task.op] else []
+
+    def ended(self, task: Task) -> list[Task]:
+        """Pass on the tokens of `task`, unless that was done when it was issued."""
+        self.alive.pop(task.id)
+        return [] if self.early[task.op] and not task.dead else self._pass_on(task)
+
+    def may_start(self, task: Task) -> bool:
+        """Whether all launched producers of `task` have ended."""
+        left = [producer for producer in self.waits_for.get(task.id, ()) if producer.end_ns < 0]
+        if left:
+            self.waits_for[task.id] = left
+            self.refused[task.id] = task
+            return False
+        self.waits_for.pop(task.id, None)
+        return True
+
+    def released(self) -> list[Task]:
+        """Return (and forget) the refused tasks whose producers have all ended since."""
+        free = [t for t in self.refused.values() if all(p.end_ns >= 0 for p in self.waits_for[t.id])]
+        for task in free:
+            del self.refused[task.id]
+        return free
+
+    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield every task that became eligible and is not over."""
+        for id in self.alive:
+            yield id, [producer.id for producer in self.waits_for.get(id, ())]
+
+    def name(self, id: int) -> str:
+        """Return what a task that is not over is called, its tag included."""
+        task = self.alive[id]
+        op = task.op
+        name = self.job.graph.op_names[op] if op < self.flow.n_ops else f"transfer {op - self.flow.n_ops}"
+        return f"{name} at {task.frame}" if str(task.frame) else name
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def _make(self, op: int, frame: _Frame, iteration: _Iteration, dead: bool, ready: list[Task]) -> None:
+        task = Task(self.total, op, frame.repetition, self.group_of[op])
+        self.total += 1
+        task.frame = Tag(frame, iteration)
+        task.dead = dead
+        iteration.outstanding += 1
+        self.alive[task.id] = task
+        producers = iteration.producers.pop(op, None)
+        if producers:
+            self.waits_for[task.id] = producers
+        ready.append(task)
+
+    def _pass_on(self, task: Task) -> list[Task]:
+        """Give `task`'s tokens to its consumers; return what became ready, in edge order."""
+        ready: list[Task] = []
+        op, dead = task.op, task.dead
+        frame: _Frame = task.frame.frame
+        iteration: _Iteration = task.frame.iteration
+        kind = self.kind[op]
+        if kind == "enter":
+            self._enter(task, frame, iteration, ready)
+        elif kind == "exit":
+            if not dead:
+                assert frame.parent is not None
+                assert frame.parent_iteration is not None
+                self._deliver(task, op, frame.parent, frame.parent_iteration, False, None, ready)
+            elif iteration.number == frame.newest:
+                frame.dead_exits.append((op, task))
+        elif kind == "next_iteration":
+            if not dead:
+                self._next_iteration(task, frame, iteration, ready)
+        else:
+            taken = self._taken(op, frame, iteration) if kind == "switch" and not dead else None
+            self._deliver(task, op, frame, iteration, dead, taken, ready)
+        iteration.outstanding -= 1
+        self._maybe_over(frame, iteration, ready)
+        return ready
+
+    def _taken(self, switch: int, frame: _Frame, iteration: _Iteration) -> int:
+        """Return the output of a switch that is live: all switches of a predicate agree within a tag."""
+        predicate = self.structure.predicate[switch]
+        while frame.static != self.structure.frame_of[predicate]:  # brought in by an enter
+            assert frame.parent is not None
+            assert frame.parent_iteration is not None
+            iteration = frame.parent_iteration
+            frame = frame.parent
+        if predicate not in iteration.says:
+            if self.kind[predicate] == "loop_cond":
+                says = self.outcomes.continues(predicate, frame.entry, iteration.number)
+            else:
+                says = self.outcomes.branch(predicate)
+            iteration.says[predicate] = int(says)
+        return iteration.says[predicate]
+
+    def _deliver(
+        self,
+        task: Task,
+        op: int,
+        frame: _Frame,
+        iteration: _Iteration,
+        dead: bool,
+        taken: int | None,
+        ready: list[Task],
+    ) -> None:
+        for consumer, slot in self.edges[op]:
+            lost = dead or (taken is not None and slot >= 0 and slot != taken)
+            self._activate(task, consumer, slot < 0, lost, frame, iteration, ready)
+
+    def _activate(
+        self,
+        task: Task,
+        op: int,
+        control: bool,
+        dead: bool,
+        frame: _Frame,
+        iteration: _Iteration,
+        ready: list[Task],
+    ) -> None:
+        """One token arrives at `op`: count it down, and make it a task when it is ready."""
+        pending, n_dead = iteration.pending, iteration.dead
+        if self.early[task.op] and self.launched[op] and not task.dead:
+            iteration.producers.setdefault(op, []).append(task)
+        if self.kind[op] != "merge":
+            left = pending.get(op, self.n_data[op] + self.n_control[op]) - 1
+            pending[op] = left
+            if dead:
+                n_dead[op] = n_dead.get(op, 0) + 1
+            if left == 0:
+                kills = n_dead.get(op, 0) > 0 and self.kind[op] != "control_trigger"
+                self._make(op, frame, iteration, kills, ready)
+            return
+        # A merge counts two for each control input, and one for the first live data input.
+        left = pending.get(op, 1 + 2 * self.n_control[op])
+        if control:
+            left -= 2
+            all_dead = n_dead.get(op, 0) == self.n_data[op]
+            pending[op] = left
+            if left == 0 or (left == 1 and all_dead):
+                self._make(op, frame, iteration, left == 1, ready)
+        elif dead:
+            n_dead[op] = n_dead.get(op, 0) + 1
+            if left == 1 and (n_dead[op] == self.n_data[op] or self.kind[task.op] == "enter"):
+                pending[op] = 0
+                self._make(op, frame, iteration, True, ready)
+        else:
+            pending[op] = left - left % 2
+            if left == 1:
+                self._make(op, frame, iteration, False, ready)
+
+    # -- frames --------------------------------------------------------------------------------
+
+    def _enter(self, task: Task, frame: _Frame, iteration: _Iteration, ready: list[Task]) -> None:
+        s = self.structure
+        static = s.child_of[task.op]
+        child = frame.children.get((static, iteration.number))
+        if child is None:
+            parallel = s.parallel_iterations[static]
+            child = _Frame(
+                s.name[static], static, frame, iteration, parallel, s.n_enters[static], frame.repetition
+            )
+            child.entry, self.entries[static] = self.entries[static], self.entries[static] + 1
+            child.iterations[0] = _Iteration(0)
+            frame.children[static, iteration.number] = child
+            iteration.child_frames += 1
+        child.pending_enters -= 1
+        if self.job.graph.attributes[task.op].get("constant", False):
+            child.invariants.append((task.op, task.dead, task))
+            for number in range(child.newest + 1):
+                if number in child.iterations:
+                    self._deliver(task, task.op, child, child.iterations[number], task.dead, None, ready)
+        else:
+            self._deliver(task, task.op, child, child.iterations[0], task.dead, None, ready)
+        self._maybe_over(child, child.iterations.get(0), ready)
+
+    def _next_iteration(self, task: Task, frame: _Frame, iteration: _Iteration, ready: list[Task]) -> None:
+        if iteration.number == frame.newest:
+            if len(frame.iterations) == frame.parallel:
+                frame.parked.append((task.op, task))
+                return
+            self._begin_iteration(frame, ready)
+        self._deliver(task, task.op, frame, frame.iterations[iteration.number + 1], False, None, ready)
+
+    def _begin_iteration(self, frame: _Frame, ready: list[Task]) -> None:
+        """Start the next iteration: parked tokens first, then the invariants."""
+        frame.newest += 1
+        if frame.newest > self.MAX_ITERATIONS:
+            raise RunError(
+                f"loop {frame.name!r} has made {self.MAX_ITERATIONS:,} iterations and does not end; "
+                "give its loop_cond attributes: {trips: N}"
+            )
+        iteration = frame.iterations[frame.newest] = _Iteration(frame.newest)
+        frame.dead_exits.clear()
+        parked, frame.parked = frame.parked, []
+        for op, task in parked:
+            self._deliver(task, op, frame, iteration, False, None, ready)
+        for op, dead, task in frame.invariants:
+            self._deliver(task, op, frame, iteration, dead, None, ready)
+
+    def _maybe_over(self, frame: _Frame, iteration: _Iteration | None, ready: list[Task]) -> None:
+        """Retire iterations that are over, oldest first; then the frame, when nothing of it is left."""
+        while iteration is not None and self._over(frame, iteration):
+            del frame.iterations[iteration.number]
+            if frame.parked and len(frame.iterations) < frame.parallel:
+                self._begin_iteration(frame, ready)
+            iteration = frame.iterations.get(iteration.number + 1)
+        if frame.parent is not None and not frame.iterations and not frame.pending_enters:
+            self._leave(frame, ready)
+
+    def _over(self, frame: _Frame, iteration: _Iteration) -> bool:
+        if iteration.outstanding or iteration.child_frames:
+            return False
+        if iteration.number == 0:
+            return frame.pending_enters == 0
+        return iteration.number - 1 not in frame.iterations
+
+    def _leave(self, frame: _Frame, ready: list[Task]) -> None:
+        """The loop is over: exits that never were live go out dead."""
+        parent, iteration = frame.parent, frame.parent_iteration
+        assert parent is not None
+        assert iteration is not None
+        if parent.children.pop((frame.static, iteration.number), None) is None:
+            return
+        for op, task in frame.dead_exits:
+            self._deliver(task, op, parent, iteration, True, None, ready)
+        iteration.child_frames -= 1
+        self._maybe_over(parent, iteration, ready)
