@@ -24,12 +24,11 @@ from typing import Final
 
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
+from sim.frames import CONTROL_FLOW_KINDS
 
 __all__ = ["TensorFlowExecutor"]
 
-CHEAP_KINDS: Final = frozenset(
-    "const identity no_op switch merge enter exit next_iteration loop_cond arg retval control_trigger".split()
-)
+CHEAP_KINDS: Final = CONTROL_FLOW_KINDS | {"const", "identity", "no_op", "arg", "retval", "control_trigger"}
 """Kinds whose kernels are cheap on every device."""
 
 
