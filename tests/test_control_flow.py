@@ -153,7 +153,7 @@ def test_parallel_iterations_as_measured(parallel: int, measured_ms: float, poli
     """Eight iterations of a 6 ms and a 0.5 ms sleep, threads enough, as TensorFlow 2.21 took them.
 
     Bare kernels give 48.0, 24.5, 13.5 and 9.5 ms (the next test). Two overheads, the same for all five
-    rows, explain the rest: the sleeps overshoot by 12 %, and dispatching an op to a thread costs 50 us
+    rows, explain the rest: the sleeps overshoot by 12 %, and dispatching an op to a thread costs 30 us
     (control-flow ops run inline and cost nothing).
     """
     machine = Machine(
@@ -162,7 +162,7 @@ def test_parallel_iterations_as_measured(parallel: int, measured_ms: float, poli
                 "cpu0",
                 "cpu",
                 workers=16,
-                issue_ns=50_000,
+                issue_ns=30_000,
                 issue_ns_by_kind=dict.fromkeys(CONTROL_FLOW_KINDS, 0),
             ),
         )
