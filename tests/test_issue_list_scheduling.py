@@ -1,0 +1,73 @@
+"""List scheduling: by bottom level, and the bound that holds for every list schedule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_helpers import cpu, dags, graph_of, spans
+
+from policies.issue.critical_path import CriticalPath
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from sim import Graph, GraphBuilder, Policy, simulate
+from sim.errors import InputError
+from sim.graph import longest_path_ns
+
+LISTS = [ReadyQueue(), ReadyQueue("lifo"), OutOfOrder(), CriticalPath()]
+
+
+def test_the_longest_way_goes_first() -> None:
+    # Program order takes a and b, and the chain c → d → e begins late; by level it begins at once.
+    graph = graph_of({"a": [], "b": [], "c": [], "d": ["c"], "e": ["d"]})
+    assert simulate(graph, cpu(2), OutOfOrder()).makespan_ns == 40
+    trace = simulate(graph, cpu(2), CriticalPath())
+    assert spans(trace) == {"c": (0, 10), "a": (0, 10), "d": (10, 20), "b": (10, 20), "e": (20, 30)}
+
+
+def test_ties_go_by_index() -> None:
+    trace = simulate(graph_of({name: [] for name in "abcd"}), cpu(1), CriticalPath())
+    assert list(spans(trace)) == ["a", "b", "c", "d"]
+
+
+def test_an_earlier_iteration_goes_first() -> None:
+    # By level alone, a of iterations 1 and 2 (level 20) would come before b of iteration 0 (level 10).
+    graph = graph_of({"a": [], "b": ["a"]})
+    t = simulate(graph, cpu(1), CriticalPath(), iterations=3).tasks
+    order = list(zip(t["iteration"].tolist(), t["op"].tolist(), strict=True))
+    assert order[0] == (0, 0)
+    assert order == sorted(order)
+
+
+def test_it_knows_what_the_scenario_lets_it_know() -> None:
+    # The longer chain has fewer ops: without durations, the level is the number of ops to the end.
+    graph = graph_of({"a": [], "b": [], "c": ["b"]}, {"a": 90, "b": 10, "c": 10})
+    assert list(spans(simulate(graph, cpu(1), CriticalPath()))) == ["a", "b", "c"]
+    assert list(spans(simulate(graph, cpu(1), CriticalPath(), knowledge="none"))) == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("policy", LISTS, ids=lambda p: f"{type(p).__name__}-{getattr(p, 'order', '')}")
+@given(graph=dags(max_ops=16), workers=st.integers(1, 5))
+def test_no_list_schedule_is_worse_than_graham_s_bound(policy: Policy, graph: Graph, workers: int) -> None:
+    """Length ≤ work / m + (1 - 1/m) · critical path, hence ≤ (2 - 1/m) · optimum (Graham 1969)."""
+    length = simulate(graph, cpu(workers), policy).makespan_ns
+    work = int(graph.duration_ns.sum())
+    path = int(longest_path_ns(graph, graph.duration_ns).max())
+    assert workers * length <= work + (workers - 1) * path
+    assert length >= max(path, -(-work // workers))
+
+
+def test_the_bound_is_reached() -> None:
+    """Graham's example: m(m - 1) ops of 1 first, one of m last: 2m - 1 against an optimum of m."""
+    m = 4
+    b = GraphBuilder("tight")
+    for k in range(m * (m - 1)):
+        b.op(f"short{k}", duration_ns=1)
+    b.op("long", duration_ns=m)
+    assert simulate(b.build(), cpu(m), ReadyQueue()).makespan_ns == 2 * m - 1
+    assert simulate(b.build(), cpu(m), CriticalPath()).makespan_ns == m
+
+
+def test_an_unknown_synchronisation_is_refused() -> None:
+    with pytest.raises(InputError, match="critical-path: synchronisation must be one of"):
+        CriticalPath("complete")
