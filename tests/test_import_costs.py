@@ -167,7 +167,7 @@ def test_dtypes():
     assert nbytes((2, 3), "fp32") == 24
     assert nbytes((3,), "int4") == 2
     assert nbytes((), "bf16") == 2
-    assert {"fp32", "bf16", "fp8_e4m3"} < FLOATING
+    assert {"fp32", "bf16", "fp8"} < FLOATING
     assert "int8" not in FLOATING
     assert set(ONNX.values()) | set(TENSORFLOW.values()) <= set(BITS)
     with pytest.raises(UnknownNameError, match=r"unknown dtype 'f32'; did you mean 'fp32'\?"):

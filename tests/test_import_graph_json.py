@@ -106,6 +106,10 @@ def test_a_graph_is_read_at_any_batch(tmp_path_factory, graph, data):
             for name in ("flops", "bytes_read", "bytes_written", "tensor_nbytes")
         },
     )
+    rows = {op: {"m": data.draw(st.integers(4, 9))} for op in range(0, len(base), 2)}
+    base = dataclasses.replace(base, attributes={**base.attributes, **rows})
+    more = {op: {"m": found["m"] + op} for op, found in rows.items()}
+    next_batch = dataclasses.replace(next_batch, attributes={**base.attributes, **more})
     slope = slope_between(base, 4, next_batch, 5)
     path = tmp_path_factory.mktemp("graph") / "g.json.gz"
     write_graph(base, path, slope=slope)
@@ -289,6 +293,29 @@ def test_batch_needs_a_file_that_knows_about_it(tmp_path):
     )
     with pytest.raises(InputError, match=r"ops\[0\] \(a\)\.per_sample\.outputs: 2 sizes for 1 output"):
         read_graph(tmp_path / "o.json", batch=2)
+
+
+def test_attributes_grow_only_where_they_are_numbers(tmp_path):
+    op = {"name": "a", "attributes": {"m": "many"}, "per_sample": {"attributes": {"m": 1}}}
+    (tmp_path / "g.json").write_bytes(document(batch=1, ops=[op]))
+    with pytest.raises(InputError, match=r"ops\[0\] \(a\)\.per_sample\.attributes\.m: it is no whole number"):
+        read_graph(tmp_path / "g.json", batch=2)
+    one, two = chain(), chain()
+    one.attributes[1]["layout"], two.attributes[1]["layout"] = "NCHW", "NHWC"
+    with pytest.raises(GraphError, match="op 'b': its layout is 'NCHW' at one batch and 'NHWC' at another"):
+        slope_between(one, 1, two, 2)
+    assert not is_straight(one, slope_between(one, 1, one, 2), two, 3)
+
+
+def test_models_that_differ_in_more_than_sizes_have_no_slope():
+    other = GraphBuilder("chain")
+    other.input("x", 10)
+    other.op("a", inputs=["x"], outputs=20, flops=5)
+    with pytest.raises(GraphError, match="graph 'chain' has other op_names at batch 2 than at batch 1"):
+        slope_between(chain(), 1, other.build(), 2)
+    uneven = dataclasses.replace(chain(), flops=chain().flops + 1)
+    with pytest.raises(GraphError, match="flops do not grow by a whole number with each sample"):
+        slope_between(chain(), 1, uneven, 3)
 
 
 def test_the_committed_schema_is_that_of_the_code():

@@ -230,6 +230,9 @@ def test_a_transformer_block(dynamic):
     assert [graph.tensor_name(t) for t in graph.inputs.row(op["Reshape_8"])] == ["Split_2:2"]
     assert graph.bytes_read[op["Mul_13"]] == 4 * (b * h * s * s + 1)
     assert set(graph.external_names) == {"x", "scale", "wqkv", "wo", "factor"}
+    shapes = {name: [graph.attributes.get(i, {}).get(axis) for axis in "mnk"] for name, i in op.items()}
+    assert shapes["MatMul_1"] == [b * s, 3 * e, e]  # the rows of all samples times one matrix
+    assert shapes["MatMul_12"] == [None] * 3  # a product for each head
 
 
 COMMON = """LayerNormalization RMSNormalization GroupNormalization InstanceNormalization Attention Gather

@@ -10,6 +10,7 @@ from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import import_tensorflow_json
 from scenarios.importers.tensorflow_ops import kind_of
 from sim.errors import InputError
+from sim.frames import frame_structure
 from sim.graph import Role
 
 
@@ -111,7 +112,8 @@ def test_variables_devices_and_attributes(imported):
     assert graph.bytes_read.tolist() == [0, 64 + 128, 32, 0, 256]
     assert graph.bytes_written.tolist() == [0, 32, 32, 0, 128]
     assert graph.attributes[0] == {"view_of": 0}
-    assert graph.attributes[2] == {"colocate_with": "mm"}
+    assert graph.attributes[1] == {"m": 2, "n": 4, "k": 8}
+    assert graph.attributes[2] == {"colocate": ["mm"]}
     assert graph.after.row(3).tolist() == [2]  # the one on x orders nothing
     assert (graph.after.row(0).tolist(), graph.after_distance.tolist()) == ([4], [1, 0])
     assert graph.dtypes == ("fp32",)
@@ -154,6 +156,45 @@ def test_conditionals_keep_their_kinds(imported):
     assert graph.dtype_code.tolist() == [0] * 4
 
 
+def test_a_loop_runs(imported):
+    """while i < n, recorded as TensorFlow 1 writes it: the back edge has distance 1."""
+    scalar = {"shape": (), "dtype": "int32"}
+    frame = {"frame_name": "while", "parallel_iterations": 1}
+    graph = imported(
+        node("zero", "Const", **scalar),
+        variable("v"),
+        node("read", "ReadVariableOp", ["v"], (4,)),
+        node("enter", "Enter", ["zero"], attributes=frame, **scalar),
+        node("limit", "Enter", ["zero"], attributes={**frame, "is_constant": True}, **scalar),
+        node("merge", "Merge", ["enter", "next"], shapes=[[], []], dtypes=["int32"] * 2),
+        node("less", "Less", ["merge", "limit"], (), "bool"),
+        node("cond", "LoopCond", ["less"], (), "bool", attributes={"trips": 3}),
+        node("switch", "Switch", ["merge", "cond"], shapes=[[], []], dtypes=["int32"] * 2),
+        node("exit", "Exit", ["switch"], **scalar),
+        node("body", "Add", ["switch:1", "limit"], **scalar),
+        node("next", "NextIteration", ["body"], **scalar),
+        node("assign", "AssignVariableOp", ["v", "read"], None),
+    )
+    merge = graph.index("merge")
+    assert graph.input_distance[graph.inputs.indptr[merge] : graph.inputs.indptr[merge + 1]].tolist() == [
+        0,
+        1,
+    ]
+    assert graph.attributes[graph.index("limit")]["constant"] is True
+    assert graph.after_distance.sum() == 0  # beside control flow a distance would mean an iteration of a loop
+    structure = frame_structure(graph)
+    assert structure.name == ["", "while"]
+    assert {graph.op_names[op] for op, frame in enumerate(structure.frame_of) if frame == 1} == {
+        "merge",
+        "less",
+        "cond",
+        "switch",
+        "body",
+        "next",
+        "exit",
+    }
+
+
 def test_an_open_batch_is_filled(imported):
     nodes = [node("x", "Placeholder", shape=(None, 8)), node("y", "Tanh", ["x"], (-1, 8))]
     assert imported(*nodes, batch=16).tensor_nbytes.tolist() == [512, 512]
@@ -194,7 +235,6 @@ def test_what_is_unknown_is_refused_or_warned_of(imported):
         ),
         ([node("a", control=["b"])], "node 'a' has an unknown input 'b'"),
         ([node("a"), node("b", inputs=["a:1"])], "node 'b' reads output 1 of 'a', which has 1"),
-        ([node("a", "NextIteration")], "node 'a' closes a loop (NextIteration)"),
         ([node("a", inputs=["b"]), node("b", inputs=["a"])], "cycle: a -> b -> a"),
         ([node("a", dtypes=[])], "node 'a' has 1 shapes and 0 dtypes"),
         (

@@ -12,6 +12,7 @@ it may check it against a third (`is_straight`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ class BatchSlope(NamedTuple):
         The batch size of the graph that this belongs to.
     flops, bytes_read, bytes_written : array of int64, one entry per op
     tensor_nbytes : array of int64, one entry per tensor
+    attributes : mapping of int to dict
+        op → growth of those of its attributes that grow (the rows of a matrix product).
     """
 
     batch: int
@@ -41,6 +44,7 @@ class BatchSlope(NamedTuple):
     bytes_read: IntArray
     bytes_written: IntArray
     tensor_nbytes: IntArray
+    attributes: Mapping[int, Mapping[str, int]] = {}
 
 
 def row_sums(rows: Csr, values: IntArray) -> IntArray:
@@ -62,19 +66,37 @@ def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> Batc
     GraphError
         The two differ in more than their costs and sizes, or by no whole number a sample.
     """
+    changing = (*_STRAIGHT, "attributes")
     for field in dataclasses.fields(Graph):
-        if field.name not in _STRAIGHT and not _same(getattr(at, field.name), getattr(other, field.name)):
+        if field.name not in changing and not _same(getattr(at, field.name), getattr(other, field.name)):
             raise GraphError(
                 f"graph {at.name!r} has other {field.name} at batch {other_batch} than at batch {batch}"
             )
     step = other_batch - batch
-    columns = []
+    columns: dict[str, Any] = {}
     for name in _STRAIGHT:
         difference = getattr(other, name) - getattr(at, name)
         if (difference % step).any():
             raise GraphError(f"graph {at.name!r}: {name} do not grow by a whole number with each sample")
-        columns.append(difference // step)
-    return BatchSlope(batch, *columns)
+        columns[name] = difference // step
+    return BatchSlope(batch, **columns, attributes=_attribute_slopes(at, other, step))
+
+
+def _attribute_slopes(at: Graph, other: Graph, step: int) -> dict[int, dict[str, int]]:
+    """Return the growth of the whole-number attributes that grow; nothing else may differ."""
+    slopes: dict[int, dict[str, int]] = {}
+    for op in sorted(at.attributes.keys() | other.attributes.keys()):
+        one, two = at.attributes.get(op, {}), other.attributes.get(op, {})
+        for key in dict.fromkeys([*one, *two]):
+            a, b = one.get(key), two.get(key)
+            if a == b:
+                continue
+            if type(a) is not int or type(b) is not int or (b - a) % step:
+                raise GraphError(
+                    f"op {at.op_names[op]!r}: its {key} is {a!r} at one batch and {b!r} at another"
+                )
+            slopes.setdefault(op, {})[key] = (b - a) // step
+    return slopes
 
 
 def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
@@ -93,22 +115,27 @@ def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
         [np.zeros(len(graph), bool), *(column != UNSET for column in graph.duration_by_kind.values())], axis=0
     )
     if timed.any():
-        op = graph.op_names[int(np.argmax(timed))]
+        first = graph.op_names[int(np.argmax(timed))]
         raise InputError(
-            f"graph {graph.name!r} has durations measured at batch {slope.batch} (op {op!r}, ...); "
+            f"graph {graph.name!r} has durations measured at batch {slope.batch} (op {first!r}, ...); "
             f"they say nothing about batch {batch}"
         )
     more = batch - slope.batch
     columns: dict[str, Any] = {name: getattr(graph, name) + more * getattr(slope, name) for name in _STRAIGHT}
     if min(int(column.min(initial=0)) for column in columns.values()) < 0:
         raise InputError(f"graph {graph.name!r}: a size or cost would be negative at batch {batch}")
-    return dataclasses.replace(graph, **columns)
+    attributes = dict(graph.attributes)
+    for op, slopes in slope.attributes.items():
+        own = graph.attributes[op]
+        attributes[op] = {**own, **{key: own[key] + more * growth for key, growth in slopes.items()}}
+    return dataclasses.replace(graph, **columns, attributes=attributes)
 
 
 def is_straight(graph: Graph, slope: BatchSlope, other: Graph, other_batch: int) -> bool:
     """Whether `other`, the same model at `other_batch`, lies on the line."""
     reached = at_batch(graph, slope, other_batch)
-    return all(np.array_equal(getattr(reached, name), getattr(other, name)) for name in _STRAIGHT)
+    columns = all(np.array_equal(getattr(reached, name), getattr(other, name)) for name in _STRAIGHT)
+    return columns and reached.attributes == other.attributes
 
 
 def _same(a: object, b: object) -> bool:

@@ -40,6 +40,7 @@ class OpSlope(TypedDict):
     flops: NotRequired[Slope]
     bytes_read: NotRequired[Slope]
     bytes_written: NotRequired[Slope]
+    attributes: NotRequired[dict[str, Slope]]
 
 
 @with_config(_STRICT)

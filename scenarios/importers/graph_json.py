@@ -12,9 +12,10 @@ It is the file that other tools write for us, and that `sim import` writes from 
 * An input is ``"op"`` (its first output), ``"op:1"`` (its second), a name in ``tensors``, or
   ``["op", d]`` for what it produced d iterations earlier; ``after`` holds control edges, likewise.
 * Durations are whole nanoseconds: ``duration_ns`` anywhere, ``duration_by_kind_ns`` by kind of device.
-* ``attributes`` is for what runtimes know about: of control flow (``frame``, ``parallel_iterations``,
-  ``is_constant``), ``colocate_with`` (an op), ``expensive`` (a flag), ``view_of`` (the number of the
-  input whose storage output 0 shares), and the operator's own. Tuples come back as lists.
+* ``attributes`` is for what models and runtimes know about: of control flow (``frame``, ``constant``,
+  ``parallel_iterations``, ``outcome``, ``trips``), ``colocate`` (ops or labels), ``expensive`` (a flag),
+  ``view_of`` (the number of the input whose storage output 0 shares), the shape of a product (``m``,
+  ``n``, ``k``), and the operator's own. Tuples come back as lists.
 * What is left out is absent or zero; ``bytes_read`` and ``bytes_written`` are then those of the tensors.
 * ``batch`` says at which batch size the numbers were taken, and ``per_sample`` by how much each grows
   with one more sample; with both, `read_graph` gives the graph at any batch size, exactly.
@@ -24,20 +25,17 @@ The JSON Schema is ``scenarios/graph.schema.json``. Equal graphs give equal byte
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from scenarios.importers.batching import BatchSlope, at_batch, row_sums
-from scenarios.importers.files import StrPath, read_bytes, write_bytes
-from scenarios.importers.graph_file import SCHEMA, GraphFile, OpRecord, OpSlope, TensorRecord, parse
+from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.graph_file import GraphFile, OpRecord, OpSlope, parse
+from scenarios.importers.graph_write import write_graph
 from sim.errors import GraphError, InputError
-from sim.graph import UNSET, Csr, Graph, IntArray, Role
+from sim.graph import Csr, Graph, IntArray
 from sim.graph_builder import GraphBuilder
 
 __all__ = ["load", "own_batch", "read_graph", "recognises", "write_graph"]
@@ -46,9 +44,6 @@ __all__ = ["load", "own_batch", "read_graph", "recognises", "write_graph"]
 def recognises(name: str, head: bytes) -> bool:
     """Whether `head`, the beginning of a file, is that of a graph file of any version."""
     return re.search(rb'"schema"\s*:\s*"sim\.graph/', head) is not None
-
-
-# -- reading --------------------------------------------------------------------------------------
 
 
 def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
@@ -124,6 +119,11 @@ def _slope(file: GraphFile, graph: Graph, path: StrPath) -> BatchSlope:
                 f"{n_outputs} output(s)"
             )
         sizes.extend(outputs)
+        for key in slope.get("attributes", {}):
+            if type(graph.attributes.get(i, {}).get(key)) is not int:
+                raise InputError(
+                    f"ops[{i}] ({graph.op_names[i]}).per_sample.attributes.{key}: it is no whole number"
+                )
     nbytes = np.array(sizes, dtype=np.int64)
 
     def moved(key: Literal["bytes_read", "bytes_written"], rows: Csr) -> IntArray:
@@ -137,172 +137,5 @@ def _slope(file: GraphFile, graph: Graph, path: StrPath) -> BatchSlope:
         moved("bytes_read", graph.inputs),
         moved("bytes_written", graph.outputs),
         nbytes,
+        {i: slope["attributes"] for i, slope in enumerate(slopes) if "attributes" in slope},
     )
-
-
-# -- writing --------------------------------------------------------------------------------------
-
-
-def write_graph(
-    graph: Graph, path: StrPath, *, slope: BatchSlope | None = None, source: str | None = None
-) -> None:
-    """Write `graph` to `path`, gzipped when the name ends in ``.gz``; whole or not at all.
-
-    Parameters
-    ----------
-    graph : Graph
-    path : path
-    slope : BatchSlope, optional
-        How the numbers grow with the batch (`scenarios.importers.batching.slope_between`); with it the
-        file can be read at any batch size.
-    source : str, optional
-        Where the graph comes from and its licence, for who reads the file.
-
-    Raises
-    ------
-    GraphError
-        An attribute that JSON cannot hold, or a name such as ``a:1`` that is both that of an op or
-        input and that of the second output of ``a``.
-    InputError
-        The file cannot be written.
-    """
-    head: dict[str, Any] = {"schema": SCHEMA, "name": graph.name}
-    if source is not None:
-        head["source"] = source
-    if slope is not None:
-        head["batch"] = slope.batch
-    try:
-        lines = [f"{_json(key)}: {_json(value)},\n" for key, value in head.items()]
-        tensors = ",\n".join(map(_json, _tensors(graph, slope)))
-        ops = ",\n".join(_ops(graph, slope))
-        text = f'{{\n{"".join(lines)}"tensors": [\n{tensors}\n],\n"ops": [\n{ops}\n]\n}}\n'
-        content = text.encode()
-    except UnicodeEncodeError as error:
-        raise GraphError(f"graph {graph.name!r} has a name that is no text: {error}") from None
-    write_bytes(path, content)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _tensors(graph: Graph, slope: BatchSlope | None) -> Iterator[TensorRecord]:
-    """Yield a record for every tensor that no op produces."""
-    for t, name in enumerate(graph.external_names):
-        role: Literal["input", "parameter"] = "input" if graph.tensor_role[t] == Role.INPUT else "parameter"
-        record = TensorRecord(name=name, role=role, nbytes=int(graph.tensor_nbytes[t]))
-        if graph.tensor_pin[t] != UNSET:
-            record["device"] = graph.pins[graph.tensor_pin[t]]
-        if slope is not None and slope.tensor_nbytes[t]:
-            record["per_sample"] = {"nbytes": int(slope.tensor_nbytes[t])}
-        yield record
-
-
-def _ops(graph: Graph, slope: BatchSlope | None) -> Iterator[str]:
-    """Yield the line of every op; what is absent or zero is left out."""
-    columns = _columns(graph, slope)
-    growth = _growth(graph, slope, columns)
-    for i, name in enumerate(graph.op_names):
-        record: dict[str, Any] = {"name": name}
-        for key, values in columns.items():
-            if values[i] is not None:
-                record[key] = values[i]
-        if i in graph.attributes:
-            record["attributes"] = graph.attributes[i]
-        if growth[i]:
-            record["per_sample"] = growth[i]
-        try:
-            yield _json(record)
-        except (TypeError, ValueError) as error:
-            raise GraphError(
-                f"graph {graph.name!r}: op {name!r} has an attribute that JSON cannot hold: {error}"
-            ) from None
-
-
-def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
-    """Return key -> one value an op, None where the key is left out."""
-    by_kind = {kind: column.tolist() for kind, column in graph.duration_by_kind.items()}
-    times = [{kind: c[i] for kind, c in by_kind.items() if c[i] != UNSET} for i in range(len(graph))]
-    sizes = Csr(graph.outputs.indptr, graph.tensor_nbytes[graph.outputs.indices]).lists()
-    return {
-        "kind": _words(graph.kinds, graph.kind_code),
-        "dtype": _words(graph.dtypes, graph.dtype_code),
-        "device": _words(graph.pins, graph.pin_code),
-        "inputs": _references(_tensor_names(graph), graph.inputs, graph.input_distance),
-        "after": _references(graph.op_names, graph.after, graph.after_distance),
-        "outputs": [row if row != [0] else None for row in sizes],
-        "flops": _numbers(graph.flops, graph.flops == 0),
-        "bytes_read": _numbers(graph.bytes_read, _derived(graph, slope, "bytes_read", graph.inputs)),
-        "bytes_written": _numbers(
-            graph.bytes_written, _derived(graph, slope, "bytes_written", graph.outputs)
-        ),
-        "duration_ns": _numbers(graph.duration_ns, graph.duration_ns == UNSET),
-        "duration_by_kind_ns": [row or None for row in times],
-        "stage": _numbers(graph.stage, graph.stage == UNSET),
-        "micro_batch": _numbers(graph.micro_batch, graph.micro_batch == UNSET),
-        "phase": _words(graph.phases, graph.phase_code),
-    }
-
-
-def _growth(
-    graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]]
-) -> list[dict[str, int | list[int]]]:
-    """Return what ``per_sample`` holds for every op."""
-    if slope is None:
-        return [{} for _ in graph.op_names]
-    flops, read, written = (column.tolist() for column in slope[1:4])
-    outputs = Csr(graph.outputs.indptr, slope.tensor_nbytes[graph.outputs.indices]).lists()
-    rows: list[dict[str, int | list[int]]] = []
-    for i, sizes in enumerate(outputs):
-        row: dict[str, int | list[int]] = {"outputs": sizes} if any(sizes) else {}
-        if flops[i]:
-            row["flops"] = flops[i]
-        if read[i] and columns["bytes_read"][i] is not None:
-            row["bytes_read"] = read[i]
-        if written[i] and columns["bytes_written"][i] is not None:
-            row["bytes_written"] = written[i]
-        rows.append(row)
-    return rows
-
-
-def _words(vocabulary: tuple[str, ...], codes: IntArray) -> list[str | None]:
-    return [vocabulary[code] if code != UNSET else None for code in codes.tolist()]
-
-
-def _numbers(column: IntArray, left_out: npt.NDArray[np.bool_]) -> list[int | None]:
-    pairs = zip(column.tolist(), left_out.tolist(), strict=True)
-    return [None if absent else value for value, absent in pairs]
-
-
-def _derived(
-    graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
-) -> npt.NDArray[np.bool_]:
-    """Where the bytes of an op are those of its tensors, at every batch size."""
-    same: npt.NDArray[np.bool_] = getattr(graph, name) == row_sums(rows, graph.tensor_nbytes)
-    if slope is not None:
-        same &= getattr(slope, name) == row_sums(rows, slope.tensor_nbytes)
-    return same
-
-
-def _references(names: list[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:
-    """Return each row as names, or [name, distance] where the distance is not 0; None for an empty row."""
-    flat: list[str | list[Any]] = [
-        names[entry] if d == 0 else [names[entry], d]
-        for entry, d in zip(rows.indices.tolist(), distance.tolist(), strict=True)
-    ]
-    return [flat[a:b] or None for a, b in itertools.pairwise(rows.indptr.tolist())]
-
-
-def _tensor_names(graph: Graph) -> list[str]:
-    """Return how an input refers to each tensor."""
-    names = list(graph.external_names)
-    taken = {*graph.op_names, *names}
-    for op, count in zip(graph.op_names, graph.outputs.counts().tolist(), strict=True):
-        names.append(op)
-        for k in range(1, count):
-            if f"{op}:{k}" in taken:
-                raise GraphError(
-                    f"graph {graph.name!r}: {op}:{k} means output {k} of {op!r} and is a name of its own"
-                )
-            names.append(f"{op}:{k}")
-    return names

@@ -16,68 +16,40 @@ shapes alone, as every runtime folds that before the first run::
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Literal
 
 from scenarios.importers import dtypes
 from scenarios.importers.files import StrPath, read_bytes
 from scenarios.importers.onnx_batch import Rebatch, batches, check_scaled, inputs_at
+from scenarios.importers.onnx_nodes import (
+    BATCH_DEPENDENT,
+    attributes_of,
+    compute_dtype,
+    first_output,
+    kind_of,
+    op_name,
+    operands_of,
+    tensor_facts,
+)
 from scenarios.importers.onnx_shapes import infer
-from scenarios.importers.onnx_values import Value, Values, node_name
+from scenarios.importers.onnx_values import Values, node_name
 from scenarios.importers.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
+from scenarios.importers.op_formulas import shape_of_product
 from sim.errors import GraphError, InputError, MissingExtraError
 from sim.graph import Graph
 from sim.graph_builder import GraphBuilder
 
 __all__ = ["import_onnx", "kind_of", "load", "own_batch", "recognises"]
 
-_KINDS = {
-    "MatMul": "matmul",
-    "PRelu": "prelu",
-    "ArgMax": "argmax",
-    "ArgMin": "argmin",
-    "IsNaN": "is_nan",
-    "Sum": "add_n",
-    "Max": "maximum",
-    "Min": "minimum",
-    "Mean": "mean_n",
-    "Swish": "silu",
-    "Upsample": "resize",
-    "SoftmaxCrossEntropyLoss": "softmax_cross_entropy",
-}
-"""Operators that are not called what the rule of `kind_of` gives."""
-
-_HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio
-    training_mode min max start limit delta"""
-_OPERANDS = frozenset(_HOW.split())
-"""Inputs, by their formal names, that say how and not what: no tensor is read when they are known."""
-
-_BATCH_DEPENDENT = frozenset({"shape", "sizes"})
-"""Of these the ones that the sizes of the output tell, and that change with the batch."""
-
 
 def recognises(name: str, head: bytes) -> bool:
     """Whether the file is an ONNX model: by its name, as a protobuf has no mark of its own."""
     return name.removesuffix(".gz").endswith(".onnx")
-
-
-def kind_of(op_type: str) -> str:
-    """Return the kind of op that an ONNX operator is.
-
-    Examples
-    --------
-    >>> [kind_of(name) for name in ("Conv", "MaxPool", "BatchNormalization", "LRN", "Sum", "ReduceL1")]
-    ['conv', 'max_pool', 'batch_norm', 'lrn', 'add_n', 'reduce_l1']
-    """
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", op_type).lower()
-    return _KINDS.get(op_type, re.sub(r"_normalization$", "_norm", words))
 
 
 def import_onnx(
@@ -193,36 +165,36 @@ def _check_kinds(model: Any, unknown: str) -> None:
 def _build(model: Any, values: Values, dtype: str | None, name: str) -> Graph:
     """Make one op of every node that runs."""
     builder = GraphBuilder(name)
-    running = [node for node in model.graph.node if not values[_first_output(node)].constant]
+    running = [node for node in model.graph.node if not values[first_output(node)].constant]
     read = {value for node in running for value in node.input} | {o.name for o in model.graph.output}
     refs = _externals(builder, model, running, values, dtype)
     spoken = {*values, *(node.name for node in model.graph.node)}
     for node in running:
-        kind, operands = kind_of(node.op_type), _operands(node, values)
+        kind, operands = kind_of(node.op_type), operands_of(node, values)
         sources = [None if i in operands or not v else v for i, v in enumerate(node.input)]
         outputs = list(node.output)
         while len(outputs) > 1 and outputs[-1] not in read:
             outputs.pop()
         facts = OpFacts(
             kind,
-            tuple(None if v is None else _facts(values[v], dtype) for v in sources),
-            tuple(_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
-            _attributes(node)
-            | {key: value for key, value in operands.values() if key not in _BATCH_DEPENDENT},
+            tuple(None if v is None else tensor_facts(values[v], dtype) for v in sources),
+            tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
+            attributes_of(node)
+            | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
         )
         cost = _cost(facts, node)
-        attributes = dict(facts.attributes)
+        attributes = {**facts.attributes, **shape_of_product(facts)}
         if kind in VIEWS and sources[0] is not None:
             attributes["view_of"] = 0
         op = builder.op(
-            _op_name(node, builder, spoken, len(outputs)),
+            op_name(node, builder, spoken, len(outputs)),
             kind=kind,
             inputs=[refs[v] for v in sources if v is not None],
             outputs=[output.nbytes for output in facts.outputs],
             flops=cost.flops,
             bytes_read=cost.bytes_read,
             bytes_written=cost.bytes_written,
-            dtype=_compute_dtype(node, values, dtype),
+            dtype=compute_dtype(node, values, dtype),
             attributes=attributes,
         )
         refs |= {output: f"{op}:{k}" if k else op for k, output in enumerate(outputs)}
@@ -236,85 +208,20 @@ def _externals(
     refs: dict[str, str] = {}
     for given in model.graph.input:
         if not values[given.name].constant:
-            refs[given.name] = builder.input(given.name, _facts(values[given.name], dtype).nbytes)
+            refs[given.name] = builder.input(given.name, tensor_facts(values[given.name], dtype).nbytes)
     origin: dict[str, str] = {}  # a view of a weight is that weight
     for node in model.graph.node:
-        if kind_of(node.op_type) in VIEWS and values[_first_output(node)].constant:
+        if kind_of(node.op_type) in VIEWS and values[first_output(node)].constant:
             origin[node.output[0]] = origin.get(node.input[0], node.input[0])
     for node in running:
-        operands = _operands(node, values)
+        operands = operands_of(node, values)
         for i, name in enumerate(node.input):
             if name and values[name].constant and i not in operands:
                 weight = origin.get(name, name)
                 if weight not in builder:
-                    builder.parameter(weight, _facts(values[weight], dtype).nbytes)
+                    builder.parameter(weight, tensor_facts(values[weight], dtype).nbytes)
                 refs[name] = weight
     return refs
-
-
-def _operands(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
-    """Return position -> (formal name, content) of the inputs that only say how."""
-    import onnx
-
-    try:
-        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
-    except onnx.defs.SchemaError:
-        return {}
-    found: dict[int, tuple[str, Any]] = {}
-    for i, name in enumerate(node.input):
-        formal = schema.inputs[min(i, len(schema.inputs) - 1)].name
-        if name and formal in _OPERANDS and (data := values[name].data) is not None:
-            found[i] = (formal, _plain(data.tolist()))
-    return found
-
-
-def _first_output(node: Any) -> str:
-    return next(str(name) for name in node.output if name)
-
-
-def _facts(value: Value, dtype: str | None) -> TensorFacts:
-    return TensorFacts(value.shape, dtypes.nbytes(value.shape, _dtype_of(value, dtype)))
-
-
-def _dtype_of(value: Value, dtype: str | None) -> str:
-    from onnx import TensorProto
-
-    theirs: str = TensorProto.DataType.Name(value.elem)
-    if theirs not in dtypes.ONNX:
-        raise InputError(f"tensors of {theirs} have no size")
-    ours = dtypes.ONNX[theirs]
-    return dtype if dtype is not None and ours in dtypes.FLOATING else ours
-
-
-def _compute_dtype(node: Any, values: Values, dtype: str | None) -> str:
-    """Return the type a node computes in: that of its result, or of what it compares."""
-    result = _dtype_of(values[_first_output(node)], dtype)
-    if result == "bool" and node.input and node.input[0]:
-        return _dtype_of(values[node.input[0]], dtype)
-    return result
-
-
-def _attributes(node: Any) -> dict[str, Any]:
-    """Return the attributes that are numbers or words."""
-    from onnx import AttributeProto, helper
-
-    skipped = {AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR}
-    return {
-        attribute.name: _plain(helper.get_attribute_value(attribute))
-        for attribute in node.attribute
-        if attribute.type not in skipped
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON has it: text for bytes, lists, and words for numbers that are not finite."""
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return value
-    return [_plain(item) for item in value]
 
 
 def _cost(facts: OpFacts, node: Any) -> Cost:
@@ -324,16 +231,3 @@ def _cost(facts: OpFacts, node: Any) -> Cost:
         return cost_of(facts)
     except GraphError as error:
         raise GraphError(f"node {node_name(node)!r} ({node.op_type}): {error}") from None
-
-
-def _op_name(node: Any, builder: GraphBuilder, spoken: set[str], n_outputs: int) -> str:
-    """Return a name for the op: the node's, unless something else has it or it would be ambiguous."""
-    candidates = itertools.chain(
-        [node_name(node), _first_output(node)],
-        (f"{node_name(node)}#{i}" for i in itertools.count(2)),
-    )
-    return next(
-        name
-        for name in candidates
-        if name not in builder and not any(f"{name}:{k}" in spoken for k in range(1, n_outputs))
-    )

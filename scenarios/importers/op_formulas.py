@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sim.errors import GraphError
 
-__all__ = ["Cost", "Formula", "OpFacts", "TensorFacts"]
+__all__ = ["Cost", "Formula", "OpFacts", "TensorFacts", "shape_of_product"]
 
 
 class TensorFacts(NamedTuple):
@@ -191,6 +191,18 @@ def attention(op: OpFacts) -> int:
     keys = k.shape[-2] + (op.input(4).shape[-2] if op.has_input(4) else 0)
     scores = q.shape[0] * heads * q.shape[-2] * keys
     return 2 * (q.elements + out.elements) * keys + 6 * scores  # scale 1 + softmax 5
+
+
+def shape_of_product(op: OpFacts) -> dict[str, int]:
+    """Return ``m``, ``n`` and ``k`` of a product with one right matrix, by which measured tables look it up.
+
+    A product of a batch of matrices with one matrix is one product of all their rows; one with a right
+    matrix for each is none, and gives nothing.
+    """
+    if op.kind not in ("matmul", "gemm") or len(op.input(1).shape) != 2 or not op.output.shape:
+        return {}
+    rows, n = op.output.elements // max(1, op.output.shape[-1]), op.output.shape[-1]
+    return {"m": rows, "n": n, "k": inner_length(op)}
 
 
 def recurrent(gates: int, pointwise: int) -> Formula:

@@ -13,7 +13,9 @@ every control edge is kept; costs come from `scenarios.importers.op_costs`.
 * A Placeholder is an input of the graph; one of a resource is a variable: a parameter, as large as what
   is read from it or assigned to it.
 * What is assigned to a variable in one iteration is read in the next: a control edge of distance 1 leads
-  from every assignment to every read.
+  from every assignment to every read (in a graph without Switch and loops, where a distance means just that).
+* Loops (Enter, Merge, Switch, Exit, NextIteration) are kept: what a NextIteration gives to a Merge has
+  distance 1, as `sim.control_flow` wants it.
 * ``/device:GPU:0`` becomes the pin ``gpu0``, ``/device:GPU:*`` the pin ``gpu``.
 * A dimension that is not known (null or -1) is the batch, where it is the first one and `batch` is given.
 """
@@ -31,6 +33,7 @@ from pydantic import TypeAdapter
 from scenarios.importers import checked_json
 from scenarios.importers.files import StrPath, read_bytes
 from scenarios.importers.op_costs import COSTS, VIEWS, Cost, cost_of
+from scenarios.importers.op_formulas import shape_of_product
 from scenarios.importers.tensorflow_ops import kind_of, op_facts, plain_attributes
 from scenarios.importers.tensorflow_tensors import (
     File,
@@ -42,6 +45,7 @@ from scenarios.importers.tensorflow_tensors import (
     variables_of,
 )
 from sim.errors import GraphError, InputError, nearest
+from sim.frames import CONTROL_FLOW_KINDS
 from sim.graph import Graph
 from sim.graph_builder import GraphBuilder
 
@@ -75,7 +79,7 @@ def import_tensorflow_json(
     InputError
         A wrong file, something unknown, or a `batch` for a file that leaves none open.
     GraphError
-        An input that no node writes, or a loop, which a static graph cannot hold.
+        An input that no node writes, or a cycle without a NextIteration in it.
 
     Examples
     --------
@@ -102,6 +106,9 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
     tensors = Tensors(file["nodes"], batch)
     _check(file["nodes"], nodes, tensors, externals, unknown)
     variables = variables_of(file["nodes"], externals, tensors)
+    control_flow = {
+        name: kind_of(node["op"]) for name, node in nodes.items() if kind_of(node["op"]) in CONTROL_FLOW_KINDS
+    }
     builder = GraphBuilder(file["name"])
     for name, node in externals.items():
         if name in variables:
@@ -110,7 +117,7 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
             builder.input(name, tensors.of[name][0].nbytes if tensors.of[name] else 0, device=_pin(node))
     for node in file["nodes"]:
         if node["name"] not in externals:
-            _add(builder, node, tensors, externals, variables)
+            _add(builder, node, tensors, externals, variables, control_flow)
     return builder.build()
 
 
@@ -120,8 +127,9 @@ def _add(
     tensors: Tensors,
     externals: Mapping[str, Node],
     variables: Mapping[str, Variable],
+    control_flow: Mapping[str, str],
 ) -> None:
-    """Add the op of one node."""
+    """Add the op of one node; `control_flow` are the nodes that move tokens, with their kinds."""
     sources = [split_reference(text) for text in node.get("inputs", [])]
     given = tuple(None if name in variables else tensors.of[name][k] for name, k in sources)
     written = tuple(tensors.of[node["name"]])
@@ -133,16 +141,22 @@ def _add(
         cost = cost_of(facts) if facts.kind in COSTS and sized else Cost(0, facts.read, facts.written)
     except GraphError as error:
         raise GraphError(f"node {node['name']!r} ({node['op']}): {error}") from None
-    attributes = plain_attributes(node.get("attributes", {}))
+    attributes = {
+        **plain_attributes(node.get("attributes", {})),
+        **(shape_of_product(facts) if sized else {}),
+    }
     if facts.kind in VIEWS and sources:
         attributes["view_of"] = 0
     after: list[str | tuple[str, int]] = [name for name in node.get("control", []) if name not in externals]
-    if facts.kind == "read_variable" and sources and sources[0][0] in variables:
+    if facts.kind == "read_variable" and sources and sources[0][0] in variables and not control_flow:
         after.extend((writer, 1) for writer in variables[sources[0][0]].writers)
     builder.op(
         node["name"],
         kind=facts.kind,
-        inputs=[f"{name}:{k}" if k else name for name, k in sources],
+        inputs=[
+            (f"{name}:{k}" if k else name, int(control_flow.get(name) == "next_iteration"))
+            for name, k in sources
+        ],
         after=after,
         outputs=[tensor.nbytes for tensor in written],
         flops=cost.flops,
@@ -175,10 +189,6 @@ def _check(
     kinds: Counter[str] = Counter()
     for node in nodes:
         kind = kind_of(node["op"])
-        if kind == "next_iteration":
-            raise GraphError(
-                f"node {node['name']!r} closes a loop ({node['op']}), which a static graph cannot hold"
-            )
         if node["name"] not in externals and kind not in COSTS:
             kinds[node["op"]] += 1
         for name, k in [

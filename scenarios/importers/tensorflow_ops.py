@@ -110,10 +110,18 @@ def op_facts(
     return OpFacts(kind_of(op), inputs, outputs, facts)
 
 
+_NAMES = {"frame_name": "frame", "is_constant": "constant", "_class": "colocate"}
+
+
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes under our names: a colocation group ``loc:@a`` is ``colocate_with: a``."""
-    plain = {key: value for key, value in attributes.items() if key != "_class"}
-    groups = attributes.get("_class") or []
-    if groups:
-        plain["colocate_with"] = str(groups[0]).removeprefix("loc:@")
+    """Return the attributes under the names that the rest of the project knows.
+
+    Examples
+    --------
+    >>> plain_attributes({"frame_name": "while", "is_constant": True, "_class": ["loc:@a"]})
+    {'frame': 'while', 'constant': True, 'colocate': ['a']}
+    """
+    plain = {_NAMES.get(key, key): value for key, value in attributes.items()}
+    if "_class" in attributes:
+        plain["colocate"] = [str(group).removeprefix("loc:@") for group in attributes["_class"] or ()]
     return plain
