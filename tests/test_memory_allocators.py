@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.memory import (
@@ -60,6 +60,7 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=max(250, settings().max_examples))
 @given(run=operations)
 def test_invariants(kind: str, run: list[tuple[str, int, int]]) -> None:
     make, alignment = MAKERS[kind]
@@ -302,6 +303,9 @@ def test_planned_gives_an_owner_its_tensors_in_turn() -> None:
     plan = plan_greedy([Lifetime(8, 0, 0), Lifetime(4, 0, 0)])
     planned = PlannedAllocator(plan, ["x", "x"])
     assert [planned.alloc(n, owner="x").address for n in (8, 4)] == [0, 8]
+    # One without elements takes no turn.
+    planned = PlannedAllocator(plan_greedy([Lifetime(0, 0, 0), Lifetime(8, 1, 1)]), ["x", "x"])
+    assert [planned.alloc(n, owner="x").nbytes for n in (0, 8)] == [0, 8]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ALLOCATORS if kind != "planned"])

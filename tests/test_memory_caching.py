@@ -178,6 +178,16 @@ def test_use_on_other_streams_defers_reuse() -> None:
     caching.check()
 
 
+def test_empty_block_is_not_mistaken_for_the_one_at_its_address() -> None:
+    caching = CachingAllocator()
+    empty, first = caching.alloc(0), caching.alloc(1)
+    assert empty.address == first.address == 0
+    caching.record_use(first, 1)
+    caching.record_use(empty, 1)
+    assert caching.free(empty) == ()
+    assert [event.stream for event in caching.free(first)] == [1]
+
+
 def test_synchronising_ends_every_wait_and_late_events_are_ignored() -> None:
     caching = CachingAllocator(32 * MIB)
     a = caching.alloc(20 * MIB)

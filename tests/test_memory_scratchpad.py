@@ -82,6 +82,12 @@ def test_wrong_operands_are_refused() -> None:
         tile({}, 100, buffers=0)
 
 
+def test_empty_operand_is_not_cut() -> None:
+    assert tile({"x": Operand(0), "w": Operand(64, resident=True)}, 64).tiles == 1
+    with pytest.raises(InfeasibleError, match=r"\(64 bytes\) would do"):
+        tile({"x": Operand(0), "w": Operand(64, resident=True)}, 63)
+
+
 operands = st.dictionaries(
     st.sampled_from("abc"),
     st.builds(Operand, st.integers(0, 5000), st.sampled_from([1, 7, 64, 500]), st.booleans()),

@@ -138,7 +138,9 @@ class CachingAllocator(SegmentedAllocator):
 
     def free(self, block: Block) -> tuple[StreamEvent, ...]:
         """Free `block`: at once, or when the events returned have been reached; see `Allocator.free`."""
-        uses = self._uses.pop(block.address, None) if self._uses and block.state == LIVE else None
+        uses = None
+        if self._uses and block.nbytes and block.state == LIVE:  # an empty block has an address, and no place
+            uses = self._uses.pop(block.address, None)
         if uses is None:
             return super().free(block)
         self._gave(block)

@@ -77,7 +77,8 @@ class PlannedAllocator(Allocator):
         self._reserve(plan.nbytes)
         self._places: dict[Owner, list[tuple[int, int]]] = {}
         for owner, offset, lifetime in zip(owners, plan.offsets, plan.lifetimes, strict=True):
-            self._places.setdefault(owner, []).append((base + offset, lifetime.nbytes))
+            if lifetime.nbytes:  # an empty tensor takes no place, and no turn
+                self._places.setdefault(owner, []).append((base + offset, lifetime.nbytes))
         self._turn = dict.fromkeys(self._places, 0)
         self._addresses: list[int] = []
         self._live: dict[int, Block] = {}
@@ -154,7 +155,7 @@ class PlannedAllocator(Allocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the plan has a place for the owner that is large enough."""
-        return any(nbytes <= planned for _, planned in self._places.get(owner, ()))
+        return nbytes == 0 or any(nbytes <= planned for _, planned in self._places.get(owner, ()))
 
     def spans(self) -> Iterator[Span]:
         """Yield the live tensors and the gaps between them, in address order."""

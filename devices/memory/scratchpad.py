@@ -184,7 +184,7 @@ def tile(
             raise InputError(
                 f"{what}: operand {name!r} of {operand.nbytes} bytes in granules of {operand.granule}"
             )
-    finest = max((_granules(operand) for operand in operands.values() if not operand.resident), default=1)
+    finest = max([1, *(_granules(operand) for operand in operands.values() if not operand.resident)])
 
     def cut(tiles: int) -> Tiling:
         depth = buffers if tiles > 1 else 1

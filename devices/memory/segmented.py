@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 
 from devices.memory.base import FREE, LIVE, WAITING, Allocator, Block, Span, StreamEvent
@@ -24,9 +25,9 @@ class SegmentedAllocator(Allocator):
         super().__init__(capacity, name)
         self._segments: dict[int, Segment] = {}
 
+    @abstractmethod
     def _free_lists(self) -> Iterable[FreeList]:
         """Return every free list, in a fixed order."""
-        raise NotImplementedError
 
     def free(self, block: Block) -> tuple[StreamEvent, ...]:
         """Free `block` at once; see `Allocator.free`."""
