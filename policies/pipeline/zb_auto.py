@@ -20,6 +20,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 from policies.pipeline.evaluate import StageTimes
@@ -31,6 +32,7 @@ from policies.pipeline.zb_greedy import greedy_programs
 from policies.pipeline.zb_greedy_v import greedy_v_programs
 from policies.pipeline.zb_optimal import optimal_programs
 from policies.pipeline.zb_problem import Objective, Problem, cost
+from policies.pipeline.zb_v import zb_v
 from sim.errors import InfeasibleError, InputError
 
 __all__ = ["Solver", "zb_auto"]
@@ -138,15 +140,14 @@ def zb_auto(
         hint = None
     best = optimal_programs(problem, hint, time_limit_s=time_limit_s)
     told = {"objective": best.objective, "bound": best.bound, "proven": best.proven}
-    return _schedule(problem, best.programs, told)
+    return replace(_schedule(problem, best.programs), meta=told)
 
 
 def _greedy(problem: Problem) -> Schedule:
-    """Return the cheapest of the greedy orders."""
-    found = [_schedule(problem, programs, {}) for programs in _candidates(problem)]
-    values = [cost(problem, schedule) for schedule in found]
-    best = min(range(len(found)), key=values.__getitem__)
-    return _schedule(problem, found[best].programs, {"objective": values[best]})
+    """Return the cheapest of the orders found."""
+    found = [_schedule(problem, programs) for programs in _candidates(problem)]
+    value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
+    return replace(best, meta={"objective": value})
 
 
 def _candidates(problem: Problem) -> Iterator[Programs]:
@@ -156,15 +157,15 @@ def _candidates(problem: Problem) -> Iterator[Programs]:
     try:
         yield from greedy_v_programs(problem)
     except InfeasibleError:
-        # Too little memory to fill the V: its leaner relatives may still fit.
-        leaner = [make(problem.ranks, problem.micro_batches, 2) for make in (v_half, v_min)]
+        # Too little memory to fill the V, or times too uneven: one of the fixed orders may still fit.
+        leaner = [make(problem.ranks, problem.micro_batches, 2) for make in (zb_v, v_half, v_min)]
         fitting = [s for s in leaner if max(peak_activations(s, problem.held)) <= problem.limit]
         if not fitting:
             raise
         yield from (s.programs for s in fitting)
 
 
-def _schedule(problem: Problem, programs: Programs, meta: dict[str, int]) -> Schedule:
+def _schedule(problem: Problem, programs: Programs) -> Schedule:
     return one_pipeline(
         "zb-auto",
         programs,
@@ -172,5 +173,4 @@ def _schedule(problem: Problem, programs: Programs, meta: dict[str, int]) -> Sch
         micro_batches=problem.micro_batches,
         chunks=problem.chunks,
         placement=problem.placement,
-        meta=meta,
     )

@@ -47,15 +47,25 @@ class Switches:
 
 
 def greedy_programs(problem: Problem) -> Iterator[Programs]:
-    """Yield the programs of a straight pipeline for each setting of the switches.
+    """Yield the programs of a straight pipeline for each setting of the switches that finds some.
 
     Raises
     ------
     InfeasibleError
-        Not even one micro-batch fits, under every setting.
+        No setting finds an order within the memory limit.
     """
+    failure: InfeasibleError | None = None
+    found = 0
     for setting in product((False, True), repeat=3):
-        yield _Search(problem, Switches(*setting)).programs()
+        try:
+            programs = _Search(problem, Switches(*setting)).programs()
+        except InfeasibleError as error:
+            failure = error
+        else:
+            found += 1
+            yield programs
+    if failure is not None and not found:
+        raise failure
 
 
 class _Search:

@@ -43,21 +43,39 @@ _LEGS = range(4)
 
 
 def greedy_v_programs(problem: Problem) -> Iterator[Programs]:
-    """Yield the best programs of a V for each setting of the switches.
+    """Yield the best programs of a V for each setting of the switches that finds some.
 
     Raises
     ------
     InfeasibleError
-        Not even one micro-batch fits.
+        No setting finds an order within the memory limit.
     """
+    failure: InfeasibleError | None = None
+    found = 0
     for before_forward, before_leg_2 in product((True, False), repeat=2):
-        best = _Search(problem, before_forward, before_leg_2, [0] * problem.ranks).run()
-        while True:
+        try:
+            programs = _learn(problem, before_forward, before_leg_2)
+        except InfeasibleError as error:
+            failure = error
+        else:
+            found += 1
+            yield programs
+    if failure is not None and not found:
+        raise failure
+
+
+def _learn(problem: Problem, before_forward: bool, before_leg_2: bool) -> Programs:
+    """Search again with the slack that the last search left, as long as that shortens the bubble."""
+    best = _Search(problem, before_forward, before_leg_2, [0] * problem.ranks).run()
+    while True:
+        try:
             again = _Search(problem, before_forward, before_leg_2, best.slack()).run()
-            if again.longest_bubble >= best.longest_bubble:
-                break
-            best = again
-        yield tuple(map(tuple, best.program))
+        except InfeasibleError:
+            break
+        if again.longest_bubble >= best.longest_bubble:
+            break
+        best = again
+    return tuple(map(tuple, best.program))
 
 
 class _Search:
@@ -75,6 +93,7 @@ class _Search:
         self.memory = [0] * ranks
         self.bubble = [0] * ranks
         self.longest_bubble = 0
+        self.next_leg = 0
 
     def slack(self) -> list[int]:
         """Return for each rank how much shorter its bubble was than the longest."""
@@ -112,14 +131,21 @@ class _Search:
                     self._run(0, above)
             self._make_room(rank)
             self._run(1, rank)
-        leg = 0
         for rank in range(1, problem.ranks):
-            while self._is_behind(rank):
-                for below in range(last, rank - 1, -1):
-                    if self._count(leg, below) < problem.micro_batches:
-                        self._make_room(below)
-                        self._run(leg, below)
-                leg = 1 - leg
+            self._catch_up(rank)
+
+    def _catch_up(self, rank: int) -> None:
+        """Run leg 0 and leg 1 in turn on `rank` and all below, until it is not behind the rank above."""
+        idle_passes = 0
+        while self._is_behind(rank) and idle_passes < 2:
+            idle_passes += 1
+            for below in range(self.problem.ranks - 1, rank - 1, -1):
+                leg, open_ = self.next_leg, self._count(self.next_leg, below) < self.problem.micro_batches
+                if open_ and self._arrival(leg, below) is not None:
+                    self._make_room(below)
+                    self._run(leg, below)
+                    idle_passes = 0
+            self.next_leg = 1 - self.next_leg
 
     def _one_more_fits(self, rank: int) -> bool:
         """Tell whether `rank` can run another leg 0 before micro-batch 0 comes back, and has the memory."""
@@ -141,7 +167,7 @@ class _Search:
     def _turn_of_gradients(self) -> None:
         legs = [self._gradient_leg(rank) for rank in range(self.problem.ranks)]
         for rank in reversed(range(self.problem.ranks)):
-            if legs[rank] == 3:
+            if legs[rank] == 3 and self._arrival(3, rank) is not None:
                 self._fill_until_arrival(3, rank, also_small=True)
                 self._run(3, rank)
         for rank in range(self.problem.ranks):
