@@ -39,7 +39,7 @@ from scenarios.importers.onnx_nodes import (
 from scenarios.importers.onnx_shapes import infer
 from scenarios.importers.onnx_values import Values, node_name
 from scenarios.importers.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
-from scenarios.importers.op_formulas import shape_of_product
+from scenarios.importers.op_formulas import measured_shape
 from sim.errors import GraphError, InputError, MissingExtraError
 from sim.graph import Graph
 from sim.graph_builder import GraphBuilder
@@ -183,7 +183,7 @@ def _build(model: Any, values: Values, dtype: str | None, name: str) -> Graph:
             | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
         )
         cost = _cost(facts, node)
-        attributes = {**facts.attributes, **shape_of_product(facts)}
+        attributes = {**facts.attributes, **measured_shape(facts)}
         if kind in VIEWS and sources[0] is not None:
             attributes["view_of"] = 0
         op = builder.op(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sim.errors import GraphError
 
-__all__ = ["Cost", "Formula", "OpFacts", "TensorFacts", "shape_of_product"]
+__all__ = ["Cost", "Formula", "OpFacts", "TensorFacts", "measured_shape"]
 
 
 class TensorFacts(NamedTuple):
@@ -193,16 +193,26 @@ def attention(op: OpFacts) -> int:
     return 2 * (q.elements + out.elements) * keys + 6 * scores  # scale 1 + softmax 5
 
 
-def shape_of_product(op: OpFacts) -> dict[str, int]:
-    """Return ``m``, ``n`` and ``k`` of a product with one right matrix, by which measured tables look it up.
+def measured_shape(op: OpFacts) -> dict[str, int]:
+    """Return the numbers by which tables of measurements look up a product or an attention.
 
-    A product of a batch of matrices with one matrix is one product of all their rows; one with a right
-    matrix for each is none, and gives nothing.
+    ``m``, ``n``, ``k`` of a product with one right matrix: a batch of left matrices is one product of all
+    their rows; one right matrix for each is another thing, and gives nothing. ``batch``, ``seq_len``,
+    ``heads``, ``kv_heads``, ``head_dim`` of a causal attention of a sequence to itself.
     """
-    if op.kind not in ("matmul", "gemm") or len(op.input(1).shape) != 2 or not op.output.shape:
-        return {}
-    rows, n = op.output.elements // max(1, op.output.shape[-1]), op.output.shape[-1]
-    return {"m": rows, "n": n, "k": inner_length(op)}
+    if op.kind in ("matmul", "gemm") and len(op.input(1).shape) == 2 and op.output.shape:
+        n = op.output.shape[-1]
+        return {"m": op.output.elements // max(1, n), "n": n, "k": inner_length(op)}
+    if op.kind == "attention" and op.attributes.get("is_causal") and not op.has_input(4):
+        q, k = op.input(0).shape, op.input(1).shape
+        split = len(q) == 4
+        heads = q[1] if split else int(op.attributes["q_num_heads"])
+        kv_heads = k[1] if split else int(op.attributes["kv_num_heads"])
+        if q[-2] == k[-2]:
+            width = q[-1] if split else q[-1] // heads
+            names = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
+            return dict(zip(names, (q[0], q[-2], heads, kv_heads, width), strict=True))
+    return {}
 
 
 def recurrent(gates: int, pointwise: int) -> Formula:

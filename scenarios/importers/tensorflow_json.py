@@ -33,7 +33,7 @@ from pydantic import TypeAdapter
 from scenarios.importers import checked_json
 from scenarios.importers.files import StrPath, read_bytes
 from scenarios.importers.op_costs import COSTS, VIEWS, Cost, cost_of
-from scenarios.importers.op_formulas import shape_of_product
+from scenarios.importers.op_formulas import measured_shape
 from scenarios.importers.tensorflow_ops import kind_of, op_facts, plain_attributes
 from scenarios.importers.tensorflow_tensors import (
     File,
@@ -143,7 +143,7 @@ def _add(
         raise GraphError(f"node {node['name']!r} ({node['op']}): {error}") from None
     attributes = {
         **plain_attributes(node.get("attributes", {})),
-        **(shape_of_product(facts) if sized else {}),
+        **(measured_shape(facts) if sized else {}),
     }
     if facts.kind in VIEWS and sources:
         attributes["view_of"] = 0
