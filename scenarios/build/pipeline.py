@@ -182,8 +182,8 @@ class _Writer:
         checkpoint = boundary if stage.checkpoint_nbytes is None else stage.checkpoint_nbytes
         if action.phase == "F":
             return [boundary, checkpoint, 0] if recomputed else [boundary, passing, stage.kept_nbytes]
-        if action.phase == "R":  # the stage input, kept until the backward, is part of the activations
-            return [0, max(0, passing - checkpoint), stage.kept_nbytes]
+        if action.phase == "R":  # the stage input, kept to the end, is part of the activations
+            return [0, passing, max(0, stage.kept_nbytes - checkpoint)]
         return [stage.boundary_nbytes if action.phase in "BI" and action.stage else 0]
 
     def _tensor(self, action: Action, k: int) -> str:
@@ -200,11 +200,12 @@ class _Writer:
         if phase == "R":
             return [self._tensor(Action(stage, "F", k), 1)]
         forward = Action(stage, "R" if Action(stage, "R", k) in self.recomputes else "F", k)
-        if phase == "W":
-            return [self.op_of[Action(stage, "I", k)], self._tensor(forward, 2)]
-        kept = [self._tensor(forward, 1), self._tensor(forward, 2)]
+        kept = [self._tensor(forward, 2)]
         if forward.phase == "R":
             kept.append(self._tensor(Action(stage, "F", k), 1))
+        if phase == "W":
+            return [self.op_of[Action(stage, "I", k)], *kept]
+        kept.append(self._tensor(forward, 1))
         if stage + 1 < schedule.stages:
             after = Action(stage + 1, "B", k)
             gradient = after if after in self.op_of else Action(stage + 1, "I", k)
