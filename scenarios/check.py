@@ -10,13 +10,14 @@ from typing import Final
 
 from scenarios.document import Document
 from scenarios.expect import Outcome
-from scenarios.load import load_scenario
+from scenarios.load import Case, load_scenario
 from scenarios.run import run_case
 from sim.errors import InputError, InvariantError, RunError, SimError
 
-__all__ = ["Checked", "check_file", "scenario_files"]
+__all__ = ["SUFFIXES", "Checked", "check_case", "check_file", "is_scenario", "scenario_files"]
 
 SUFFIXES: Final = (".yaml", ".yml")
+"""Endings of files that may be scenarios."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,16 @@ def check_file(path: str | Path, *, allow_code: bool = False) -> Iterator[Checke
         return
     if not cases:
         yield Checked(str(path), "")
-    for case in cases:
-        try:
-            yield Checked(str(path), case.label, run_case(case, check=True).outcomes)
-        except (InputError, RunError, InvariantError) as error:
-            yield Checked(str(path), case.label, error=error)
+    yield from map(check_case, cases)
+
+
+def check_case(case: Case) -> Checked:
+    """Run one case, check the invariants of its trace and what is expected of it."""
+    path = str(case.scenario.document.path)
+    try:
+        return Checked(path, case.label, run_case(case, check=True).outcomes)
+    except (InputError, RunError, InvariantError) as error:
+        return Checked(path, case.label, error=error)
 
 
 def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
@@ -100,7 +106,7 @@ def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             found[path] = None
             continue
-        inside = [file for file in _yaml_files(path) if _is_scenario(file)]
+        inside = [file for file in _yaml_files(path) if is_scenario(file)]
         if not inside:
             raise InputError(f"{path}: no scenario in this folder: no YAML file that has a workload")
         found.update(dict.fromkeys(inside))
@@ -113,7 +119,7 @@ def _yaml_files(folder: Path) -> Iterator[Path]:
         yield from (Path(where, name) for name in sorted(files) if name.endswith(SUFFIXES))
 
 
-def _is_scenario(path: Path) -> bool:
+def is_scenario(path: Path) -> bool:
     """Whether a file claims to be a scenario; one that cannot be read does, so that it is not overlooked."""
     try:
         return Document.read(path).root.child("workload") is not None

@@ -104,15 +104,6 @@ def _op(column: str) -> Callable[[Summary, Trace, str], Value | None]:
     return get
 
 
-def _order(column: str) -> Callable[[Summary, Trace, str], Value | None]:
-    def get(summary: Summary, trace: Trace, name: str) -> Value:
-        names, times = _task_names(trace), trace.tasks[column].tolist()
-        # Rows are in the order in which tasks started, and a sort that is stable keeps it among equals.
-        return [names[row] for row in sorted(range(len(names)), key=times.__getitem__)]
-
-    return get
-
-
 RESULTS: Final[Mapping[str, _Result]] = {
     "makespan": _Result(_DURATION, "", _total("makespan_ns")),
     "lower_bound": _Result(_DURATION, "", _total("lower_bound_ns")),
@@ -132,8 +123,7 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "issue": _Result(_DURATION, "op", _op("issue_ns")),
     "start": _Result(_DURATION, "op", _op("start_ns")),
     "end": _Result(_DURATION, "op", _op("end_ns")),
-    "order": _Result(_ORDER, "", _order("start_ns")),
-    "issue_order": _Result(_ORDER, "", _order("issue_ns")),
+    "order": _Result(_ORDER, "", lambda summary, trace, name: _task_names(trace)),
 }
 """What may be expected: of the whole run, of ``.DEVICE``, of ``.LINK``, or of ``.OP``."""
 
@@ -236,9 +226,8 @@ class Expectation:
             assert isinstance(listed, list)
             actual = [op for op in actual if op in set(listed)]
         passed = all(_holds(key, value, actual, self.condition) for key, value in self.condition.items())
-        wanted = " and ".join(
-            f"{key.replace('_', ' ')} {result.unit.show(value)}" for key, value in self.condition.items()
-        )
+        words = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
+        wanted = ", ".join(words[key] + result.unit.show(value) for key, value in self.condition.items())
         place = self.document.place(self.loc)
         message = f"{place}: {self.what} is {result.unit.show(actual)}, expected {wanted}"
         return Outcome(self.what, self.condition, actual, passed, message)
@@ -320,7 +309,7 @@ def _holds(key: str, value: Any, actual: Any, condition: Mapping[str, Value]) ->
 
 
 def _task_names(trace: Trace) -> list[str]:
-    """Return what each row of the trace is called: the op, with the iteration when there are several."""
+    """Return what each row of the trace is called, in start order, with the iteration if there are more."""
     ops = [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
     if trace.job.iterations == 1:
         return ops

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from scenarios.document import Document, Loc, hint
 from sim.errors import ScenarioError
@@ -110,7 +110,7 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
         yield from _models_at(get_args(annotation)[-1], loc[1:])
         return
     # A union or an annotated type; pydantic names the member of a tagged union in the path.
-    rest = loc[1:] if loc and str(loc[0]).startswith("<") else loc
+    tag = str(loc[0]) if loc and str(loc[0]).startswith("<") else None
     for member in get_args(annotation):
-        if not isinstance(member, str):
-            yield from _models_at(member, rest)
+        if tag is None or any(isinstance(part, Tag) and part.tag == tag for part in get_args(member)):
+            yield from _models_at(member, loc[1:] if tag else loc)

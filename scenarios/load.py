@@ -26,7 +26,7 @@ from scenarios.faults import scenario_error
 from scenarios.schema import Policy, ScenarioFile
 from scenarios.yaml_read import Node, Place
 from sim import plugins
-from sim.errors import InputError
+from sim.errors import InputError, UnknownNameError
 from sim.graph import Graph
 from sim.model import Machine
 
@@ -134,6 +134,10 @@ class Scenario:
                 raise self.document.error((), "machine: is missing")
         try:
             return make_machine(_with_cost(spec, content.cost), directory=self.document.directory)
+        except UnknownNameError as error:
+            known = f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
+            loc = _preset(error.name, self.document) or _subject(str(error), self.document)
+            raise self.document.error(loc, known) from error
         except InputError as error:
             raise self.document.error(_subject(str(error), self.document), str(error)) from error
 
@@ -227,6 +231,20 @@ def _with_cost(spec: dict[str, Any], cost: Any) -> dict[str, Any]:
     preset = machine_preset(spec["preset"]).get("devices", {}) if "preset" in spec else {}
     given = {**{name: {} for name in preset}, **spec.get("devices", {})}
     return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
+
+
+def _preset(name: str, document: Document) -> Loc | None:
+    """Return the path of the preset of that name, if the scenario names it."""
+    devices = document.root.child("machine")
+    devices = devices and devices.child("devices")
+    below = devices.value if devices is not None and isinstance(devices.value, dict) else {}
+    for loc in [("machine", "preset"), *(("machine", "devices", device, "preset") for device in below)]:
+        node: Node | None = document.root
+        for part in loc:
+            node = node and node.child(part)
+        if node is not None and node.value == name:
+            return loc
+    return None
 
 
 def _subject(message: str, document: Document) -> Loc:

@@ -63,6 +63,8 @@ def _checked(row: Row) -> Any:
     """Return the type of a value: checked by the table's reader, and kept as it was written."""
 
     def check(value: Any) -> Any:
+        if value is None:
+            raise InputError(f"has no value; accepted: {TYPES[row.type].shown}")
         if row.type == "curve" and isinstance(value, Mapping):  # keys of YAML are text, cores are numbers
             value = {int(key) if key.isdecimal() else key: item for key, item in value.items()}
         try:

@@ -1,0 +1,81 @@
+"""Scenarios as pytest tests: ``pytest --sim-check scenarios/``.
+
+Each run of which a scenario expects something is one test, called after its policy::
+
+    scenarios/head_of_line.yaml::window 2  PASSED
+
+Without ``--sim-check`` nothing is collected, so that having this package installed changes no test suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from scenarios.check import Checked
+    from scenarios.load import Case
+
+__all__ = ["ScenarioFile", "ScenarioTest"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--sim-check`` and ``--sim-allow-code``."""
+    group = parser.getgroup("sim", "scenarios of graph-schedule-sim")
+    group.addoption(
+        "--sim-check", action="store_true", help="collect scenarios (*.yaml) that expect something"
+    )
+    group.addoption("--sim-allow-code", action="store_true", help="let scenarios name module:Class")
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect scenario files: those named on the command line, and those found in folders."""
+    if not parent.config.getoption("--sim-check"):
+        return None
+    from scenarios.check import SUFFIXES, is_scenario
+
+    if file_path.suffix not in SUFFIXES:
+        return None
+    if not parent.session.isinitpath(file_path) and not is_scenario(file_path):
+        return None
+    collector: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
+    return collector
+
+
+class ScenarioFile(pytest.File):
+    """One scenario; a test for each of its runs that expects something."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Read the file; a mistake in it fails the collection with its place."""
+        from scenarios.load import load_scenario
+        from sim.errors import InputError
+
+        try:
+            cases = load_scenario(self.path, allow_code=self.config.getoption("--sim-allow-code")).expected()
+        except InputError as error:
+            raise self.CollectError(str(error)) from None
+        for case in cases:
+            yield ScenarioTest.from_parent(self, name=case.label, case=case)
+
+
+class ScenarioTest(pytest.Item):
+    """One run, and everything that is expected of it."""
+
+    def __init__(self, *, case: Case, **more: Any) -> None:
+        super().__init__(**more)
+        self.case = case
+
+    def runtest(self) -> None:
+        """Run it, check the invariants of its trace, and fail with every expectation that does not hold."""
+        from scenarios.check import check_case
+
+        checked: Checked = check_case(self.case)
+        if checked.exit_status:
+            pytest.fail("\n".join(checked.messages), pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Return where it comes from."""
+        return self.path, None, f"{self.path.name}: {self.name}"

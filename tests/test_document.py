@@ -1,0 +1,117 @@
+"""Scenario documents: what ``--set`` and ``set:`` change, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scenario_texts import GOOD, changed, write
+
+from scenarios.document import Document
+from scenarios.load import load_scenario
+from scenarios.yaml_read import read_yaml_text
+from sim.errors import ScenarioError
+
+
+def document(text: str) -> Document:
+    return Document(read_yaml_text(text, "s.yaml"), Path("s.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["a.b=2"], {"a": {"b": 2, "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
+        (["a.l.1.x=[3, 4]"], {"a": {"b": 1, "l": [1, {"x": [3, 4]}], "c.d": {"e": 3}}}),
+        (["a.l.0=10us"], {"a": {"b": 1, "l": ["10us", {"x": 2}], "c.d": {"e": 3}}}),
+        (["a.l={y: 1}", "a.l.y=2"], {"a": {"b": 1, "l": {"y": 2}, "c.d": {"e": 3}}}),
+        (["a.c.d.e=4"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 4}}}),
+        (["new=1e3"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "new": 1000.0}),
+        (["a.b="], {"a": {"b": None, "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
+        (["a.b= a=b "], {"a": {"b": "a=b", "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
+    ],
+)
+def test_settings(settings: list[str], expected: object) -> None:
+    start = document("a: {b: 1, l: [1, {x: 2}], c.d: {e: 3}}")
+    before = start.root.plain()
+    assert start.with_settings(settings).root.plain() == expected
+    assert start.root.plain() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("a.b", "--set a.b: should be KEY=VALUE, as in --set workload.batch=32"),
+        ("=3", "--set =3: should be KEY=VALUE, as in --set workload.batch=32"),
+        ("a.=3", "--set a.=3: should be KEY=VALUE, as in --set workload.batch=32"),
+        ("polcy.x=3", "--set polcy.x=3: there is no key 'polcy'; did you mean 'policy'?"),
+        ("policy.nam.x=3", "--set policy.nam.x=3: there is no key 'nam' under 'policy'; did you mean "
+         "'name'?"),
+        ("policy.name.x=3", "--set policy.name.x=3: policy.name is 'in-order' and has no key 'x'"),
+        ("list.7=3", "--set list.7=3: list is a list of 2; '7' should be an index from 0"),
+        ("list.x.y=3", "--set list.x.y=3: list is a list of 2; 'x' should be an index from 0"),
+        ("list=[1", "--set list=[1: not YAML: while parsing a flow sequence, did not find expected "
+         "',' or ']'"),
+        ("list=!!py/x 1", "--set list=!!py/x 1: the tag '!!py/x' is not accepted: a scenario is plain data"),
+    ],
+)  # fmt: skip
+def test_settings_that_lead_nowhere(setting: str, message: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        document("policy: {name: in-order}\nlist: [1, 2]\n").with_settings([setting])
+    assert str(caught.value) == message
+
+
+def test_a_wrong_value_names_the_setting_it_came_from(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path, sets=["machine.devices.cpu0.cors=3"])
+    assert str(caught.value) == (
+        "--set machine.devices.cpu0.cors=3: machine.devices.cpu0.cors: no such key; did you mean 'cores'?"
+    )
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path, sets=["workload.ops.a.duration=3"])
+    assert str(caught.value).startswith(
+        "--set workload.ops.a.duration=3: workload.ops.a.duration: 3 has no unit"
+    )
+
+
+def test_an_alias_is_changed_in_one_place_only() -> None:
+    start = document("a: &x {k: 1}\nb: *x\n")
+    assert start.with_settings(["b.k=2"]).root.plain() == {"a": {"k": 1}, "b": {"k": 2}}
+
+
+def test_settings_of_an_entry_have_the_places_of_the_file(tmp_path: Path) -> None:
+    text = GOOD + "compare:\n  - {label: x, set: {machine.devices.cpu0.cores: many}}\n"
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(write(tmp_path, text)).case("x")
+    assert str(caught.value) == (
+        f"{tmp_path}/s.yaml:15:50: machine.devices.cpu0.cores: 'many' is not a count; "
+        "accepted: a whole number without a unit"
+    )
+
+
+@given(
+    st.dictionaries(st.text("abc", min_size=1), st.dictionaries(st.text("xyz", min_size=1), st.integers()))
+)
+def test_what_is_set_is_found_there_and_nothing_else_changes(tree: dict[str, dict[str, int]]) -> None:
+    tree = {"a": {"x": 0}, **tree}
+    start = document(str(tree))
+    for outer, inner in tree.items():
+        for key in inner:
+            expected = {**tree, outer: {**inner, key: -7}}
+            assert start.with_settings([f"{outer}.{key}=-7"]).root.plain() == expected
+
+
+def test_a_scenario_is_a_mapping(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"s.yaml:1:1: a scenario is a mapping: 'name: "):
+        load_scenario(write(tmp_path, "- a\n- b\n"))
+
+
+def test_two_entries_of_one_name(tmp_path: Path) -> None:
+    text = changed("expect:", "compare: [in-order, {name: in-order}]\nexpect:")
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(write(tmp_path, text))
+    assert str(caught.value) == (
+        f"{tmp_path}/s.yaml:12:21: compare.1: two entries are called 'in-order'; give one of them a label"
+    )

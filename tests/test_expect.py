@@ -1,0 +1,162 @@
+"""Expectations: what may be expected, how it is read, and when it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scenario_texts import GOOD, changed, write
+
+from scenarios.expect import RESULTS
+from scenarios.load import load_scenario
+from scenarios.run import Result, run_scenario
+from sim.errors import ScenarioError
+
+
+def run(folder: Path, expect: str, text: str = GOOD) -> Result:
+    """Run the scenario `text` with other expectations."""
+    head, _, _ = text.partition("expect:")
+    return run_scenario(load_scenario(write(folder, f"{head}expect: {{{expect}}}\n")), check=True)
+
+
+HOLDS = [
+    # a 0-10, b 10-30 beside c 10-40, d 40-45: all of it busy, on two cores
+    "makespan: 45us",
+    "makespan: {equals: 45us}",
+    "makespan: {at_most: 45us, at_least: 45000ns}",
+    "makespan: {equals: 50us, tolerance: 10%}",
+    "makespan: {equals: 44us, tolerance: 1us}",
+    "lower_bound: 45us",
+    "critical_path: 45us",
+    "tasks: 4",
+    "busy.cpu0: 45us",
+    "span.cpu0: 45us",
+    "idle.cpu0: 0",
+    "utilisation.cpu0: 100%",
+    "utilisation.cpu0: {at_least: 0.9}",
+    "bubble.cpu0: 0",
+    "start.b: 10us",
+    "end.d: 45us",
+    "ready.d: 40us",
+    "issue.d: 40us",
+    "order: [a, b, c, d]",
+    "order: [b, d]",
+]
+
+
+@pytest.mark.parametrize("expect", HOLDS)
+def test_what_holds(tmp_path: Path, expect: str) -> None:
+    result = run(tmp_path, expect)
+    assert [outcome.passed for outcome in result.outcomes] == [True]
+    assert result.passed
+
+
+@pytest.mark.parametrize(
+    ("expect", "says"),
+    [
+        ("makespan: 44us", "makespan is 45 us, expected 44 us"),
+        ("makespan: {at_most: 44.999us}", "makespan is 45 us, expected at most 44.999 us"),
+        ("makespan: {at_least: 46us}", "makespan is 45 us, expected at least 46 us"),
+        (
+            "makespan: {equals: 50us, tolerance: 9%}",
+            "makespan is 45 us, expected 50 us, give or take 4.5 us",
+        ),
+        ("tasks: {at_most: 3}", "tasks is 4, expected at most 3"),
+        ("utilisation.cpu0: 99%", "utilisation.cpu0 is 1, expected 0.99"),
+        ("order: [b, a]", "order is [a, b], expected [b, a]"),
+    ],
+)
+def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
+    tmp_path: Path, expect: str, says: str
+) -> None:
+    result = run(tmp_path, expect)
+    assert not result.passed
+    [outcome] = result.outcomes
+    place, _, message = outcome.message.partition(": ")
+    assert message == says
+    assert place.startswith(f"{tmp_path}/s.yaml:12:")
+
+
+@pytest.mark.parametrize(
+    ("expect", "says"),
+    [
+        ("makspan: 1us", "expect.makspan: unknown result 'makspan'; did you mean 'makespan'?"),
+        ("start: 1us", "expect.start: is of an op: write start.NAME"),
+        ("utilisation: 1", "expect.utilisation: is of a device: write utilisation.NAME"),
+        ("makespan.cpu0: 1us", "expect.makespan.cpu0: is of the whole run: write makespan"),
+        ("utilisation.cpu1: 1", "expect.utilisation.cpu1: unknown device 'cpu1'; did you mean 'cpu0'?"),
+        ("start.aa: 1us", "expect.start.aa: unknown op 'aa'; did you mean 'a'?"),
+        ("sent.x: 1B", "expect.sent.x: unknown link 'x'"),
+        ("order: [a, e]", "expect.order.1: unknown op 'e'; known: a, b, c, d"),
+        ("order: [a, a]", "expect.order.1: names the op 'a' twice"),
+        ("order: a", "expect.order.equals: 'a' is not a list of ops, as in [a, b, c]"),
+        ("order: {at_most: [a]}", "expect.order: is a list of ops and nothing else"),
+        ("tasks: 1.5", "expect.tasks.equals: 1.5 is not a whole number"),
+        ("makespan: {}", "expect.makespan: says nothing; give equals, at_most or at_least"),
+        ("makespan: {tolerance: 1us}", "expect.makespan.tolerance: needs equals"),
+        (
+            "makespan: {at_most: 1us, at_least: 2us}",
+            "expect.makespan: can never hold: at_least is more than at_most",
+        ),
+        (
+            "makespan: {at_most: fast}",
+            "expect.makespan.at_most: 'fast' is not a number and a unit; accepted: ns, us, ",
+        ),
+        ("pipeline_bubble: 0.1", "expect.pipeline_bubble: this run has no such result"),
+    ],
+)
+def test_what_cannot_be_expected(tmp_path: Path, expect: str, says: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        run(tmp_path, expect).outcomes  # noqa: B018
+    place, _, message = str(caught.value).partition(": ")
+    assert message.startswith(says)
+    assert place.startswith(f"{tmp_path}/s.yaml:12:")
+
+
+def test_names_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
+    """An order that deadlocks would be told as such, were it not for the misspelt op."""
+    text = changed("{name: ready-queue}", "{name: in-order, linearize: {name: program, ops: [d, c, b, a]}}")
+    with pytest.raises(ScenarioError, match="unknown op 'zz'"):
+        run(tmp_path, "start.zz: 1us", text)
+
+
+def test_iterations_are_named(tmp_path: Path) -> None:
+    text = changed("policy: {name: ready-queue}", "policy: {name: in-order}\niterations: 2")
+    result = run(
+        tmp_path, "'start.a[0]': 0, 'end.d[1]': {at_most: 90us}, order: ['a[0]', 'd[0]', 'd[1]']", text
+    )
+    assert result.passed
+    with pytest.raises(ScenarioError, match=r"unknown op 'a'; did you mean 'a\[1\]'|unknown op 'a'"):
+        run(tmp_path, "start.a: 0", text)
+
+
+def test_links_and_memory(tmp_path: Path) -> None:
+    text = """\
+machine:
+  devices: {gpu0: {kind: gpu}, gpu1: {kind: gpu}}
+  links: [{name: wire, from: gpu0, to: gpu1, latency: 1us, bandwidth: 1GB/s, duplex: false}]
+workload:
+  ops:
+    a: {duration: 10us, output: 1kB, device: gpu0}
+    b: {duration: 10us, inputs: [a], device: gpu1}
+"""
+    expect = "sent.wire: 1kB, link_busy.wire: 2us, start.b: 12us, peak_memory.gpu0: {at_least: 1kB}"
+    assert run(tmp_path, expect, text).passed
+
+
+def test_to_json_has_base_units(tmp_path: Path) -> None:
+    result = run(tmp_path, "makespan: {equals: 50us, tolerance: 10%}, order: [a, d]")
+    assert [outcome.to_json() for outcome in result.outcomes] == [
+        {"what": "makespan", "equals": 50_000, "tolerance": 5_000, "actual": 45_000, "passed": True},
+        {"what": "order", "equals": ["a", "d"], "actual": ["a", "d"], "passed": True},
+    ]
+
+
+def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
+    """No entry of the table names a key that results do not have."""
+    result = run(tmp_path, "tasks: 4")
+    names = {"device": "cpu0", "op": "a", "link": "", "": ""}
+    for kind, row in RESULTS.items():
+        if row.of != "link":
+            value = row.get(result.summary, result.trace, names[row.of])
+            assert value is not None or kind in ("pipeline_bubble", "peak_reserved")
