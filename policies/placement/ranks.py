@@ -4,8 +4,8 @@
     down(i) =        max over producers h of  down(h) + w(h) + c(h, i)
 
 w is the mean cost over the devices and c the mean travel time over pairs of devices (Topcuoglu, Hariri
-and Wu 2002, equations 2, 3, 5 and 6). Ranks are exact fractions: a tie that floating point breaks
-gives another schedule (in the paper's own example one of length 86 and not 80).
+and Wu 2002, equations 2, 3, 5 and 6). Ranks are exact fractions, so that a tie is one and breaks by the
+topological order: n3 and n4 of the paper's example both have 80, and in floating point n4 has more.
 """
 
 from __future__ import annotations

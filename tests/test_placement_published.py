@@ -1,0 +1,95 @@
+"""The ten tasks of Topcuoglu, Hariri and Wu 2002: published schedule lengths, and the simulator's."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from placement_helpers import Independent, problem_of, published_graph, require_valid, three_processors
+
+from devices.network import make_network
+from policies.issue.in_order import InOrder
+from policies.placement.auto_tune import AutoTune
+from policies.placement.cpop import Cpop
+from policies.placement.greedy import Greedy
+from policies.placement.heft import Heft
+from policies.placement.optimal import Optimal
+from policies.placement.peft import Peft
+from policies.placement.problem import Problem
+from policies.placement.ranks import downward_ranks, upward_ranks
+from policies.placement.schedule import ListPlacement
+from sim import simulate
+
+PUBLISHED = [(Heft(), 80), (Cpop(), 86), (Peft(), 85)]
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return problem_of(published_graph(), three_processors())
+
+
+@pytest.mark.parametrize(("placement", "length"), PUBLISHED, ids=["heft", "cpop", "peft"])
+def test_published_lengths(problem: Problem, placement: ListPlacement, length: int) -> None:
+    schedule = placement.schedule(problem)
+    require_valid(schedule, problem)
+    assert schedule.makespan_ns == length
+
+
+def test_ranks_are_those_of_the_paper(problem: Problem) -> None:
+    """Table 1 of the paper, which rounds: 108, 77, 80, 80, 69, 63.3, 42.7, 35.7, 44.3, 14.7."""
+    thirds = [324, 231, 240, 240, 207, 190, 128, 107, 133, 44]
+    assert upward_ranks(problem) == [Fraction(k, 3) for k in thirds]
+    assert [round(float(r), 1) for r in downward_ranks(problem)] == [
+        *[0, 31, 25, 22, 24, 27, 62.3, 66.7, 63.7, 93.3]
+    ]
+
+
+def test_the_tie_of_n3_and_n4_is_one(problem: Problem) -> None:
+    """Both ranks are 80; in floating point n4's is larger by some 1e-14, and it would go first."""
+    rank = upward_ranks(problem)
+    assert rank[2] == rank[3] == 80
+    order = sorted(range(10), key=lambda op: (-rank[op], op))
+    assert [op + 1 for op in order] == [1, 3, 4, 2, 5, 6, 9, 7, 8, 10]
+
+
+def test_greedy_is_only_locally_best(problem: Problem) -> None:
+    greedy = Greedy().schedule(problem)
+    require_valid(greedy, problem)
+    assert greedy.makespan_ns == 88
+
+
+@pytest.mark.parametrize(("placement", "length"), PUBLISHED, ids=["heft", "cpop", "peft"])
+def test_the_simulator_agrees_when_transfers_never_meet(placement: ListPlacement, length: int) -> None:
+    machine = three_processors(network=Independent)
+    trace = simulate(published_graph(), machine, InOrder(), placement=placement, linearize=placement)
+    assert trace.makespan_ns == length
+
+
+def test_serial_links_make_it_longer() -> None:
+    """One link per direction and pair, each for one transfer at a time: HEFT did not count on that."""
+    machine = three_processors(network=make_network)
+    heft = simulate(published_graph(), machine, InOrder(), placement=Heft(), linearize=Heft())
+    heft.check()
+    assert heft.makespan_ns == 91
+
+
+def test_auto_tuning_beats_both_because_it_sees_the_links() -> None:
+    machine = three_processors(network=make_network)
+    tune = AutoTune(start=["greedy", "heft"], budget=200)
+    trace = simulate(published_graph(), machine, InOrder(), placement=tune)
+    assert tune.tuning is not None
+    tried = {step.what: step.makespan_ns for step in tune.tuning.trajectory[:2]}
+    assert tried == {"greedy": 94, "heft": 91}
+    assert 73 <= tune.tuning.makespan_ns < 80
+    assert trace.job.device_of.tolist() == tune.tuning.placement
+
+
+def test_the_optimum_is_73(problem: Problem) -> None:
+    pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
+    optimum = Optimal().solve(problem)
+    require_valid(optimum.schedule, problem)
+    assert (optimum.schedule.makespan_ns, optimum.lower_bound_ns, optimum.proven) == (73, 73, True)
+    machine = three_processors(network=Independent)
+    schedule = optimum.schedule
+    trace = simulate(published_graph(), machine, InOrder(), placement=schedule, linearize=schedule)
+    assert trace.makespan_ns == 73

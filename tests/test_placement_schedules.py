@@ -1,0 +1,179 @@
+"""List placements: valid schedules on every problem, never better than the optimum, gaps used."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from placement_helpers import Independent, full_mesh, problem_of, problems, require_valid
+
+from policies.issue.in_order import InOrder
+from policies.placement.cpop import Cpop
+from policies.placement.greedy import Greedy
+from policies.placement.heft import Heft
+from policies.placement.optimal import Optimal
+from policies.placement.peft import Peft
+from policies.placement.problem import Problem
+from policies.placement.schedule import Builder, ListPlacement
+from policies.placement.timeline import Timeline
+from sim import Device, GraphBuilder, Link, Machine, simulate
+from sim.errors import InfeasibleError, InputError
+
+LISTS = [Greedy(), Heft(), Cpop(), Peft()]
+by_name = pytest.mark.parametrize("placement", LISTS, ids=lambda p: type(p).__name__)
+
+
+@by_name
+@given(problem=problems())
+def test_every_schedule_is_valid(placement: ListPlacement, problem: Problem) -> None:
+    require_valid(placement.schedule(problem), problem)
+
+
+@by_name
+@given(problem=problems())
+def test_the_simulator_is_never_later_than_the_schedule(placement: ListPlacement, problem: Problem) -> None:
+    """In order on each lane, as soon as the inputs are there, without contention."""
+    latency = problem.machine.links[0].latency_ns
+
+    class Late(Independent):
+        def __init__(self, machine: Machine, context: object) -> None:
+            super().__init__(machine, context)  # type: ignore[arg-type]
+            self.nbytes = [nbytes + latency for nbytes in self.nbytes]
+
+    machine = Machine(problem.machine.devices, problem.machine.links, network=Late)
+    schedule = placement.schedule(problem)
+    trace = simulate(
+        problem.graph,
+        machine,
+        InOrder(synchronisation="issue"),
+        placement=schedule,
+        linearize=schedule,
+        streams=schedule,
+    )
+    assert (trace.tasks["start_ns"] <= [schedule.start_ns[op] for op in trace.tasks["op"]]).all()
+
+
+@given(problem=problems(max_ops=6))
+@settings(max_examples=25)
+def test_no_schedule_is_better_than_the_optimum(problem: Problem) -> None:
+    pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
+    optimum = Optimal(time_limit_s=20).solve(problem)
+    require_valid(optimum.schedule, problem)
+    assert optimum.proven
+    lengths = [placement.schedule(problem).makespan_ns for placement in LISTS]
+    assert optimum.schedule.makespan_ns <= min(lengths)
+
+
+def test_an_optimum_that_is_cut_short_has_a_bound() -> None:
+    pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
+    b = GraphBuilder("wide")
+    for k in range(40):
+        b.op(f"op{k}", duration_by_kind={"p1": 10 + k % 7, "p2": 10 + k % 5, "p3": 10 + k % 3})
+    machine = full_mesh([Device(f"D{k}", f"p{k}") for k in (1, 2, 3)])
+    optimum = Optimal(time_limit_s=0.001).solve(problem_of(b.build(), machine))
+    assert 0 <= optimum.lower_bound_ns <= optimum.schedule.makespan_ns
+
+
+def test_greedy_takes_the_device_where_it_ends_first() -> None:
+    # c reads b, which is on the slow device: bringing it over costs 15, computing there 12 more.
+    b = GraphBuilder("copy or compute")
+    b.op("a", outputs=15, duration_by_kind={"cpu": 40, "gpu": 10})
+    b.op("b", outputs=15, duration_by_kind={"cpu": 19, "gpu": 10})
+    b.op("c", inputs=["b"], duration_by_kind={"cpu": 22, "gpu": 10})
+    machine = full_mesh([Device("cpu0", "cpu", workers=1), Device("gpu0", "gpu")])
+    schedule = Greedy().schedule(problem_of(b.build(), machine))
+    assert schedule.device == [1, 0, 0]
+    assert schedule.end_ns == [10, 19, 41]
+    slower = Machine(
+        machine.devices, tuple(Link(x.name, x.source, x.destination, 0, 10**10) for x in machine.links)
+    )
+    assert Greedy().schedule(problem_of(b.build(), slower)).device == [1, 0, 1]
+
+
+def test_gaps_are_used_with_insertion_only() -> None:
+    b = GraphBuilder("gap")
+    b.op("a", duration_by_kind={"p1": 10})
+    b.op("far", outputs=0, duration_by_kind={"p2": 50})
+    b.op("late", inputs=["far"], duration_by_kind={"p1": 10})
+    b.op("small", duration_by_kind={"p1": 30})
+    problem = problem_of(b.build(), full_mesh([Device("D1", "p1"), Device("D2", "p2")]))
+    order = range(4)
+    assert Builder(problem, insertion=True).put_all(order).start_ns == [0, 0, 50, 10]
+    assert Builder(problem, insertion=False).put_all(order).start_ns == [0, 0, 50, 60]
+
+
+def test_a_timeline_of_two_lanes() -> None:
+    t = Timeline(lanes=2)
+    t.take(0, 10, 0)
+    assert t.earliest(0, 5) == (0, 1)
+    t.take(0, 4, 1)
+    assert t.earliest(0, 5) == (4, 1)
+    t.take(20, 5, 1)
+    assert t.earliest(5, 16) == (10, 0)
+    assert t.earliest(5, 15) == (5, 1)
+    assert t.earliest(7, 0) == (7, 1)
+
+
+def test_a_device_with_lanes_runs_ops_side_by_side() -> None:
+    b = GraphBuilder("three")
+    for name in "abc":
+        b.op(name, duration_ns=10)
+    problem = problem_of(b.build(), Machine((Device("gpu0", streams=2),)))
+    schedule = Heft().schedule(problem)
+    assert (schedule.lane, schedule.start_ns) == ([0, 1, 0], [0, 0, 10])
+
+
+def test_graph_inputs_travel_from_where_they_lie() -> None:
+    b = GraphBuilder("input on the host")
+    b.input("x", 30, device="D1")
+    b.op("a", inputs=["x"], duration_by_kind={"p1": 39, "p2": 10})
+    b.op("b", inputs=["x"], duration_by_kind={"p1": 41, "p2": 10})
+    problem = problem_of(b.build(), full_mesh([Device("D1", "p1"), Device("D2", "p2")]))
+    assert Greedy().schedule(problem).device == [0, 1]
+
+
+def test_what_is_colocated_stays_together() -> None:
+    b = GraphBuilder("variable")
+    b.op("w", duration_by_kind={"p1": 1, "p2": 2})
+    b.op("other", duration_by_kind={"p1": 50, "p2": 1})
+    b.op("update", attributes={"colocate": ["w"]}, duration_by_kind={"p1": 50, "p2": 1})
+    problem = problem_of(b.build(), full_mesh([Device("D1", "p1"), Device("D2", "p2")]))
+    for placement in LISTS:
+        device = placement.schedule(problem).device
+        assert device[0] == device[2]
+        assert device[1] == 1
+
+
+def test_what_can_never_be_placed_is_refused() -> None:
+    devices = [Device("D1", "p1"), Device("D2", "p2")]
+    b = GraphBuilder("apart")
+    b.op("a", duration_by_kind={"p1": 1}, attributes={"colocate": "g"})
+    b.op("b", duration_by_kind={"p2": 1}, attributes={"colocate": "g"})
+    with pytest.raises(InfeasibleError, match=r"op 'a' with what it is colocated with \(a, b\)"):
+        problem_of(b.build(), full_mesh(devices))
+    b = GraphBuilder("unreachable")
+    b.op("a", duration_by_kind={"p1": 1}, outputs=1)
+    b.op("b", duration_by_kind={"p2": 1}, inputs=["a"])
+    one_way = Machine(tuple(devices), (Link("back", "D2", "D1"),))
+    with pytest.raises(InfeasibleError, match="no links lead from the inputs of op 'b'"):
+        Heft().schedule(problem_of(b.build(), one_way))
+    b = GraphBuilder("bad label")
+    b.op("a", duration_ns=1, attributes={"colocate": 3})
+    with pytest.raises(InputError, match="op 'a': colocate must be a label or a list of labels, found 3"):
+        problem_of(b.build(), full_mesh(devices))
+
+
+def test_where_no_link_leads_nothing_is_placed() -> None:
+    # D2 would be faster for b, but a's output cannot get there.
+    b = GraphBuilder("detour")
+    b.op("a", duration_by_kind={"p1": 1}, outputs=1)
+    b.op("b", duration_by_kind={"p1": 90, "p2": 1}, inputs=["a"])
+    one_way = Machine((Device("D1", "p1"), Device("D2", "p2")), (Link("back", "D2", "D1"),))
+    for placement in LISTS:
+        assert placement.schedule(problem_of(b.build(), one_way)).device == [0, 0]
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(InputError, match="time_limit_s must be a positive number of seconds, found 0"):
+        Optimal(time_limit_s=0)
+    with pytest.raises(InputError, match="workers must be a whole number of at least 1"):
+        Optimal(workers=0)
