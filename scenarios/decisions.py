@@ -126,6 +126,9 @@ def resolve(
 
 
 def _below(source: _Source, key: str) -> _Source:
+    """Return where a key of `source` stands; of a policy from the command line there is but the name."""
+    if not source.loc:
+        return source
     return _Source(source.document, (*source.loc, key), source.allow_code)
 
 
@@ -137,7 +140,8 @@ def _with_runtime(spec: Policy, source: _Source) -> Policy:
         message = "has both a name and a runtime; a runtime names the policy too"
         raise source.document.error(source.loc, message, key=True)
     choices = _look_up("sim.runtimes", spec.runtime, _below(source, "runtime"))
-    return overlay(Policy.model_validate({**choices}), spec)
+    given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
+    return overlay(Policy.model_validate({**choices}), Policy.model_construct(**given))
 
 
 def _policy(spec: Policy, source: _Source) -> IssuePolicy:
