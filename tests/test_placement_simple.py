@@ -1,0 +1,280 @@
+"""Placements without a schedule: by kind of device, single, in turn; exact for chains and two devices."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from placement_helpers import every_placement, full_mesh, problem_of, problems
+
+from policies.placement.chain_dp import ChainDp
+from policies.placement.device_kind import DeviceKind
+from policies.placement.max_flow import FlowNetwork
+from policies.placement.min_cut import MinCut
+from policies.placement.problem import NEVER, Problem
+from policies.placement.round_robin import RoundRobin
+from policies.placement.single import Single
+from sim import Device, Graph, GraphBuilder, Link, Machine
+from sim.errors import InfeasibleError, InputError, UnknownNameError
+from sim.job import costs_ns, make_job
+from sim.model import Placement
+
+CPU, GPU, GPU1, NPU = (
+    Device("cpu0", "cpu", workers=2),
+    Device("gpu0", "gpu"),
+    Device("gpu1", "gpu"),
+    Device("npu0", "npu"),
+)
+HOST = Machine((CPU, GPU, GPU1, NPU))
+
+
+def placed(graph: Graph, machine: Machine, placement: Placement) -> dict[str, str]:
+    """Return the device of each op by name."""
+    job = make_job(graph, machine, placement=placement)
+    return {
+        name: machine.devices[d].name for name, d in zip(graph.op_names, job.device_of.tolist(), strict=True)
+    }
+
+
+# -- by kind of device ---------------------------------------------------------------------------
+
+
+def kinds() -> Graph:
+    """Return ops that run everywhere, or on some kinds of device alone."""
+    b = GraphBuilder("kinds")
+    b.op("any", duration_ns=1)
+    b.op("no_gpu", inputs=["any"], duration_by_kind={"cpu": 1, "npu": 1})
+    b.op("cpu_only", inputs=["no_gpu"], duration_by_kind={"cpu": 1})
+    b.op("pinned", inputs=["any"], duration_ns=1, device="gpu1")
+    return b.build()
+
+
+def test_the_preferred_kind_that_can() -> None:
+    found = placed(kinds(), HOST, DeviceKind(follow=False))
+    assert found == {"any": "gpu0", "no_gpu": "npu0", "cpu_only": "cpu0", "pinned": "gpu1"}
+    found = placed(kinds(), HOST, DeviceKind(order=["cpu"], follow=False))
+    assert found == {"any": "cpu0", "no_gpu": "cpu0", "cpu_only": "cpu0", "pinned": "gpu1"}
+    found = placed(kinds(), HOST, DeviceKind(order=["npu", "gpu"], follow=False))
+    assert found == {"any": "npu0", "no_gpu": "npu0", "cpu_only": "cpu0", "pinned": "gpu1"}
+
+
+def test_sources_follow_consumers_that_agree() -> None:
+    b = GraphBuilder("sources")
+    for name in ("agreed", "disputed", "two_outputs"):
+        b.op(name, outputs=(1, 1) if name == "two_outputs" else 1, duration_ns=1)
+    b.op("on_cpu", inputs=["agreed", "disputed", "two_outputs"], duration_by_kind={"cpu": 1})
+    b.op("on_gpu", inputs=["disputed"], duration_ns=1)
+    found = placed(b.build(), HOST, DeviceKind())
+    assert found == {
+        "agreed": "cpu0",
+        "disputed": "gpu0",
+        "two_outputs": "gpu0",
+        "on_cpu": "cpu0",
+        "on_gpu": "gpu0",
+    }
+
+
+def test_shapes_are_read_where_the_tensor_is() -> None:
+    b = GraphBuilder("shape")
+    b.op("tokens", inputs=[], duration_by_kind={"cpu": 1}, outputs=(1, 1))
+    b.op("shape", kind="Shape", inputs=["tokens"], duration_ns=1)
+    b.op("relu", kind="Relu", inputs=["tokens"], duration_ns=1)
+    assert placed(b.build(), HOST, DeviceKind()) == {"tokens": "cpu0", "shape": "cpu0", "relu": "gpu0"}
+
+
+def test_groups_are_together_and_stay() -> None:
+    b = GraphBuilder("groups")
+    b.op("w", duration_ns=1)
+    b.op("save", attributes={"colocate": "w"}, duration_by_kind={"cpu": 1})
+    b.op("add", inputs=["w"], duration_ns=1)
+    assert placed(b.build(), HOST, DeviceKind()) == {"w": "cpu0", "save": "cpu0", "add": "gpu0"}
+
+
+def impossible() -> Graph:
+    """Return ops with a pin that cannot be met, one that names nothing here, and a group torn apart."""
+    b = GraphBuilder("impossible")
+    b.op("kernel_missing", device="gpu", duration_by_kind={"cpu": 1})
+    b.op("elsewhere", device="tpu", duration_ns=1)
+    b.op("a", device="gpu1", attributes={"colocate": "g"}, duration_ns=1)
+    b.op("b", attributes={"colocate": "g"}, duration_by_kind={"cpu": 1})
+    b.op("c", attributes={"colocate": "h"}, duration_by_kind={"cpu": 1})
+    b.op("d", attributes={"colocate": "h"}, duration_by_kind={"npu": 1})
+    return b.build()
+
+
+def test_soft_placement_ignores_what_cannot_be_met() -> None:
+    assert placed(impossible(), HOST, DeviceKind(soft=True)) == {
+        "kernel_missing": "cpu0",
+        "elsewhere": "gpu0",
+        "a": "cpu0",
+        "b": "cpu0",  # the pin gives way before the colocation does
+        "c": "cpu0",
+        "d": "npu0",
+    }
+
+
+def test_hard_placement_refuses_it() -> None:
+    with pytest.raises(InputError, match="op 'elsewhere' is pinned to 'tpu'"):
+        placed(impossible(), HOST, DeviceKind())
+    b = GraphBuilder("torn apart")
+    b.op("c", attributes={"colocate": "h"}, duration_by_kind={"cpu": 1})
+    b.op("d", attributes={"colocate": "h"}, duration_by_kind={"npu": 1})
+    with pytest.raises(InfeasibleError, match=r"colocated with \(c, d\)"):
+        placed(b.build(), HOST, DeviceKind())
+    b = GraphBuilder("no kernel anywhere")
+    b.op("c", duration_by_kind={"tpu": 1})
+    with pytest.raises(InfeasibleError, match="can run on no device"):
+        placed(b.build(), HOST, DeviceKind(soft=True))
+
+
+@given(problem=problems())
+def test_by_kind_everything_is_where_it_may_be(problem: Problem) -> None:
+    devices = problem.machine.devices
+    costs = [costs_ns(problem.graph, device) for device in devices]
+    for placement in (DeviceKind(["p2", "p1"]), DeviceKind(["p3"], soft=True), RoundRobin()):
+        device = placement.place(problem.graph, problem.machine, costs)
+        assert all(device[op] in problem.devices_of[op] for op in range(problem.n))
+        assert all(device[op] == device[group] for op, group in enumerate(problem.group_of))
+
+
+# -- single, in turn -------------------------------------------------------------------------------
+
+
+def test_everything_on_one_device() -> None:
+    graph = kinds()
+    with pytest.raises(InfeasibleError, match="puts op 'no_gpu' on gpu0, which cannot run it"):
+        placed(graph, HOST, Single("gpu0"))
+    assert placed(graph, HOST, Single()) == {
+        "any": "cpu0",
+        "no_gpu": "cpu0",
+        "cpu_only": "cpu0",
+        "pinned": "gpu1",
+    }
+    with pytest.raises(UnknownNameError, match="unknown device 'gpu'"):
+        placed(graph, HOST, Single("gpu"))
+
+
+def test_devices_in_turn() -> None:
+    b = GraphBuilder("seven")
+    for k in range(6):
+        b.op(f"op{k}", duration_ns=1, attributes={"colocate": "g"} if k in (1, 4) else None)
+    found = placed(b.build(), HOST, RoundRobin())
+    assert list(found.values()) == ["cpu0", "gpu0", "gpu1", "npu0", "gpu0", "cpu0"]
+
+
+# -- exact: chains, two devices --------------------------------------------------------------------
+
+
+def serial_time(problem: Problem, placed: list[int]) -> int:
+    """Return the sum of costs and of the travel time of each tensor to each device that reads it."""
+    graph = problem.graph
+    total = sum(problem.cost_ns[op][d] for op, d in enumerate(placed))
+    for tensor, readers in enumerate(graph.consumers.lists()):
+        producer = int(graph.tensor_producer[tensor])
+        if producer >= 0:
+            home = placed[producer]
+        elif graph.tensor_pin[tensor] >= 0:
+            home = problem.machine.device_index(graph.pins[int(graph.tensor_pin[tensor])])
+        else:
+            continue
+        for there in {placed[reader] for reader in readers}:
+            total += problem.travel_ns(home, there, int(graph.tensor_nbytes[tensor]))
+    return total
+
+
+@given(problem=problems(max_ops=7, kinds=("p1", "p2")), first=st.integers(0, 1))
+def test_a_minimum_cut_is_the_best_of_all_placements(problem: Problem, first: int) -> None:
+    names = [device.name for device in problem.machine.devices]
+    pair = [names[first], names[1 - first]]
+    costs = [costs_ns(problem.graph, device) for device in problem.machine.devices]
+    among = [p for p in every_placement(problem) if {names[d] for d in p} <= set(pair)]
+    if not among:
+        with pytest.raises(InfeasibleError):
+            MinCut(pair).place(problem.graph, problem.machine, costs)
+        return
+    found = list(MinCut(pair).place(problem.graph, problem.machine, costs))
+    assert found in among
+    assert serial_time(problem, found) == min(serial_time(problem, p) for p in among)
+
+
+@given(st.data())
+def test_a_chain_is_placed_optimally(data: st.DataObject) -> None:
+    b = GraphBuilder("chain")
+    b.input("x", 7, device="D1")
+    n = data.draw(st.integers(1, 6))
+    for k in range(n):
+        kinds = data.draw(st.sets(st.sampled_from(("p1", "p2", "p3")), min_size=1))
+        inputs = [f"op{k - 1}"] if k else []
+        inputs += ["x"] if data.draw(st.booleans()) else []
+        costs = {kind: data.draw(st.integers(0, 30)) for kind in sorted(kinds)}
+        b.op(f"op{k}", inputs=inputs, outputs=data.draw(st.integers(0, 20)), duration_by_kind=costs)
+    problem = problem_of(b.build(), full_mesh([Device(f"D{k}", f"p{k}") for k in (1, 2, 3)], latency_ns=2))
+
+    def length(placed: list[int]) -> int:
+        now = 0
+        for op, d in enumerate(placed):
+            arrive = [problem.travel_ns(home, d, size) for home, size in problem.arrivals[op]]
+            arrive += [now + problem.travel_ns(placed[p], d, size) for p, size in problem.producers[op]]
+            now = max(arrive, default=0) + problem.cost_ns[op][d]
+        return now
+
+    costs_of = [costs_ns(problem.graph, device) for device in problem.machine.devices]
+    found = list(ChainDp().place(problem.graph, problem.machine, costs_of))
+    assert length(found) == min(length(p) for p in every_placement(problem))
+
+
+def test_chains_only() -> None:
+    b = GraphBuilder("fork")
+    b.op("a"), b.op("b", inputs=["a"]), b.op("c", inputs=["a"])
+    with pytest.raises(InputError, match="op 'c' should follow 'b' and nothing else; use heft"):
+        placed(b.build(), HOST, ChainDp())
+    b = GraphBuilder("two")
+    b.op("a", attributes={"colocate": "g"}), b.op("b", inputs=["a"], attributes={"colocate": "g"})
+    with pytest.raises(InputError, match="cannot keep ops together"):
+        placed(b.build(), HOST, ChainDp())
+    b = GraphBuilder("nowhere to go")
+    b.op("a", device="cpu0", outputs=1), b.op("b", inputs=["a"], device="gpu0")
+    one_way = Machine((CPU, GPU), (Link("down", "gpu0", "cpu0"),))
+    with pytest.raises(InfeasibleError, match="no links lead to a device that can run op 'b'"):
+        placed(b.build(), one_way, ChainDp())
+
+
+def test_two_devices_only() -> None:
+    with pytest.raises(InputError, match="the machine has 4; name two"):
+        placed(kinds(), HOST, MinCut())
+    with pytest.raises(InputError, match="names of two devices, found 'cpu0'"):
+        MinCut("cpu0")
+    with pytest.raises(InputError, match="names of two devices"):
+        MinCut(["cpu0", "cpu0"])
+    with pytest.raises(InfeasibleError, match="not every op can run on gpu0 or npu0"):
+        placed(kinds(), HOST, MinCut(["gpu0", "npu0"]))
+
+
+def test_a_constant_does_not_pay_twice_for_one_way() -> None:
+    # Three readers on the other device share one transfer.
+    b = GraphBuilder("shared transfer")
+    b.op("a", device="cpu", outputs=10)
+    for k in range(3):
+        b.op(f"r{k}", inputs=["a"], duration_by_kind={"cpu": 5, "gpu": 1})
+    two = full_mesh([Device("cpu0", "cpu", workers=1), Device("gpu0")])
+    assert set(list(placed(b.build(), two, MinCut()).values())[1:]) == {"gpu0"}
+
+
+@given(
+    st.integers(2, 6),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)), max_size=14),
+)
+@settings(max_examples=60)
+def test_the_flow_is_the_least_cut(n: int, edges: list[tuple[int, int, int]]) -> None:
+    edges = [(a % n, b % n, c) for a, b, c in edges if a % n != b % n]
+    net = FlowNetwork(n)
+    for a, b, c in edges:
+        net.edge(a, b, c)
+
+    def cut(mask: int) -> int:
+        return sum(c for a, b, c in edges if mask >> a & 1 and not mask >> b & 1)
+
+    value, side = net.min_cut(0, n - 1)
+    assert value == min(cut(mask) for mask in range(1 << n) if mask & 1 and not mask >> (n - 1) & 1)
+    assert value == cut(sum(1 << node for node, inside in enumerate(side) if inside))
+    assert value < NEVER
