@@ -162,7 +162,7 @@ class TaggedTokenReadiness:
 
     def issued(self, task: Task) -> list[Task]:
         """Pass on the tokens of a launched op whose consumers are launched, too."""
-        return self._pass_on(task) if self.early[task.op] else []
+        return self._pass_on(task) if self.early[task.op] and not task.dead else []
 
     def ended(self, task: Task) -> list[Task]:
         """Pass on the tokens of `task`, unless that was done when it was issued."""
