@@ -16,16 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from sim.critical_path import critical_path_ns, crossing_reads, longest_chain_ns, transfer_ns
+from sim.control_flow import has_control_flow
+from sim.critical_path import crossing_reads, longest_chain_ns, transfer_ns
 from sim.graph import IntArray
 from sim.job import Job
 from sim.trace import Trace
 from sim.units import NS_PER_S
 
-__all__ = ["Bounds", "bounds", "cores_of_ops", "critical_path_ns", "issue_costs_ns", "lower_bound_ns"]
+__all__ = [
+    "Bounds",
+    "bounds",
+    "cores_of_ops",
+    "critical_path_ns",
+    "issue_costs_ns",
+    "lower_bound_ns",
+    "runs_of_ops",
+]
 
 
 @dataclass(frozen=True)
@@ -79,28 +89,61 @@ def lower_bound_ns(what: Job | Trace) -> int:
     >>> lower_bound_ns(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),))))
     15
     """
-    return bounds(what.job if isinstance(what, Trace) else what).lower_bound_ns
+    return bounds(what).lower_bound_ns
 
 
-def bounds(job: Job, duration_ns: IntArray | None = None) -> Bounds:
-    """Return all lower bounds of a job.
+def bounds(what: Job | Trace, duration_ns: IntArray | None = None) -> Bounds:
+    """Return all lower bounds of a job, or of the job that a trace ran.
 
     Parameters
     ----------
-    job : Job
+    what : Job or Trace
+        How often control flow runs an op is known only from a trace; for a job, such a graph counts
+        for nothing.
     duration_ns : array of int64, optional
         One duration per op instead of the job's.
     """
+    job = what.job if isinstance(what, Trace) else what
     ns = job.duration_ns if duration_ns is None else duration_ns
-    machine, cost = job.machine, issue_costs_ns(job)
-    launched = np.array([d.workers == 0 for d in machine.devices])[job.device_of]
+    runs = runs_of_ops(what)
+    static = not has_control_flow(job.graph)
+    launched = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
+    load = _Load(job, ns, issue_costs_ns(job), runs)
     return Bounds(
-        critical_path_ns=longest_chain_ns(job, ns),
-        device_ns=_devices(job, ns, cost),
-        stream_ns=_streams(job, ns, cost) if launched.any() else {},
-        issuer_ns=_hosts(job, ns, cost) if launched.any() else {},
-        link_ns=_links(job),
+        critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
+        device_ns=_devices(load),
+        stream_ns=_streams(load) if launched.any() else {},
+        issuer_ns=_hosts(load) if launched.any() else {},
+        link_ns=_links(job) if static else {},
     )
+
+
+def runs_of_ops(what: Job | Trace) -> IntArray:
+    """Return how many times each op runs, dead runs not counted; 0 for a job with control flow."""
+    job = what.job if isinstance(what, Trace) else what
+    n = len(job.graph)
+    if not has_control_flow(job.graph):
+        return np.full(n, job.iterations)
+    if isinstance(what, Job):
+        return np.zeros(n, np.int64)
+    return np.bincount(what.tasks["op"][what.tasks["dead"] == 0], minlength=n)
+
+
+def critical_path_ns(what: Job | Trace) -> int:
+    """Return the longest chain of durations and transfers of a job, over all iterations, in ns.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("three")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": []}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> critical_path_ns(make_job(b.build(), Machine((Device("gpu0"),))))
+    20
+    """
+    job = what.job if isinstance(what, Trace) else what
+    return longest_chain_ns(job, np.where(runs_of_ops(what) > 0, job.duration_ns, 0))
 
 
 def issue_costs_ns(job: Job) -> IntArray:
@@ -133,55 +176,63 @@ def cores_of_ops(job: Job) -> IntArray:
 # -- work ---------------------------------------------------------------------------------------
 
 
-def _devices(job: Job, ns: IntArray, cost: IntArray) -> dict[str, int]:
+class _Load(NamedTuple):
+    """What each op asks for: its duration, its issue cost, and how many times."""
+
+    job: Job
+    ns: IntArray
+    cost: IntArray
+    runs: IntArray
+
+
+def _devices(load: _Load) -> dict[str, int]:
     """Bound each device by its work over its lanes, and over its cores.
 
     A worker pays for issuing with its own time, a stream does not.
     """
-    out = {}
-    cores = cores_of_ops(job)
+    job, out = load.job, {}
+    core_ns = load.ns * load.runs * cores_of_ops(job)
     for d, device in enumerate(job.machine.devices):
         here = job.device_of == d
-        work = int(ns[here].sum()) * job.iterations
-        paid = int(cost[here].sum()) * job.iterations if device.workers else 0
-        out[device.name] = -(-(work + paid) // device.lanes)
+        each = load.ns + load.cost if device.workers else load.ns
+        out[device.name] = -(-int((each * load.runs)[here].sum()) // device.lanes)
         if device.cores:
-            core_ns = int((ns * cores)[here].sum()) * job.iterations
-            out[device.name] = max(out[device.name], -(-core_ns // device.cores))
+            out[device.name] = max(out[device.name], -(-int(core_ns[here].sum()) // device.cores))
     return out
 
 
-def _streams(job: Job, ns: IntArray, cost: IntArray) -> dict[str, int]:
+def _streams(load: _Load) -> dict[str, int]:
     """Bound each stream by its first launch, its work and the gaps between its tasks."""
-    out = {}
-    first_lane = job.machine.first_stream
+    job, out = load.job, {}
     for d, device in enumerate(job.machine.devices):
         if device.workers:
             continue
-        here = job.device_of == d
-        for stream in range(first_lane[d], first_lane[d + 1]):
-            on = here & (job.stream_of == stream)
-            count = int(on.sum()) * job.iterations
-            if count:
-                begin = int(cost[on].min()) + device.launch_latency_ns
-                gaps = (count - 1) * device.gap_ns
-                out[job.machine.stream_name(stream)] = begin + gaps + int(ns[on].sum()) * job.iterations
+        for stream in range(job.machine.first_stream[d], job.machine.first_stream[d + 1]):
+            on = (job.device_of == d) & (job.stream_of == stream) & (load.runs > 0)
+            if on.any():
+                begin = int(load.cost[on].min()) + device.launch_latency_ns
+                gaps = (int(load.runs[on].sum()) - 1) * device.gap_ns
+                out[job.machine.stream_name(stream)] = begin + gaps + int((load.ns * load.runs)[on].sum())
     return out
 
 
-def _hosts(job: Job, ns: IntArray, cost: IntArray) -> dict[str, int]:
-    """Bound each group of host threads by its issue costs and the shortest task after the last of them."""
-    out = {}
-    threads: dict[int, list[str]] = {}
+def _hosts(load: _Load) -> dict[str, int]:
+    """Bound each group of issuers that launch by its issue costs and the shortest task after the last.
+
+    Where workers of a CPU are the issuers, they also execute.
+    """
+    job, out = load.job, {}
+    members: dict[int, list[str]] = {}
     for issuer in job.machine.issuers():
-        if not issuer.executes:
-            threads.setdefault(issuer.group, []).append(issuer.name)
-    launch = np.array([d.launch_latency_ns for d in job.machine.devices])[job.device_of]
-    for group, names in threads.items():
-        mine = job.group_of == group
-        if mine.any():
-            total = int(cost[mine].sum()) * job.iterations
-            out[names[0]] = -(-total // len(names)) + int((launch + ns)[mine].min())
+        members.setdefault(issuer.group, []).append(issuer.name)
+    latency = np.array([d.launch_latency_ns for d in job.machine.devices])[job.device_of]
+    launched = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
+    busy = (load.cost + np.where(launched, 0, load.ns)) * load.runs
+    tail = np.where(launched, latency + load.ns, 0)
+    for group, names in members.items():
+        mine = (job.group_of == group) & (load.runs > 0)
+        if (mine & launched).any():
+            out[names[0]] = -(-int(busy[mine].sum()) // len(names)) + int(tail[mine].min())
     return out
 
 

@@ -14,29 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.control_flow import has_control_flow
 from sim.graph import UNSET, IntArray, Role
 from sim.job import Job
-from sim.trace import Trace
 from sim.units import NS_PER_S
 
-__all__ = ["critical_path_ns", "crossing_reads", "longest_chain_ns", "transfer_ns"]
-
-
-def critical_path_ns(what: Job | Trace) -> int:
-    """Return the longest chain of durations and transfers of a job, over all iterations, in ns.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
-    >>> b = GraphBuilder("three")
-    >>> for name, inputs in {"a": [], "b": ["a"], "c": []}.items():
-    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
-    >>> critical_path_ns(make_job(b.build(), Machine((Device("gpu0"),))))
-    20
-    """
-    job = what.job if isinstance(what, Trace) else what
-    return longest_chain_ns(job, job.duration_ns)
+__all__ = ["crossing_reads", "longest_chain_ns", "transfer_ns"]
 
 
 def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
@@ -95,6 +78,10 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     np.maximum.at(release, reader[~data], travel[~data])
     producer, consumer, distance, _ = graph.edges  # data edges, then control edges
     delay = np.concatenate((travel[data], np.zeros(len(producer) - int(data.sum()), np.int64)))
+    if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
+        waits = np.array([kind != "merge" for kind in graph.kinds])[graph.kind_code[consumer]]
+        producer, consumer, distance, delay = (c[waits] for c in (producer, consumer, distance, delay))
+        delay = np.zeros_like(delay)  # and what is dead travels in no time
 
     now = distance == 0
     sweep = _Sweep(graph.topological_order, producer[now], consumer[now], delay[now])

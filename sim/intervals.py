@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.graph import IntArray
 
-__all__ = ["Cover", "Intervals", "most_at_once", "union"]
+__all__ = ["Cover", "Intervals", "complement", "most_at_once", "stacked", "union"]
 
 
 class Intervals(NamedTuple):
@@ -61,6 +61,51 @@ def union(start: IntArray, end: IntArray, group: IntArray) -> Intervals:
     first[1:] = (start + apart)[1:] > reach[:-1]
     last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)
     return Intervals(start[first], (reach - apart)[last], group[first])
+
+
+def complement(intervals: Intervals, horizon_ns: int, n_groups: int) -> Intervals:
+    """Return the rest of ``[0, horizon_ns)`` in each group, for disjoint sorted intervals within it.
+
+    Examples
+    --------
+    >>> rest = complement(union(np.array([2]), np.array([4]), np.array([0])), 9, 2)
+    >>> list(zip(*(column.tolist() for column in rest)))
+    [(0, 2, 0), (4, 9, 0), (0, 9, 1)]
+    """
+    groups = np.arange(n_groups)
+    start = np.concatenate((np.zeros(n_groups, np.int64), intervals.end))
+    end = np.concatenate((intervals.start, np.full(n_groups, horizon_ns)))
+    by_start = np.lexsort((start, np.concatenate((groups, intervals.group))))
+    group = np.concatenate((intervals.group, groups))
+    by_end = np.lexsort((end, group))
+    start, end, group = start[by_start], end[by_end], group[by_end]
+    real = end > start
+    return Intervals(start[real], end[real], group[real])
+
+
+def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) -> Intervals:
+    """Return when at least ``least[g]`` intervals of group g lie on top of one another.
+
+    Parameters
+    ----------
+    start, end, group : arrays of int64
+        Intervals in any order.
+    least : array of int64
+        One positive number per group.
+
+    Examples
+    --------
+    >>> both = stacked(np.array([0, 3]), np.array([5, 9]), np.array([0, 0]), np.array([2]))
+    >>> both.start.tolist(), both.end.tolist()
+    ([3], [5])
+    """
+    time, owner = np.concatenate((start, end)), np.concatenate((group, group))
+    step = np.repeat(np.array([1, -1]), len(start))
+    order = np.lexsort((time, owner))
+    time, owner = time[order], owner[order]
+    count = np.cumsum(step[order])  # back at 0 where a group ends
+    enough = np.flatnonzero(count[:-1] >= least[owner[:-1]]) if len(count) else np.zeros(0, np.int64)
+    return union(time[enough], time[enough + 1], owner[enough])
 
 
 class Cover:

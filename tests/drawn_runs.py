@@ -69,17 +69,19 @@ def draw_machine(rng: np.random.Generator) -> Machine:
                 links.append(
                     Link(f"d{a}->d{b}", f"d{a}", f"d{b}", latency, int(rng.integers(1, 90)) * 10**9, sharing)
                 )
-    launched = tuple(device.name for device in devices if not device.workers)
-    hosts = (
-        (Host("host", launched, int(rng.integers(1, 3))),) if len(launched) > 1 and rng.random() < 0.5 else ()
-    )
+    pools = [device.name for device in devices if device.workers]
+    launched = [device.name for device in devices if not device.workers]
+    hosts = ()
+    if launched and rng.random() < 0.5:  # one host for all; sometimes a CPU's workers are its threads
+        pool = pools[:1] if rng.random() < 0.5 else []
+        hosts = (Host("host", (*pool, *launched), int(rng.integers(1, 3))),)
     return Machine(tuple(devices), tuple(links), hosts, make_network if links else None)
 
 
-def draw_policy(rng: np.random.Generator) -> Policy:
-    """Return a policy of either synchronisation."""
+def draw_policy(rng: np.random.Generator, ordered: bool = True) -> Policy:
+    """Return a policy of either synchronisation; `ordered`: perhaps one that follows a program."""
     synchronisation = "issue" if rng.random() < 0.5 else "completion"
-    which = int(rng.integers(0, 4))
+    which = int(rng.integers(0 if ordered else 2, 4))
     if which == 0:
         return InOrder(synchronisation=synchronisation)
     if which == 1:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.bounds import issue_costs_ns
+from sim.control_flow import has_control_flow
 from sim.errors import InvariantError
 from sim.graph import IntArray
 from sim.trace import Trace
@@ -30,8 +31,10 @@ class Columns:
         self.stream, self.issuer = tasks["stream"], tasks["issuer"]
         self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
         self.start, self.end = tasks["start_ns"], tasks["end_ns"]
+        self.live: BoolArray = np.equal(tasks["dead"], 0)
         self.moved = trace.transfers
         self.issuers = self.machine.issuers()
+        self.static = not has_control_flow(self.graph)
 
     @cached_property
     def device(self) -> IntArray:
@@ -46,12 +49,12 @@ class Columns:
 
     @cached_property
     def cost(self) -> IntArray:
-        """What issuing each task costs."""
-        return issue_costs_ns(self.job)[self.op]
+        """What issuing each task costs; a dead one is passed by for nothing."""
+        return np.where(self.live, issue_costs_ns(self.job)[self.op], 0)
 
     @cached_property
     def row_of(self) -> IntArray:
-        """Row of the task ``iteration * n + op``."""
+        """Row of the task ``iteration * n + op`` (static graphs)."""
         rows = np.empty(self.n * self.iterations, np.int64)
         rows[self.iteration * self.n + self.op] = np.arange(len(self.op))
         return rows

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.critical_path import transfer_ns
+from sim.dependencies import unroll
 from sim.graph import UNSET, IntArray, Role
 from sim.invariants.columns import BoolArray, Columns, refuse
 
@@ -46,14 +47,6 @@ def _reads(c: Columns) -> _Reads:
     return _Reads(tensor, reader, c.graph.input_distance, crosses)
 
 
-def _unroll(c: Columns, distance: IntArray) -> tuple[IntArray, IntArray]:
-    """Return (edge, iteration of its consumer) for every edge, in every iteration where it exists."""
-    edge = np.tile(np.arange(len(distance)), c.iterations)
-    iteration = np.repeat(np.arange(c.iterations), len(distance))
-    exists = iteration >= distance[edge]
-    return edge[exists], iteration[exists]
-
-
 # -- transfers ----------------------------------------------------------------------------------
 
 
@@ -66,13 +59,18 @@ def _moved_key(c: Columns) -> IntArray:
 
 
 def transfers_once(c: Columns) -> None:
-    """Every tensor is sent to every device that reads it once per iteration, and nowhere else."""
+    """Every tensor is sent to every device that reads it once per iteration, and nowhere else.
+
+    With control flow it is sent as often as a loop says.
+    """
     reads = _reads(c)
     moved = _moved_key(c)
     needed = np.unique(_key(c, reads.tensor, c.job.device_of[reads.reader], 0)[reads.crosses])
     step = c.graph.n_tensors * len(c.machine.devices)
     expected = (np.arange(c.iterations)[:, None] * step + needed[None, :]).ravel()
     refuse(~np.isin(moved, expected), lambda r: f"{c.transfer(r)} happened and nobody needs it")
+    if not c.static:
+        return
     sent, count = np.unique(moved, return_counts=True)
     refuse(np.isin(moved, sent[count > 1]), lambda r: f"{c.transfer(r)} happened more than once")
 
@@ -99,14 +97,17 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     unique, inverse = np.unique(facts, axis=0, return_inverse=True)
     least = np.array([transfer_ns(c.job, *row) for row in unique.tolist()], np.int64)[inverse.reshape(-1)]
     took = m["end_ns"] - m["start_ns"]
+    dead = (took == 0) & (not c.static)  # what a branch not taken sends weighs nothing
     refuse(
-        took < least,
+        (took < least) & ~dead,
         lambda r: f"{c.transfer(r)} took {took[r]} ns; latency and bandwidth allow no less than {least[r]}",
     )
 
 
 def transfers_have_data(c: Columns) -> None:
     """No transfer starts before its tensor is made."""
+    if not c.static:
+        return
     producer = c.graph.tensor_producer[c.moved["tensor"]]
     made = np.flatnonzero(producer != UNSET)
     row = c.row_of[c.moved["iteration"][made] * c.n + producer[made]]
@@ -122,7 +123,7 @@ def transfers_have_data(c: Columns) -> None:
 
 def _after(c: Columns, producer: IntArray, consumer: IntArray, distance: IntArray) -> None:
     """No consumer starts before its producer has ended, and its event has travelled if it needs one."""
-    edge, iteration = _unroll(c, distance)
+    edge, iteration = unroll(distance, c.iterations)
     first = c.row_of[(iteration - distance[edge]) * c.n + producer[edge]]
     second = c.row_of[iteration * c.n + consumer[edge]]
     refuse(
@@ -144,6 +145,8 @@ def _after(c: Columns, producer: IntArray, consumer: IntArray, distance: IntArra
 
 def inputs_are_there(c: Columns) -> None:
     """No op starts before its inputs are made and, from another device, have arrived."""
+    if not c.static:
+        return
     reads = _reads(c)
     producer = c.graph.tensor_producer[reads.tensor]
     here = ~reads.crosses & (producer != UNSET)
@@ -152,7 +155,7 @@ def inputs_are_there(c: Columns) -> None:
     tensor, reader, distance = (
         column[reads.crosses] for column in (reads.tensor, reads.reader, reads.distance)
     )
-    edge, iteration = _unroll(c, distance)
+    edge, iteration = unroll(distance, c.iterations)
     wanted = _key(c, tensor[edge], c.job.device_of[reader[edge]], iteration - distance[edge])
     moved = _moved_key(c)
     by_key = np.argsort(moved, kind="stable")
@@ -167,8 +170,30 @@ def inputs_are_there(c: Columns) -> None:
 
 def control_edges(c: Columns) -> None:
     """No op starts before those it follows have ended."""
+    if not c.static:
+        return
     follower = np.repeat(np.arange(c.n), c.graph.after.counts())
     _after(c, c.graph.after.indices, follower, c.graph.after_distance)
+
+
+def first_tokens(c: Columns) -> None:
+    """With control flow, an op does not run before each of its producers has run; a merge needs only one."""
+    if c.static:
+        return
+    edges = c.graph.edges
+    never = c.trace.makespan_ns + 1
+    first_start, first_end = np.full(c.n, never), np.full(c.n, never)
+    np.minimum.at(first_start, c.op, c.start)
+    np.minimum.at(first_end, c.op, c.end)
+    merges = np.array([kind == "merge" for kind in c.graph.kinds])[c.graph.kind_code]
+    early = first_start[edges.consumer] < first_end[edges.producer]
+    refuse(
+        early & ~merges[edges.consumer],
+        lambda k: (
+            f"op {c.graph.op_names[edges.consumer[k]]!r} ran at {first_start[edges.consumer[k]]} ns, before "
+            f"{c.graph.op_names[edges.producer[k]]!r}, which it needs, had ended once"
+        ),
+    )
 
 
 DATA: Final[tuple[Callable[[Columns], None], ...]] = (
@@ -177,4 +202,5 @@ DATA: Final[tuple[Callable[[Columns], None], ...]] = (
     transfers_have_data,
     inputs_are_there,
     control_edges,
+    first_tokens,
 )

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.graph import UNSET, IntArray
+from sim.graph import IntArray
 from sim.invariants.columns import Columns, refuse
 
 __all__ = ["LANES"]
@@ -22,7 +22,8 @@ def _neighbours(order: IntArray, key: IntArray) -> tuple[IntArray, IntArray]:
 
 def one_at_a_time(c: Columns) -> None:
     """Tasks of a lane start in issue order, and each after the one before it and the gap between them."""
-    one, following = _neighbours(np.argsort(c.stream, kind="stable"), c.stream)  # rows are in start order
+    live = np.flatnonzero(c.live)  # rows are in start order
+    one, following = _neighbours(live[np.argsort(c.stream[live], kind="stable")], c.stream)
     refuse(
         c.issue[following] < c.issue[one],
         lambda k: (
@@ -43,45 +44,31 @@ def one_at_a_time(c: Columns) -> None:
 def launches_take_time(c: Columns) -> None:
     """A launch takes the latency; a worker pays for issuing before it executes."""
     latency = np.array([d.launch_latency_ns for d in c.machine.devices])[c.device]
-    least = np.where(c.by_worker, c.cost, latency)
+    least = np.where(c.live, np.where(c.by_worker, c.cost, latency), 0)
     refuse(
         c.start < c.issue + least,
         lambda r: f"{c.started(r)}, issued at {c.issue[r]} ns; launching it takes {least[r]} ns",
     )
 
 
-def hosts_issue_one_by_one(c: Columns) -> None:
-    """A host thread pays for every op that it issues, one after another."""
-    mine = np.flatnonzero(~c.by_worker & (c.issuer != UNSET))
+def issuers_do_one_thing_at_a_time(c: Columns) -> None:
+    """An issuer pays for every launch, executes what a worker executes, and never does two things at once."""
+    launch = c.live & ~c.by_worker
     refuse(
-        c.issue[mine] < c.ready[mine] + c.cost[mine],
-        lambda k: (
-            f"{c.task(int(mine[k]))} was ready at {c.ready[mine[k]]} ns and issued at "
-            f"{c.issue[mine[k]]} ns; issuing it takes {c.cost[mine[k]]} ns"
+        launch & (c.issue < c.ready + c.cost),
+        lambda r: (
+            f"{c.task(r)} was ready at {c.ready[r]} ns and issued at {c.issue[r]} ns; "
+            f"issuing it takes {c.cost[r]} ns"
         ),
     )
-    # Of several issues at one instant only the first can have cost anything.
-    order = mine[np.lexsort((-c.cost[mine], c.issue[mine], c.issuer[mine]))]
-    one, following = _neighbours(order, c.issuer)
+    begin = np.where(launch, c.issue - c.cost, c.issue)
+    end = np.where(launch, c.issue, c.end)
+    one, following = _neighbours(np.lexsort((end, begin, c.issuer)), c.issuer)
     refuse(
-        c.issue[following] < c.issue[one] + c.cost[following],
+        begin[following] < end[one],
         lambda k: (
-            f"{c.issuer_name(int(one[k]))} issued {c.task(int(one[k]))} at {c.issue[one[k]]} ns and "
-            f"{c.task(int(following[k]))}, which takes it {c.cost[following[k]]} ns, at "
-            f"{c.issue[following[k]]} ns"
-        ),
-    )
-
-
-def workers_take_one_by_one(c: Columns) -> None:
-    """A worker takes nothing while it executes."""
-    mine = np.flatnonzero(c.by_worker & (c.issuer != UNSET))
-    one, following = _neighbours(mine[np.argsort(c.issuer[mine], kind="stable")], c.issuer)
-    refuse(
-        c.issue[following] < c.end[one],
-        lambda k: (
-            f"{c.issuer_name(int(one[k]))} took {c.task(int(following[k]))} at {c.issue[following[k]]} ns, "
-            f"before {c.ended(int(one[k]))}"
+            f"{c.issuer_name(int(one[k]))} was busy with {c.task(int(one[k]))} until {end[one[k]]} ns, and "
+            f"began with {c.task(int(following[k]))} at {begin[following[k]]} ns"
         ),
     )
 
@@ -91,7 +78,7 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
     for d, device in enumerate(c.machine.devices):
         if device.queue_depth is None or device.workers:
             continue
-        here = np.flatnonzero(c.device == d)
+        here = np.flatnonzero(c.live & (c.device == d))
         here = here[np.argsort(c.issue[here], kind="stable")]
         over = np.searchsorted(np.sort(c.end[here]), c.issue[here], side="right")
         outstanding = np.searchsorted(c.issue[here], c.issue[here], side="right") - over
@@ -108,7 +95,6 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
 LANES: Final[tuple[Callable[[Columns], None], ...]] = (
     one_at_a_time,
     launches_take_time,
-    hosts_issue_one_by_one,
-    workers_take_one_by_one,
+    issuers_do_one_thing_at_a_time,
     launch_queues_hold_what_they_can,
 )

@@ -9,9 +9,10 @@ import numpy as np
 
 from sim.bounds import bounds, cores_of_ops
 from sim.errors import InvariantError
-from sim.graph import IntArray
+from sim.graph import UNSET, IntArray
 from sim.intervals import most_at_once, union
 from sim.invariants.columns import Columns, refuse
+from sim.memory_use import lifetimes
 
 __all__ = ["RESOURCES"]
 
@@ -28,7 +29,7 @@ def cores(c: Columns) -> None:
             continue
         rows = np.flatnonzero(c.device == d)
         start, end, need = c.start[rows], c.end[rows], of_op[c.op[rows]]
-        alone = c.job.duration_ns[c.op[rows]]
+        alone = np.where(c.live[rows], c.job.duration_ns[c.op[rows]], 0)
         if (end - start > alone).any():
             work = int((np.minimum(alone, end - start) * need).sum())
             busy = int(union(start, end, np.zeros(len(rows), np.int64)).lengths(1)[0])
@@ -57,6 +58,8 @@ def serial_links(c: Columns) -> None:
         if not parts or link.sharing != "serial":
             continue
         rows = np.concatenate(parts)
+        if not c.static:
+            rows = rows[end[rows] > start[rows]]  # what is dead passes by
         rows = rows[np.lexsort((end[rows], start[rows]))]
 
         def tell(k: int, rows: IntArray = rows, name: str = link.name) -> str:
@@ -72,8 +75,9 @@ def serial_links(c: Columns) -> None:
 def lower_bounds(c: Columns) -> None:
     """The makespan is at least every lower bound, for durations as they were."""
     fastest = c.job.duration_ns.copy()
-    np.minimum.at(fastest, c.op, c.end - c.start)  # where the device decides them
-    limits = bounds(c.job, fastest)
+    live = np.flatnonzero(c.live)
+    np.minimum.at(fastest, c.op[live], (c.end - c.start)[live])  # where the device decides them
+    limits = bounds(c.trace, fastest)
     if c.trace.makespan_ns < limits.lower_bound_ns:
         raise InvariantError(
             f"the makespan of {c.trace.makespan_ns} ns is below the lower bound of "
@@ -81,4 +85,32 @@ def lower_bounds(c: Columns) -> None:
         )
 
 
-RESOURCES: Final[tuple[Callable[[Columns], None], ...]] = (cores, serial_links, lower_bounds)
+def memory(c: Columns) -> None:
+    """Bytes in use and reserved never exceed capacity; in the end only what is resident is left.
+
+    (An allocator with a static plan keeps parameters apart: then nothing is left.)
+    """
+    log = c.trace.memory
+    if log is None:
+        return
+    lives = lifetimes(c.trace)
+    for d, device in enumerate(c.machine.devices):
+        here = np.flatnonzero(log["device"] == d)
+        if device.memory_bytes is not None:
+            most = np.maximum(log["in_use"], log["reserved"])[here]
+            refuse(
+                most > device.memory_bytes,
+                lambda k, rows=here, name=device.name: (  # type: ignore[misc]
+                    f"{name} held more bytes than it has at {log['time_ns'][rows[k]]} ns: "
+                    f"{log['in_use'][rows[k]]} in use, {log['reserved'][rows[k]]} reserved"
+                ),
+            )
+        resident = int(lives.nbytes[(lives.device == d) & (lives.iteration == UNSET)].sum())
+        left = int(log["change"][here].sum())
+        if left not in (resident, 0):
+            raise InvariantError(
+                f"{left} bytes of {device.name} were left at the end; {resident} are resident"
+            )
+
+
+RESOURCES: Final[tuple[Callable[[Columns], None], ...]] = (cores, serial_links, memory, lower_bounds)

@@ -7,16 +7,17 @@ from typing import Final
 
 import numpy as np
 
-from sim.graph import UNSET
 from sim.invariants.columns import Columns, refuse
 
 __all__ = ["TASKS"]
 
 
 def each_once(c: Columns) -> None:
-    """Every op of every iteration has exactly one row."""
+    """Every op of every iteration has exactly one row; with control flow, it may have any number."""
     outside = (c.op < 0) | (c.op >= c.n) | (c.iteration < 0) | (c.iteration >= c.iterations)
     refuse(outside, lambda r: f"row {r} is op {c.op[r]} of iteration {c.iteration[r]}: no such task")
+    if not c.static:
+        return
     count = np.bincount(c.iteration * c.n + c.op, minlength=c.n * c.iterations)
 
     def tell(k: int) -> str:
@@ -42,15 +43,13 @@ def places(c: Columns) -> None:
     """A task runs on a lane of its device, issued by someone who serves it."""
     lanes = np.array(c.machine.first_stream)
     refuse(
-        (c.stream < lanes[c.device]) | (c.stream >= lanes[c.device + 1]),
+        c.live & ((c.stream < lanes[c.device]) | (c.stream >= lanes[c.device + 1])),
         lambda r: f"{c.task(r)} ran on lane {c.stream[r]}, which {c.device_name(c.device[r])} does not have",
     )
-    serves = np.zeros((len(c.issuers) + 1, len(c.machine.devices)), dtype=bool)
-    serves[UNSET] = True  # nobody: the engine itself
-    own_lane = np.full(len(c.issuers) + 1, UNSET)
+    serves = np.zeros((len(c.issuers), len(c.machine.devices)), dtype=bool)
+    own_lane = np.array([issuer.stream for issuer in c.issuers])
     for issuer in c.issuers:
         serves[issuer.index, list(issuer.devices)] = True
-        own_lane[issuer.index] = issuer.stream
     refuse(
         ~serves[c.issuer, c.device],
         lambda r: (
@@ -58,17 +57,17 @@ def places(c: Columns) -> None:
         ),
     )
     refuse(
-        (own_lane[c.issuer] != UNSET) & (own_lane[c.issuer] != c.stream),
+        c.live & c.by_worker & (own_lane[c.issuer] != c.stream),
         lambda r: f"{c.issuer_name(r)} took {c.task(r)}, and {c.lane(r)} ran it",
     )
 
 
 def durations(c: Columns) -> None:
-    """A task takes its duration, unless its device says how its tasks share what they share."""
+    """A task takes its duration, unless its device shares something out; a dead one takes no time."""
     fixed = np.array([device.processor is None for device in c.machine.devices])[c.device]
-    took, due = c.end - c.start, c.job.duration_ns[c.op]
+    took, due = c.end - c.start, np.where(c.live, c.job.duration_ns[c.op], 0)
     refuse(
-        fixed & (took != due),
+        (fixed | ~c.live) & (took != due),
         lambda r: f"{c.task(r)} took {took[r]} ns on {c.device_name(c.device[r])}, where it takes {due[r]}",
     )
 

@@ -1,0 +1,134 @@
+"""Edges between the rows of a trace: which run of an op fed which run of another.
+
+::
+
+    graph     a ──► b      a ──distance 1──► a
+    rows      a0 ──► b0    a1 ──► b1    a0 ──► a1    ...
+
+Tasks and transfers are numbered together here: row r of the tasks is r, row r of the transfers is
+``len(trace) + r``.
+
+On a static graph iteration and distance say exactly who fed whom. Where control flow runs an op many
+times, the trace does not keep the tags of tokens, and the latest run of the producer that ended before
+the consumer started stands for the one that fed it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.control_flow import has_control_flow
+from sim.graph import UNSET, Csr, IntArray
+from sim.trace import Trace
+
+__all__ = ["Dependencies", "dependencies", "unroll"]
+
+
+class Dependencies(NamedTuple):
+    """Edges between tasks and transfers, as parallel arrays.
+
+    Attributes
+    ----------
+    producer, consumer : arrays of int64
+        Rows.
+    tensor : array of int64
+        What goes from one to the other; -1 for a control edge.
+    """
+
+    producer: IntArray
+    consumer: IntArray
+    tensor: IntArray
+
+
+def unroll(distance: IntArray, iterations: int) -> tuple[IntArray, IntArray]:
+    """Return (edge, iteration of its consumer) for every edge, in every iteration where it exists.
+
+    Parameters
+    ----------
+    distance : array of int64
+        How many iterations earlier each edge's producer ran.
+    iterations : int
+
+    Examples
+    --------
+    >>> edge, iteration = unroll(np.array([0, 1]), 2)
+    >>> list(zip(edge.tolist(), iteration.tolist()))
+    [(0, 0), (0, 1), (1, 1)]
+    """
+    edge = np.tile(np.arange(len(distance)), iterations)
+    iteration = np.repeat(np.arange(iterations), len(distance))
+    if distance.any():
+        exists = iteration >= distance[edge]
+        return edge[exists], iteration[exists]
+    return edge, iteration
+
+
+def dependencies(trace: Trace) -> Dependencies:
+    """Return the edges of a run, transfers included.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("v")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> edges = dependencies(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    >>> list(zip(edges.producer.tolist(), edges.consumer.tolist()))
+    [(0, 1), (0, 2)]
+    """
+    flow, moved = trace.flow, trace.transfers
+    n_devices = len(trace.job.machine.devices)
+    key = flow.tensor * n_devices + flow.destination
+    by_key = np.argsort(key)
+    which = np.searchsorted(key[by_key], moved["tensor"] * n_devices + moved["destination"])
+    node = np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which]))
+    iteration = np.concatenate((trace.tasks["iteration"], moved["iteration"]))
+    if has_control_flow(trace.job.graph):
+        return _latest_before(trace, node, iteration)
+    rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
+    rows[iteration * flow.n_nodes + node] = np.arange(len(node))
+    edge, at = unroll(flow.distance, trace.job.iterations)
+    producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
+    consumer = rows[at * flow.n_nodes + flow.consumer[edge]]
+    both = (producer != UNSET) & (consumer != UNSET)
+    return Dependencies(producer[both], consumer[both], flow.carries[edge[both]])
+
+
+def _latest_before(trace: Trace, node: IntArray, iteration: IntArray) -> Dependencies:
+    """Pair every run with the latest run of each of its producers that had ended when it started.
+
+    Runs ("entries") and questions ("which run of this producer was the last before then?") are sorted
+    together; the answer is the nearest entry above the question.
+    """
+    flow = trace.flow
+    start = np.concatenate((trace.tasks["start_ns"], trace.transfers["start_ns"]))
+    end = np.concatenate((trace.tasks["end_ns"], trace.transfers["end_ns"]))
+    runs = Csr.group(node, np.arange(len(node)), flow.n_nodes)
+    count = runs.counts()[flow.consumer]
+    edge = np.repeat(np.arange(len(flow.consumer)), count)
+    nth = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
+    consumer = runs.indices[runs.indptr[flow.consumer[edge]] + nth]
+
+    entry = np.arange(len(node))
+    owner = np.concatenate(
+        (iteration * flow.n_nodes + node, iteration[consumer] * flow.n_nodes + flow.producer[edge])
+    )
+    time = np.concatenate((end, start[consumer]))
+    row = np.concatenate((entry, consumer))  # at one instant, rows are in the order in which they started
+    order = np.lexsort((row, time, owner))
+    is_entry = order < len(entry)
+    above = np.maximum.accumulate(np.where(is_entry, np.arange(len(order)), 0))
+    found = order[above]
+    question = ~is_entry
+    producer = np.full(len(edge), UNSET)
+    same = (owner[found] == owner[order]) & (found < len(entry)) & question
+    producer[order[same] - len(entry)] = found[same]
+    fed = producer != UNSET
+    return Dependencies(producer[fed], consumer[fed], flow.carries[edge[fed]])

@@ -1,0 +1,150 @@
+"""What every question of "why not earlier?" needs to know about a trace, one array per fact.
+
+The life of a task as the explanations cut it, for a task that is launched and for one that a worker
+takes (`data` is the end of its last producer; it can lie after the issue when streams keep the order)::
+
+    launched   data ──issuer──► issued ──stream──► lane free ──launch, gap──► ──event, resources──► start
+    worker     data ──issuer──► taken ───cost────► ──resources, memory──► start
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.bounds import issue_costs_ns
+from sim.dependencies import Dependencies, dependencies
+from sim.graph import UNSET, Csr, IntArray
+from sim.intervals import Cover, stacked
+from sim.trace import Trace, Wait
+
+__all__ = ["Facts"]
+
+
+class Facts:
+    """Derived columns of a trace, one entry per task unless they say otherwise; computed when asked for.
+
+    Rows count tasks first, then transfers, as in `sim.dependencies`.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.job = trace, trace.job
+        self.devices, self.issuers = trace.job.machine.devices, trace.job.machine.issuers()
+        tasks = trace.tasks
+        live = tasks["dead"] == 0
+        self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
+        self.start, self.end = tasks["start_ns"], tasks["end_ns"]
+        self.lane = np.where(live, tasks["stream"], -2 - np.arange(len(trace)))
+        self.issuer, self.wait = tasks["issuer"], tasks["wait"]
+        self.device = trace.device
+        self.n = len(trace)
+        self.cost = np.where(live, issue_costs_ns(self.job)[tasks["op"]], 0)
+        # An issuer passes a dead task by, as a worker would execute one that takes no time.
+        self.by_worker = (np.array([d.workers for d in self.devices])[self.device] > 0) | ~live
+
+    # -- data ---------------------------------------------------------------------------------
+
+    @cached_property
+    def edges(self) -> Dependencies:
+        """Edges between rows, transfers included."""
+        return dependencies(self.trace)
+
+    @cached_property
+    def row_end(self) -> IntArray:
+        """End of every row, tasks then transfers."""
+        return np.concatenate((self.end, self.trace.transfers["end_ns"]))
+
+    @cached_property
+    def producers(self) -> Csr:
+        """row → rows of its producers."""
+        return Csr.group(self.edges.consumer, self.edges.producer, len(self.row_end))
+
+    @cached_property
+    def last_producer(self) -> IntArray:
+        """The producer of each row that ended last (the first such edge), -1 without producers."""
+        last = np.full(len(self.row_end), UNSET)
+        producer, consumer, _ = self.edges
+        order = np.lexsort((-np.arange(len(producer)), self.row_end[producer], consumer))
+        last[consumer[order]] = producer[order]  # the last assignment stays
+        return last
+
+    @cached_property
+    def data(self) -> IntArray:
+        """When the inputs of each row were all there; 0 without producers."""
+        last = self.last_producer
+        return np.where(last == UNSET, 0, self.row_end[last])
+
+    # -- lanes and issuers --------------------------------------------------------------------
+
+    @cached_property
+    def before_on_lane(self) -> IntArray:
+        """The task before each one on its lane, or -1."""
+        return _before(np.argsort(self.lane, kind="stable"), self.lane)
+
+    @cached_property
+    def lane_end(self) -> IntArray:
+        """When that one ended; 0 for the first."""
+        before = self.before_on_lane
+        return np.where(before == UNSET, 0, self.end[before])
+
+    @cached_property
+    def launch_end(self) -> IntArray:
+        """When a launched task could start for its launch latency and the gap of its stream."""
+        latency = np.array([d.launch_latency_ns for d in self.devices])[self.device]
+        gap = np.array([d.gap_ns for d in self.devices])[self.device]
+        gap = np.where(self.before_on_lane == UNSET, 0, gap)
+        launch_end: IntArray = np.maximum(self.issue + latency, self.lane_end + gap)
+        return launch_end
+
+    @cached_property
+    def before_at_issuer(self) -> IntArray:
+        """The task that the same issuer issued before each one, or -1."""
+        order = np.lexsort((-self.cost, self.issue, self.issuer))
+        return _before(order, self.issuer)
+
+    @cached_property
+    def group(self) -> IntArray:
+        """Group of issuers that serves each device (one entry per device)."""
+        group = np.full(len(self.devices), UNSET)
+        for issuer in self.issuers:
+            group[list(issuer.devices)] = issuer.group
+        return group
+
+    @cached_property
+    def issuers_busy(self) -> Cover:
+        """When all issuers of a group are busy: issuing, executing, or blocked.
+
+        A host thread is busy while it pays for an issue. It is also blocked between two issues when the
+        later one had to wait for memory or for a place in the launch queue.
+        """
+        begin = np.where(self.by_worker, self.issue, self.issue - self.cost)
+        blocked = ~self.by_worker & ((self.wait == Wait.MEMORY) | self.queue_was_full)
+        before = self.before_at_issuer
+        free_since = np.where(before == UNSET, 0, self.issue[before])
+        begin = np.where(blocked, np.maximum(self.ready, free_since), begin)
+        end = np.where(self.by_worker, self.end, self.issue)
+        size = np.bincount([issuer.group for issuer in self.issuers])
+        return Cover(stacked(begin, end, self.group[self.device], size), self.trace.makespan_ns)
+
+    @cached_property
+    def queue_was_full(self) -> npt.NDArray[np.bool_]:
+        """Whether a launch was put on its stream at the moment when another one left a full queue."""
+        full = np.zeros(self.n, dtype=bool)
+        for d, device in enumerate(self.devices):
+            if device.queue_depth is not None and not device.workers:
+                rows = np.flatnonzero(self.device == d)
+                at = self.issue[rows]
+                issued = np.searchsorted(np.sort(at), at, side="left")
+                ended = np.searchsorted(np.sort(self.end[rows]), at, side="left")
+                full[rows] = issued - ended >= device.queue_depth
+        return full
+
+
+def _before(order: IntArray, key: IntArray) -> IntArray:
+    """Return for each row the one before it in `order`, if both have the same key, else -1."""
+    before = np.full(len(order), UNSET)
+    same = key[order[1:]] == key[order[:-1]]
+    before[order[1:][same]] = order[:-1][same]
+    return before

@@ -1,0 +1,192 @@
+"""Why was this device idle? Every idle nanosecond gets one reason.
+
+A device is idle at time t for the sake of one task: among the tasks that it has still to run, the one
+whose inputs are there first. Before they are, nothing could run, whatever the policy::
+
+    idle     ├─────────────────────────────────────────────────────────────────────────┤
+    its life │ dependency │ transfer │ issue, policy │ stream │ launch │ event, resources │ start
+             │            └ its tensor is made       │        └ the lane is free          │
+             │                       └ its data is there      │                           │
+             └ the last producer runs                └ it is issued
+
+dependency
+    No task of the device has its inputs: the last producer (anywhere) has not ended.
+transfer
+    The last input is made and travels, or waits for a link.
+issue
+    The inputs are there, and every issuer that serves the device is busy or blocked.
+policy
+    An issuer is free, and the policy holds the task back: head-of-line blocking, a window, an order.
+stream
+    It is issued and stands behind another task of its stream, which cannot start.
+launch
+    Launch latency, or the gap between two tasks of a stream.
+event
+    An event of another stream has to travel.
+resources, memory
+    The device cannot take it now: cores or SMs are taken, memory is full.
+finished
+    The device has no more tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.explain.facts import Facts
+from sim.graph import UNSET, IntArray
+from sim.intervals import complement, union
+from sim.trace import Trace, Wait
+
+__all__ = ["REASONS", "IdlePieces", "idle_pieces", "idle_reasons"]
+
+REASONS: Final = (
+    "dependency",
+    "transfer",
+    "issue",
+    "policy",
+    "stream",
+    "launch",
+    "event",
+    "resources",
+    "memory",
+    "finished",
+)
+
+
+class IdlePieces(NamedTuple):
+    """Stretches of idle time with one reason each.
+
+    A stretch in which the issuers were busy for a part of the time is there twice, for ``issue`` and for
+    ``policy``, with the same start; lengths add up to the idle time of the device.
+
+    Attributes
+    ----------
+    device, start_ns, length_ns, reason : arrays of int64
+        `reason` is an index into `REASONS`.
+    row : array of int64
+        The task for whose sake the device was idle; -1 when it had finished.
+    """
+
+    device: IntArray
+    start_ns: IntArray
+    length_ns: IntArray
+    reason: IntArray
+    row: IntArray
+
+
+def idle_reasons(trace: Trace) -> dict[str, dict[str, int]]:
+    """Return, for each device, the ns that it was idle by reason; they sum to its idle time.
+
+    Reasons that never occurred are left out.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("ping")
+    >>> _ = b.op("a", duration_ns=10, device="gpu0")
+    >>> _ = b.op("b", duration_ns=7, device="gpu1", inputs=["a"])
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1", issue_ns=2))), ReadyQueue())
+    >>> idle_reasons(trace)
+    {'gpu0': {'finished': 9}, 'gpu1': {'dependency': 10, 'issue': 2}}
+    """
+    pieces = idle_pieces(trace)
+    total = np.zeros((len(trace.job.machine.devices), len(REASONS)), np.int64)
+    np.add.at(total, (pieces.device, pieces.reason), pieces.length_ns)
+    return {
+        device.name: {reason: ns for reason, ns in zip(REASONS, total[d].tolist(), strict=True) if ns}
+        for d, device in enumerate(trace.job.machine.devices)
+    }
+
+
+def idle_pieces(trace: Trace, facts: Facts | None = None) -> IdlePieces:
+    """Return every idle stretch of every device with its reason, by device and time.
+
+    Parameters
+    ----------
+    trace : Trace
+    facts : Facts, optional
+        Of this trace, when the caller has them already.
+    """
+    f = facts or Facts(trace)
+    device, start, end, row = _gaps(f)
+    over = row == UNSET
+    parts = [_part(device, start, np.where(over, end - start, 0), "finished", row)]
+    device, start, end, row = device[~over], start[~over], end[~over], row[~over]
+
+    # The reasons follow one another; every bound is moved into the gap, so that the lengths add up.
+    worker, wait = f.by_worker[row], f.wait[row]
+    cursor = start
+
+    def until(bound: IntArray) -> tuple[IntArray, IntArray]:
+        nonlocal cursor
+        begin, cursor = cursor, np.clip(bound, cursor, end)
+        return begin, cursor - begin
+
+    last = f.last_producer[row]
+    travels = last >= f.n
+    begin, length = until(np.where(travels, f.data[last], f.data[row]))
+    parts.append(_part(device, begin, length, "dependency", row))
+    begin, length = until(f.data[row])
+    parts.append(_part(device, begin, length, "transfer", row))
+
+    begin, length = until(np.where(worker, f.issue[row], f.issue[row] - f.cost[row]))
+    busy = f.issuers_busy.between(begin, begin + length, f.group[device])
+    starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
+    parts.append(_part(device, begin, np.where(starved, 0, busy), "issue", row))
+    parts.append(_part(device, begin, np.where(starved, 0, length - busy), "policy", row))
+    parts.append(_part(device, begin, np.where(starved, length, 0), "memory", row))
+    begin, length = until(np.where(worker, f.issue[row] + f.cost[row], f.issue[row]))
+    parts.append(_part(device, begin, length, "issue", row))
+
+    begin, length = until(np.where(worker, 0, f.lane_end[row]))
+    parts.append(_part(device, begin, length, "stream", row))
+    begin, length = until(np.where(worker, 0, f.launch_end[row]))
+    parts.append(_part(device, begin, length, "launch", row))
+
+    begin, length = until(end)
+    event = ~worker & (wait != Wait.MEMORY) & (wait != Wait.RESOURCES)
+    parts.append(_part(device, begin, np.where(event, length, 0), "event", row))
+    parts.append(_part(device, begin, np.where(wait == Wait.MEMORY, length, 0), "memory", row))
+    parts.append(_part(device, begin, np.where(event | (wait == Wait.MEMORY), 0, length), "resources", row))
+
+    pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
+    order = order[pieces.length_ns[order] > 0]
+    return IdlePieces(*(column[order] for column in pieces))
+
+
+def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row: IntArray) -> IdlePieces:
+    return IdlePieces(device, start, length, np.full(len(row), REASONS.index(reason)), row)
+
+
+def _gaps(f: Facts) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return (device, start, end, row) of every idle gap: `row` is the task that could run first, or -1.
+
+    A task that takes no time ends one gap and begins another.
+    """
+    makespan = f.trace.makespan_ns
+    apart = makespan + 1
+    idle = complement(union(f.start, f.end, f.device), makespan, len(f.devices))
+    start, end = idle.start + idle.group * apart, idle.end + idle.group * apart
+    instant = np.flatnonzero(f.end == f.start)
+    split = f.start[instant] + f.device[instant] * apart
+    gap = np.searchsorted(start, split, side="left") - 1  # the last gap that begins before it
+    inside = gap >= 0
+    inside[inside] = split[inside] < end[gap[inside]]
+    start, end = np.sort(np.append(start, split[inside])), np.sort(np.append(end, split[inside]))
+    device = start // apart
+
+    by_device = np.argsort(f.device, kind="stable")  # rows are in start order
+    begins = f.start[by_device] + f.device[by_device] * apart
+    first = np.searchsorted(begins, end, side="left")  # the next task to start
+    # Of it and all after it, whose data came first? Devices do not mix: the later ones have larger keys.
+    key = (f.data[by_device] + f.device[by_device] * apart)[::-1]
+    record = key == np.minimum.accumulate(key)
+    best = np.maximum.accumulate(np.where(record, np.arange(len(key)), 0))[::-1]
+    chosen = np.append(by_device[len(key) - 1 - best], UNSET)[first]
+    chosen = np.where((chosen != UNSET) & (f.device[chosen] == device), chosen, UNSET)
+    return device, start - device * apart, end - device * apart, chosen

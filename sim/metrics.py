@@ -1,0 +1,213 @@
+"""How well a machine was used: what `sim run` prints, computed from a trace.
+
+::
+
+                0        first start                last end      makespan
+    stream 0    ·············▇▇▇▇▇▇·····▇▇▇▇▇▇▇▇▇·········
+    stream 1    ················▇▇▇▇▇▇······▇▇············
+    device      ·············▇▇▇▇▇▇▇▇▇··▇▇▇▇▇▇▇▇▇·········
+                             ├─ busy ─┤bubble──────┤ span
+                ├──────────── idle: all of it that is not busy ─────────────┤
+
+A device is busy when any of its lanes is: busy time is a union, not a sum, and utilisation is busy
+time over makespan, idle time all the rest. The bubble is idle time inside the span, as a fraction of
+the span (the definition of pipeline schedules, e.g. GPipe, arXiv:1811.06965, section 2.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sim.bounds import bounds
+from sim.explain import idle_reasons
+from sim.graph import IntArray
+from sim.intervals import union
+from sim.memory_use import peak_bytes
+from sim.trace import Trace
+
+__all__ = ["SCHEMA", "DeviceUse", "LinkUse", "device_use", "link_use", "summary"]
+
+SCHEMA: Final = "sim.result/1"
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """How one device was used; times in ns.
+
+    Attributes
+    ----------
+    name : str
+    tasks : int
+        How many tasks it executed.
+    busy_ns : int
+        Time during which at least one lane executed.
+    span_ns : int
+        From the first start to the last end.
+    idle_ns : int
+        Makespan less busy time.
+    utilisation : float
+        Busy time / makespan.
+    bubble : float
+        Idle time inside the span / span.
+    """
+
+    name: str
+    tasks: int
+    busy_ns: int
+    span_ns: int
+    idle_ns: int
+    utilisation: float
+    bubble: float
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """How one link was used.
+
+    Attributes
+    ----------
+    name : str
+    nbytes : int
+        Bytes that crossed it.
+    busy_ns : int
+        Time during which at least one transfer was under way over it, latency included.
+    utilisation : float
+        Busy time / makespan.
+    """
+
+    name: str
+    nbytes: int
+    busy_ns: int
+    utilisation: float
+
+
+def device_use(trace: Trace) -> dict[str, DeviceUse]:
+    """Return how each device was used, by name, in machine order.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("two")
+    >>> for name in "ab":
+    ...     _ = b.op(name, duration_ns=10, device="gpu0")
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue())
+    >>> [(use.name, use.busy_ns, use.idle_ns) for use in device_use(trace).values()]
+    [('gpu0', 20, 0), ('gpu1', 0, 20)]
+    """
+    start, end, device = trace.tasks["start_ns"], trace.tasks["end_ns"], trace.device
+    n = len(trace.job.machine.devices)
+    busy = union(start, end, device).lengths(n).tolist()
+    count = np.bincount(device, minlength=n).tolist()
+    first, last = np.full(n, trace.makespan_ns), np.zeros(n, np.int64)
+    np.minimum.at(first, device, start)
+    np.maximum.at(last, device, end)
+    span = np.maximum(last - first, 0).tolist()
+    return {
+        d.name: DeviceUse(
+            d.name,
+            count[k],
+            busy[k],
+            span[k],
+            trace.makespan_ns - busy[k],
+            _share(busy[k], trace.makespan_ns),
+            _share(span[k] - busy[k], span[k]),
+        )
+        for k, d in enumerate(trace.job.machine.devices)
+    }
+
+
+def link_use(trace: Trace) -> dict[str, LinkUse]:
+    """Return how each link was used, by name, in machine order."""
+    row, link = transfers_on_links(trace)
+    n = len(trace.job.machine.links)
+    moved = trace.transfers
+    busy = union(moved["start_ns"][row], moved["end_ns"][row], link).lengths(n).tolist()
+    nbytes = np.zeros(n, np.int64)
+    np.add.at(nbytes, link, moved["nbytes"][row])
+    return {
+        each.name: LinkUse(each.name, int(nbytes[k]), busy[k], _share(busy[k], trace.makespan_ns))
+        for k, each in enumerate(trace.job.machine.links)
+    }
+
+
+def transfers_on_links(trace: Trace) -> tuple[IntArray, IntArray]:
+    """Return (row of the transfer, link) for every link that a transfer crosses, by link, then row."""
+    machine = trace.job.machine
+    pair = trace.transfers["source"] * len(machine.devices) + trace.transfers["destination"]
+    rows, links = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for p in np.unique(pair).tolist():
+        mine = np.flatnonzero(pair == p)
+        for k in machine.route(*divmod(p, len(machine.devices))):
+            rows.append(mine)
+            links.append(np.full(len(mine), k))
+    row, link = np.concatenate(rows), np.concatenate(links)
+    order = np.lexsort((row, link))
+    return row[order], link[order]
+
+
+def _peaks(trace: Trace) -> dict[str, tuple[int, int | None]]:
+    """Return the most bytes in use and reserved on each device."""
+    log = trace.memory
+    if log is None:
+        return {name: (nbytes, None) for name, nbytes in peak_bytes(trace).items()}
+    return {
+        device.name: (
+            int(log["in_use"][log["device"] == d].max(initial=0)),
+            int(log["reserved"][log["device"] == d].max(initial=0)),
+        )
+        for d, device in enumerate(trace.job.machine.devices)
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """Return the object that ``sim run --json`` prints.
+
+    What a trace does not know is left for the caller to fill in: ``scenario`` (None), ``policy`` (the
+    name of the policy's class), ``pipeline`` (None), ``expect`` (an empty list).
+
+    Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
+    tensors alone take (`sim.memory_use`), and ``peak_reserved_bytes`` is None.
+
+    Returns
+    -------
+    dict
+        Plain Python numbers, strings and containers, ready for `json.dumps`.
+    """
+    limits = bounds(trace)
+    peak, reasons = _peaks(trace), idle_reasons(trace)
+    return {
+        "schema": SCHEMA,
+        "scenario": None,
+        "policy": trace.policy,
+        "makespan_ns": trace.makespan_ns,
+        "lower_bound_ns": limits.lower_bound_ns,
+        "critical_path_ns": limits.critical_path_ns,
+        "tasks": len(trace),
+        "devices": {
+            name: {
+                "busy_ns": use.busy_ns,
+                "span_ns": use.span_ns,
+                "idle_ns": use.idle_ns,
+                "utilisation": use.utilisation,
+                "bubble": use.bubble,
+                "peak_memory_bytes": peak[name][0],
+                "peak_reserved_bytes": peak[name][1],
+                "idle_reasons": reasons[name],
+            }
+            for name, use in device_use(trace).items()
+        },
+        "links": {
+            name: {"bytes": use.nbytes, "busy_ns": use.busy_ns, "utilisation": use.utilisation}
+            for name, use in link_use(trace).items()
+        },
+        "pipeline": None,
+        "expect": [],
+    }

@@ -1,0 +1,140 @@
+"""Busy, span, idle, bubble and links: by hand on small runs, by definition on drawn ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from drawn_runs import draw_run
+
+from devices.memory.tensors import tensor_memory
+from devices.network import make_network
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
+from sim.metrics import device_use, link_use, summary
+
+
+def gpipe(stages: int, micro_batches: int, ns: int) -> Trace:
+    """Return the forward half of GPipe: stage s of micro-batch m after (s - 1, m)."""
+    b = GraphBuilder("gpipe")
+    for m in range(micro_batches):
+        for s in range(stages):
+            b.op(f"F{s}.{m}", inputs=[f"F{s - 1}.{m}"] if s else [], duration_ns=ns, device=f"gpu{s}")
+    return simulate(b.build(), Machine(tuple(Device(f"gpu{s}") for s in range(stages))), ReadyQueue())
+
+
+def test_the_bubble_is_idle_time_inside_the_span() -> None:
+    b = GraphBuilder("gap")
+    b.op("a", duration_ns=10, device="gpu0")
+    b.op("b", inputs=["a"], duration_ns=30, device="gpu1")
+    b.op("c", inputs=["b"], duration_ns=20, device="gpu0")
+    use = device_use(simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue()))
+    one, two = use["gpu0"], use["gpu1"]
+    assert (one.tasks, one.busy_ns, one.span_ns, one.idle_ns) == (2, 30, 60, 30)
+    assert (one.utilisation, one.bubble) == (0.5, 0.5)
+    assert (two.busy_ns, two.span_ns, two.idle_ns, two.bubble) == (30, 30, 30, 0.0)
+
+
+def test_gpipe_has_no_bubble_inside_its_spans() -> None:
+    trace = gpipe(4, 8, 100)
+    assert trace.makespan_ns == (8 + 4 - 1) * 100
+    for use in device_use(trace).values():
+        assert (use.busy_ns, use.idle_ns, use.bubble) == (800, 300, 0.0)
+
+
+def test_busy_time_is_a_union_over_lanes() -> None:
+    b = GraphBuilder("lanes")
+    b.op("a", duration_ns=30)
+    b.op("b", duration_ns=20)
+    trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2), Device("gpu0"))), ReadyQueue())
+    use = device_use(trace)
+    assert (use["cpu0"].busy_ns, use["cpu0"].utilisation) == (30, 1.0)
+    nothing = use["gpu0"]
+    assert (nothing.tasks, nothing.busy_ns, nothing.span_ns, nothing.idle_ns, nothing.bubble) == (
+        0,
+        0,
+        0,
+        30,
+        0,
+    )
+
+
+def test_links_count_every_hop() -> None:
+    b = GraphBuilder("hops")
+    b.op("a", duration_ns=10, outputs=50, device="x")
+    b.op("b", inputs=["a"], duration_ns=5, device="z")
+    links = (Link("xy", "x", "y", 3, 10**9), Link("yz", "y", "z", 2, 10**9), Link("zx", "z", "x"))
+    machine = Machine((Device("x"), Device("y"), Device("z")), links, network=make_network)
+    use = link_use(simulate(b.build(), machine, ReadyQueue()))
+    assert [(u.name, u.nbytes, u.busy_ns) for u in use.values()] == [
+        ("xy", 50, 55),
+        ("yz", 50, 55),
+        ("zx", 0, 0),
+    ]
+    assert use["xy"].utilisation == 55 / 70
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_busy_and_idle_by_definition(seed: int) -> None:
+    trace = draw_run(seed)
+    for d, use in enumerate(device_use(trace).values()):
+        busy = set()
+        rows = [r for r in range(len(trace)) if trace.device[r] == d]
+        for r in rows:
+            busy |= set(range(int(trace.tasks["start_ns"][r]), int(trace.tasks["end_ns"][r])))
+        assert (use.tasks, use.busy_ns) == (len(rows), len(busy))
+        assert use.idle_ns == trace.makespan_ns - len(busy)
+        if rows:
+            first, last = trace.tasks["start_ns"][rows].min(), trace.tasks["end_ns"][rows].max()
+            assert use.span_ns == last - first
+            assert (
+                use.bubble == (1 - len(busy) / use.span_ns if use.span_ns else 0)
+                or abs(use.bubble - (1 - len(busy) / use.span_ns)) < 1e-12
+            )
+
+
+def test_the_summary_has_the_keys_of_the_command_line() -> None:
+    trace = draw_run(3)
+    result = summary(trace)
+    assert list(result) == [
+        "schema",
+        "scenario",
+        "policy",
+        "makespan_ns",
+        "lower_bound_ns",
+        "critical_path_ns",
+        "tasks",
+        "devices",
+        "links",
+        "pipeline",
+        "expect",
+    ]
+    assert result["schema"] == "sim.result/1"
+    assert result["makespan_ns"] >= result["lower_bound_ns"] >= result["critical_path_ns"]
+    for device in result["devices"].values():
+        assert list(device) == [
+            "busy_ns",
+            "span_ns",
+            "idle_ns",
+            "utilisation",
+            "bubble",
+            "peak_memory_bytes",
+            "peak_reserved_bytes",
+            "idle_reasons",
+        ]
+        assert sum(device["idle_reasons"].values()) == device["idle_ns"]
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_the_allocator_says_what_was_reserved() -> None:
+    b = GraphBuilder("memory")
+    b.op("a", duration_ns=10, outputs=1000)
+    b.op("b", duration_ns=10, outputs=10, inputs=["a"])
+    machine = Machine((Device("gpu0"),))
+    bare = summary(simulate(b.build(), machine, ReadyQueue()))["devices"]["gpu0"]
+    assert (bare["peak_memory_bytes"], bare["peak_reserved_bytes"]) == (1010, None)
+    trace = simulate(b.build(), machine, ReadyQueue(), memory=tensor_memory())
+    managed = summary(trace)["devices"]["gpu0"]
+    assert trace.memory is not None
+    assert managed["peak_memory_bytes"] == trace.memory["in_use"].max() == 1010
+    assert managed["peak_reserved_bytes"] == trace.memory["reserved"].max()
