@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from policies.dag import dag_of
 from policies.placement.colocation import colocation_groups
-from policies.placement.problem import feasible_devices
+from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Machine
 from sim.errors import InputError
 from sim.graph import UNSET, IntArray
@@ -76,10 +75,7 @@ class DeviceKind:
             A pin or colocation that cannot be met, unless `soft`.
         """
         group_of = colocation_groups(graph)
-        if self.soft:
-            choices = _soft_devices(graph, machine, cost_ns, group_of)
-        else:
-            choices = feasible_devices(graph, machine, cost_ns, group_of)
+        choices = (soft_devices if self.soft else feasible_devices)(graph, machine, cost_ns, group_of)
         rank = [self._rank(device.kind) for device in machine.devices]
         first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
         if not self.follow:
@@ -109,31 +105,3 @@ class DeviceKind:
                 if len(there) == 1 and there <= set(choices[op]):
                     device[op] = there.pop()
         return device
-
-
-def _soft_devices(
-    graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], group_of: list[int]
-) -> list[list[int]]:
-    """Return the devices of each op when pins, and then colocation, give way where they must."""
-    able = np.array(cost_ns) != UNSET
-    wanted = able & _pinned(graph, machine)
-    leader = np.array(group_of)
-    devices: list[list[int]] = [[] for _ in range(len(graph))]
-    for group in np.unique(leader).tolist():
-        members = np.flatnonzero(leader == group)
-        together = next(
-            (mask for mask in (wanted[:, members].all(1), able[:, members].all(1)) if mask.any()), None
-        )
-        for op in members.tolist():
-            alone = wanted[:, op] if wanted[:, op].any() else able[:, op]
-            devices[op] = np.flatnonzero(alone if together is None else together).tolist()
-    return devices
-
-
-def _pinned(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
-    """Return, per device and op, whether the pin allows the device; one that names nothing allows none."""
-    allowed = np.ones((len(machine.devices), len(graph)), dtype=bool)
-    for code, pin in enumerate(graph.pins):
-        fits = np.array([pin in (device.name, device.kind) for device in machine.devices])
-        allowed[:, graph.pin_code == code] = fits[:, None]
-    return allowed

@@ -18,12 +18,13 @@ from functools import cached_property
 import numpy as np
 
 from policies.placement.colocation import colocation_groups
+from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Job, Machine
 from sim.errors import InfeasibleError
 from sim.graph import UNSET, IntArray, Role
-from sim.job import allowed_devices, costs_ns
+from sim.job import costs_ns
 
-__all__ = ["NEVER", "Problem", "feasible_devices"]
+__all__ = ["NEVER", "Problem"]
 
 NEVER = 1 << 62
 """A time that is never reached: no route leads there."""
@@ -41,6 +42,8 @@ class Problem:
     machine : Machine
     cost_ns : sequence of array of int64
         ``cost_ns[d][op]``, -1 where device d cannot run op.
+    placed : sequence of int, optional
+        The device of every op when that is decided already, and only the order is not.
 
     Attributes
     ----------
@@ -63,12 +66,22 @@ class Problem:
         An op, or a colocation group, that no device may run.
     """
 
-    def __init__(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> None:
-        self.graph, self.machine = graph, machine
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        cost_ns: Sequence[IntArray],
+        placed: Sequence[int] | None = None,
+    ) -> None:
+        self.graph, self.machine, self.placed = graph, machine, placed
         self.n, self.n_devices = len(graph), len(machine.devices)
         self.cost_ns: list[list[int]] = np.array(cost_ns).T.tolist()
         self.group_of = colocation_groups(graph)
-        self.devices_of = feasible_devices(graph, machine, cost_ns, self.group_of)
+        choose = feasible_devices if placed is None else soft_devices
+        self.devices_of = choose(graph, machine, cost_ns, self.group_of)
+        for op, device in enumerate(placed or ()):  # whoever placed it may not have minded groups
+            if device not in self.devices_of[op]:
+                self.devices_of[op].append(device)
         self.producers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
         self.consumers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
         edges = graph.edges
@@ -84,8 +97,9 @@ class Problem:
 
     @classmethod
     def of_job(cls, job: Job) -> Problem:
-        """Return the problem that `job` was placed from."""
-        return cls(job.graph, job.machine, [costs_ns(job.graph, device) for device in job.machine.devices])
+        """Return the problem that `job` was placed from, with that placement."""
+        cost_ns = [costs_ns(job.graph, device) for device in job.machine.devices]
+        return cls(job.graph, job.machine, cost_ns, job.device_of.tolist())
 
     @cached_property
     def topological_rank(self) -> list[int]:
@@ -131,32 +145,6 @@ class Problem:
     def mean_cost_ns(self, op: int) -> Fraction:
         """Return the mean cost of `op` over the devices it may be placed on, exactly."""
         return Fraction(sum(self.cost_ns[op][d] for d in self.devices_of[op]), len(self.devices_of[op]))
-
-
-def feasible_devices(
-    graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], group_of: Sequence[int]
-) -> list[list[int]]:
-    """Return the devices that each op may be placed on, its colocation group considered.
-
-    Raises
-    ------
-    InfeasibleError
-        There is none for some op; the message names the op and its group.
-    """
-    able = (np.array(cost_ns) != UNSET) & allowed_devices(graph, machine)
-    together = able.copy()
-    leader = np.array(group_of)
-    for op in np.flatnonzero(leader != np.arange(len(leader))).tolist():
-        together[:, leader[op]] &= able[:, op]
-    together = together[:, leader]
-    nowhere = ~together.any(axis=0)
-    if nowhere.any():
-        op = int(nowhere.argmax())
-        group = [graph.op_names[k] for k in np.flatnonzero(leader == leader[op]).tolist()]
-        names = ", ".join(group[:6]) + (", ..." if len(group) > 6 else "")
-        why = f"with what it is colocated with ({names})" if len(group) > 1 else "under its pin"
-        raise InfeasibleError(f"no device of the machine can run op {graph.op_names[op]!r} {why}")
-    return [np.flatnonzero(column).tolist() for column in together.T]
 
 
 def _arrivals(graph: Graph, machine: Machine) -> list[list[tuple[int, int]]]:

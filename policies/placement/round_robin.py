@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.placement.colocation import colocation_groups
-from policies.placement.problem import feasible_devices
+from policies.placement.feasible import feasible_devices
 from sim import Graph, Machine
 from sim.graph import IntArray
 

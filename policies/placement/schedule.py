@@ -100,7 +100,7 @@ class Builder:
             Its inputs can reach none of them.
         """
         problem = self.problem
-        fixed = self._device_of_group.get(problem.group_of[op])
+        fixed = problem.placed[op] if problem.placed else self._device_of_group.get(problem.group_of[op])
         found = []
         for d in problem.devices_of[op] if fixed is None else [fixed]:
             ready = self._inputs_there_ns(op, d)
@@ -145,7 +145,8 @@ class ListPlacement:
     """Base of placements that build a schedule; they define `schedule`, the rest follows.
 
     Each is also a linearizer (the ops by start) and a stream assignment (the lanes), so that a
-    scenario can let an in-order policy follow the schedule and not only its placement.
+    scenario can let an in-order policy follow the schedule and not only its placement. Then the
+    schedule is made for the placement that the job has, whoever made that.
     """
 
     def schedule(self, problem: Problem) -> Schedule:
