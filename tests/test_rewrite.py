@@ -1,0 +1,367 @@
+"""Graph compilation: every step's own examples, and that none of them changes what a graph means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.rewrite.arithmetic import Arithmetic
+from policies.rewrite.constant_folding import ConstantFolding
+from policies.rewrite.cse import CommonSubexpressions
+from policies.rewrite.fusion import Fusion
+from policies.rewrite.layout import Layout
+from policies.rewrite.prune import Prune
+from policies.rewrite.records import read, write
+from sim import Graph, GraphBuilder
+from sim.errors import GraphError, InputError, UnknownNameError
+
+
+def graph(ops: dict[str, dict[str, Any]], inputs: tuple[str, ...] = ("x",)) -> Graph:
+    builder = GraphBuilder("test")
+    for name in inputs:
+        builder.input(name, 1000)
+    for name, fields in ops.items():
+        builder.op(name, **{"outputs": 1000, **fields})
+    return builder.build()
+
+
+def shape(g: Graph) -> dict[str, tuple[str, list[str]]]:
+    """Return {op: (kind, inputs)}."""
+    return {r.name: (r.kind, [t for t, _ in r.inputs]) for r in read(g).ops.values()}
+
+
+def test_records_round_trip() -> None:
+    builder = GraphBuilder("g")
+    builder.input("x", 4, device="cpu0")
+    builder.parameter("w", 8)
+    builder.op(
+        "a",
+        kind="split",
+        inputs=["x", "w"],
+        outputs=(1, 2),
+        flops=3,
+        device="gpu",
+        dtype="bf16",
+        duration_by_kind={"cpu": 5},
+        stage=1,
+        micro_batch=2,
+        phase="F",
+        attributes={"k": [1]},
+    )
+    builder.op("b", inputs=["a:1", ("b", 1)], after=[("a", 0)], duration_ns=7, bytes_read=9)
+    before = builder.build()
+    after = write(read(before))
+    for name in ("kind_code", "flops", "bytes_read", "bytes_written", "duration_ns", "stage", "micro_batch"):
+        assert getattr(before, name).tolist() == getattr(after, name).tolist()
+    assert [c.tolist() for c in before.edges] == [c.tolist() for c in after.edges]
+    assert before.attributes == after.attributes
+    assert (before.pins, before.dtypes, before.phases) == (after.pins, after.dtypes, after.phases)
+
+
+# -- prune -----------------------------------------------------------------------------------------
+
+
+def test_prune_keeps_ancestors_over_data_and_control_edges() -> None:
+    g = graph(
+        {
+            "a": {"inputs": ["x"]},
+            "init": {},
+            "b": {"inputs": ["a"], "after": ["init"]},
+            "summary": {"inputs": ["a"]},
+            "loss": {"inputs": ["b"]},
+        }
+    )
+    assert list(shape(Prune(["loss"]).apply(g))) == ["a", "init", "b", "loss"]
+
+
+def test_a_feed_cuts_the_graph() -> None:
+    g = graph({"a": {"inputs": ["x"]}, "b": {"inputs": ["a"]}})
+    assert shape(Prune(["b"], ["a"]).apply(g)) == {"b": ("op", ["feed of a"])}
+    with pytest.raises(GraphError, match="everything that is fetched is fed"):
+        Prune(["a"], ["a"]).apply(g)
+    with pytest.raises(UnknownNameError, match="did you mean 'b'"):
+        Prune(["bb"]).apply(g)
+
+
+# -- constant folding ------------------------------------------------------------------------------
+
+
+def test_what_depends_on_constants_only_is_folded() -> None:
+    g = graph(
+        {
+            "c": {"kind": "const"},
+            "r": {"kind": "reshape", "inputs": ["c"]},
+            "s": {"kind": "shape", "inputs": ["x"]},
+            "f": {"kind": "fill", "inputs": ["s"], "duration_ns": 9},
+            "m": {"kind": "matmul", "inputs": ["x", "r", "f"]},
+        }
+    )
+    assert shape(ConstantFolding().apply(g)) == {
+        "r": ("const", []),
+        "f": ("const", []),
+        "m": ("matmul", ["x", "r", "f"]),
+    }
+    kept = shape(ConstantFolding(shapes=False).apply(g))
+    assert kept["s"] == ("shape", ["x"])
+
+
+def test_products_of_constants_are_folded() -> None:
+    """mul(c1, mul(x, c2)) → mul(x, c), the constant standing for c1 · c2."""
+    g = graph(
+        {
+            "c1": {"kind": "const"},
+            "c2": {"kind": "const"},
+            "in": {"kind": "mul", "inputs": ["x", "c2"]},
+            "out": {"kind": "mul", "inputs": ["c1", "in"]},
+        }
+    )
+    assert shape(ConstantFolding().apply(g)) == {"c1": ("const", []), "out": ("mul", ["x", "c1"])}
+
+
+def test_a_random_number_is_no_constant() -> None:
+    g = graph({"c": {"kind": "const"}, "r": {"kind": "random", "inputs": ["c"]}})
+    assert shape(ConstantFolding().apply(g))["r"] == ("random", ["c"])
+
+
+# -- common subexpressions -------------------------------------------------------------------------
+
+
+def test_equal_ops_become_one_and_their_readers_follow() -> None:
+    g = graph(
+        {
+            "a": {"kind": "relu", "inputs": ["x"]},
+            "b": {"kind": "relu", "inputs": ["x"]},
+            "aa": {"kind": "exp", "inputs": ["a"]},
+            "bb": {"kind": "exp", "inputs": ["b"]},
+            "s": {"kind": "add", "inputs": ["aa", "bb"], "after": ["b"]},
+        }
+    )
+    assert shape(CommonSubexpressions().apply(g)) == {
+        "a": ("relu", ["x"]),
+        "aa": ("exp", ["a"]),
+        "s": ("add", ["aa", "aa"]),
+    }
+    assert read(CommonSubexpressions().apply(g)).ops["s"].after == [("a", 0)]
+
+
+@pytest.mark.parametrize(
+    "differ",
+    [{"device": "gpu0"}, {"attributes": {"axis": 1}}, {"dtype": "bf16"}, {"kind": "dropout"}, {"outputs": 8}],
+)
+def test_ops_that_differ_stay(differ: dict[str, Any]) -> None:
+    g = graph({"a": {"kind": "relu", "inputs": ["x"]}, "b": {"kind": "relu", "inputs": ["x"], **differ}})
+    assert len(CommonSubexpressions().apply(g)) == 2
+
+
+def test_sums_commute_and_differences_do_not() -> None:
+    def two(kind: str) -> Graph:
+        return graph(
+            {"a": {"kind": kind, "inputs": ["x", "y"]}, "b": {"kind": kind, "inputs": ["y", "x"]}}, ("x", "y")
+        )
+
+    assert len(CommonSubexpressions().apply(two("add"))) == 1
+    assert len(CommonSubexpressions().apply(two("sub"))) == 2
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def test_a_repeated_sum_is_a_product() -> None:
+    g = graph({"s": {"kind": "add", "inputs": ["x", "x"]}, "t": {"kind": "add", "inputs": ["s", "x"]}})
+    after = Arithmetic().apply(g)
+    assert shape(after) == {"t": ("mul", ["x", "t/times"]), "t/times": ("const", [])}
+    assert after.attributes[after.index("t/times")] == {"value": 3}
+
+
+def test_scalars_are_added_first() -> None:
+    g = graph(
+        {
+            "s1": {"kind": "const", "outputs": 4},
+            "s2": {"kind": "const", "outputs": 4},
+            "l": {"kind": "add", "inputs": ["a", "s1"]},
+            "r": {"kind": "add", "inputs": ["b", "s2"]},
+            "t": {"kind": "add", "inputs": ["l", "r"]},
+        },
+        ("a", "b"),
+    )
+    after = Arithmetic().apply(g)
+    assert shape(after)["l"] == ("add", ["a", "b"])
+    assert shape(after)["r"] == ("add", ["s1", "s2"])
+    assert after.bytes_read.sum() + after.bytes_written.sum() < g.bytes_read.sum() + g.bytes_written.sum()
+
+
+# -- layout ----------------------------------------------------------------------------------------
+
+
+def test_transposes_between_convolutions_cancel() -> None:
+    """x → conv → relu → conv → y in NHWC: one transpose before the first conv, one after the last."""
+    nhwc = {"attributes": {"data_format": "NHWC"}, "kind": "conv"}
+    g = graph(
+        {
+            "c1": {"inputs": ["x"], **nhwc},
+            "r": {"kind": "relu", "inputs": ["c1"]},
+            "c2": {"inputs": ["r"], **nhwc},
+            "y": {"kind": "softmax", "inputs": ["c2"]},
+        }
+    )
+    after = shape(Layout("NCHW").apply(g))
+    assert [name for name, (kind, _) in after.items() if kind == "transpose"] == ["c1/to_NCHW", "c2/to_NHWC"]
+    assert after["r"][1] == ["c1"]
+    assert after["c2"][1] == ["r"]
+    assert after["y"][1] == ["c2/to_NHWC"]
+    assert shape(Layout("NHWC").apply(g)) == shape(g)
+
+
+def test_a_residual_sum_lets_transposes_through() -> None:
+    nhwc = {"attributes": {"data_format": "NHWC"}, "kind": "conv"}
+    g = graph(
+        {
+            "c1": {"inputs": ["x"], **nhwc},
+            "c2": {"inputs": ["x"], **nhwc},
+            "s": {"kind": "add", "inputs": ["c1", "c2"]},
+            "c3": {"inputs": ["s"], **nhwc},
+            "y": {"kind": "softmax", "inputs": ["c3"]},
+        }
+    )
+    after = shape(Layout("NCHW").apply(g))
+    assert after["s"][1] == ["c1", "c2"]
+    assert sum(kind == "transpose" for kind, _ in after.values()) == 3  # x twice, y once
+
+
+# -- fusion ----------------------------------------------------------------------------------------
+
+
+def test_remapper_patterns() -> None:
+    g = graph(
+        {
+            "m": {"kind": "matmul", "inputs": ["x", "w"], "flops": 100, "duration_ns": 50},
+            "b": {"kind": "bias_add", "inputs": ["m", "v"], "flops": 1, "duration_ns": 5},
+            "r": {"kind": "relu", "inputs": ["b"], "flops": 1, "duration_ns": 5},
+        },
+        ("x", "w", "v"),
+    )
+    after = Fusion("remapper").apply(g)
+    assert shape(after) == {"r": ("matmul", ["x", "w", "v"])}
+    assert after.attributes[0]["fused"] == ["matmul", "bias_add", "relu"]
+    assert (after.flops[0], after.duration_ns[0]) == (102, 60)
+    assert (after.bytes_read[0], after.bytes_written[0]) == (3000, 1000)  # not the two tensors in between
+
+
+def test_two_readers_prevent_fusion() -> None:
+    g = graph(
+        {
+            "m": {"kind": "matmul", "inputs": ["x"]},
+            "b": {"kind": "bias_add", "inputs": ["m"]},
+            "other": {"kind": "softmax", "inputs": ["m"]},
+        }
+    )
+    assert len(Fusion().apply(g)) == 3
+
+
+def test_fusion_never_makes_a_cycle() -> None:
+    """a → b → c and a → c: fusing a with c would make it wait for b, which waits for a."""
+    g = graph(
+        {
+            "a": {"kind": "exp", "inputs": ["x"], "outputs": (1000,)},
+            "b": {"kind": "softmax", "inputs": ["x"], "after": ["a"]},
+            "c": {"kind": "add", "inputs": ["a", "b"]},
+        }
+    )
+    assert len(Fusion().apply(g)) == 3
+
+
+def test_elementwise_chains_fuse_and_traffic_falls() -> None:
+    g = graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i else "x"]} for i in range(5)})
+    after = Fusion("elementwise").apply(g)
+    assert shape(after) == {"e4": ("elementwise", ["x"])}
+    assert after.bytes_read.tolist() == [1000]
+
+
+def test_wrong_words() -> None:
+    with pytest.raises(InputError, match="patterns must be remapper, elementwise or all; found 'some'"):
+        Fusion("some")
+    with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
+        Layout("CHWN")
+
+
+# -- meaning ---------------------------------------------------------------------------------------
+
+KINDS = [
+    "const",
+    "add",
+    "mul",
+    "relu",
+    "exp",
+    "matmul",
+    "bias_add",
+    "conv",
+    "softmax",
+    "random",
+    "shape",
+    "identity",
+]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    builder = GraphBuilder("random")
+    builder.input("x", 64)
+    names = ["x"]
+    for i in range(draw(st.integers(1, 16))):
+        kind = draw(st.sampled_from(KINDS))
+        arity = {"const": 0, "random": 0, "add": 2, "mul": 2, "matmul": 2, "bias_add": 2}.get(kind, 1)
+        builder.op(
+            f"op{i}",
+            kind=kind,
+            inputs=[draw(st.sampled_from(names)) for _ in range(arity)],
+            after=draw(st.lists(st.sampled_from(names[1:]), max_size=1)) if len(names) > 1 else [],
+            outputs=draw(st.sampled_from([8, 64])),
+            flops=draw(st.integers(0, 9)),
+            device=draw(st.sampled_from([None, "gpu0"])),
+            attributes={"data_format": "NHWC"} if kind == "conv" else None,
+        )
+        names.append(f"op{i}")
+    return builder.build()
+
+
+def stateful_ancestors(g: Graph, name: str) -> set[str]:
+    """Return the ops with effects that come before `name`, itself included."""
+    records = read(g)
+    seen: set[str] = set()
+    stack = [name]
+    while stack:
+        at = stack.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        for tensor, _ in (*records.ops[at].inputs, *records.ops[at].after):
+            producer = records.producer(tensor)
+            if producer is not None:
+                stack.append(producer.name)
+    return {n for n in seen if records.ops[n].kind == "random"}
+
+
+STEPS = [ConstantFolding(), CommonSubexpressions(), Arithmetic(), Layout(), Fusion()]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
+@given(g=graphs())
+def test_a_step_keeps_what_is_fetched_and_what_has_effects(step: Any, g: Graph) -> None:
+    after = step.apply(g)
+    records, rewritten = read(g), read(after)
+    readers, followers = records.readers(), records.followers()
+    leaves = [name for name in records.ops if not readers[name] and not followers[name]]
+    for leaf in leaves:  # what nobody reads is what a user fetches: it is there, or its equal is
+        if not isinstance(step, CommonSubexpressions):
+            assert leaf in rewritten.ops
+            assert stateful_ancestors(g, leaf) == stateful_ancestors(after, leaf)
+    effects = {name for name, r in records.ops.items() if r.kind == "random"}
+    assert effects == {name for name, r in rewritten.ops.items() if r.kind == "random"}
+    if not isinstance(step, Layout):
+        assert after.flops.sum() <= g.flops.sum() + (len(g) if isinstance(step, Arithmetic) else 0)
+        assert len(after) <= len(g) + (len(g) if isinstance(step, Arithmetic) else 0)
+    again = step.apply(after)
+    assert shape(again) == shape(after)  # a step has nothing left to do after itself
