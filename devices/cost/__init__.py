@@ -4,9 +4,10 @@
 
     roofline.py     peaks, efficiencies, saturation      when nothing was measured
     table.py        measured shapes, and between them    when the shapes were measured
-    gemm.py         tiles and waves of a product    \\
-    attention.py    prefill attention                >   between, and where no table is at hand
-    fitted.py       their parameters for a device   /
+    gemm.py         tiles and waves of a product         where no table is at hand
+    attention.py    prefill attention                    likewise
+    nccl.py         collectives within a node            likewise
+    fitted.py       their parameters for a device
 
 ``docs/costs.md`` tells how far each is off. Importing this package imports numpy and nothing heavier.
 """

@@ -207,6 +207,7 @@ def _compute_ns(z: _Sizes, p: AttentionParameters, sm_count: int) -> FloatArray:
         tokens = np.minimum(tile / packed, s)
         # Keys of a tile: what its rows see, what the mask cuts off within it, and half a block of rounding.
         longest = np.minimum(np.ceil(s / KEY_BLOCK) * KEY_BLOCK, seen + tokens + KEY_BLOCK / 2)
+        longest = np.maximum(KEY_BLOCK, longest)
         mean = np.minimum(longest, np.maximum(KEY_BLOCK, pairs / s + tokens / 2 + KEY_BLOCK / 2))
         mean_ns, longest_ns = (p.tile_ns + keys * tile * row_key_ns / rate for keys in (mean, longest))
         waves = z.batch * z.kv_heads * np.ceil(s * packed / tile) / sm_count

@@ -4,7 +4,7 @@
 
     python -m devices.cost.fit --data DIR --out devices/cost/h200_fit.json
 
-DIR holds the tables that :mod:`devices.cost.measured` reads. For both kinds of op, both splits and every
+DIR holds the tables that :mod:`devices.cost.measured` reads. For each kind of op, both splits and every
 fold, the interpolated table, the model, a fitted roofline and the plain roofline are trained on the other
 folds and predict this one. Then the models are fitted on all shapes, and everything is written to one JSON
 file; the table of errors goes to stdout, progress to stderr. The same data and seed give the same file. (On
@@ -26,14 +26,23 @@ import numpy.typing as npt
 
 from devices.cost.crossval import cross_validate, errors, folds_by
 from devices.cost.fitted import SCHEMA, Region
-from devices.cost.measured import ATTENTION_FILE, GEMM_FILE, attention_table, gemm_table
+from devices.cost.measured import (
+    ATTENTION_FILE,
+    COLLECTIVE_FILE,
+    GEMM_FILE,
+    attention_table,
+    collective_table,
+    gemm_table,
+)
 from devices.cost.parameters import to_mapping
 from devices.cost.predictors import (
     BANDWIDTH_BYTES_PER_S,
+    LINK_BYTES_PER_S,
     PEAK_FLOP_PER_S,
     Problem,
     RooflineParameters,
     attention_problem,
+    collective_problem,
     fit,
     gemm_problem,
     roofline_model,
@@ -133,11 +142,15 @@ def _point(problem: Problem, row: int, predicted_ns: IntArray) -> dict[str, Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m devices.cost.fit", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--data", type=Path, required=True, help=f"folder with {GEMM_FILE} and {ATTENTION_FILE}"
-    )
+    files = ", ".join((GEMM_FILE, ATTENTION_FILE, COLLECTIVE_FILE))
+    parser.add_argument("--data", type=Path, required=True, help=f"folder with {files}")
     parser.add_argument("--out", type=Path, required=True, help="file of fitted values to write")
-    parser.add_argument("--folds", type=int, default=10, help="folds of each split (default: 10)")
+    parser.add_argument(
+        "--folds",
+        type=int,
+        default=10,
+        help="folds of each split (default: 10); the fewer, the likelier that one holds out all of a variant",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of splits and samples (default: 0)")
     given = parser.parse_args(arguments)
     try:
@@ -154,6 +167,7 @@ def _record(data: Path, *, folds: int, seed: int) -> dict[str, Any]:
     problems = [
         gemm_problem(gemm_table(data / GEMM_FILE)),
         attention_problem(attention_table(data / ATTENTION_FILE)),
+        collective_problem(collective_table(data / COLLECTIVE_FILE)),
     ]
     parameters, roofline, found = {}, {}, {}
     for problem in problems:
@@ -162,15 +176,17 @@ def _record(data: Path, *, folds: int, seed: int) -> dict[str, Any]:
         parameters[problem.name] = to_mapping(
             fit(problem.parameters, problem.model_ns, shapes, latency_ns, seed)
         )
-        losses = fit(RooflineParameters, roofline_model(problem), shapes, latency_ns, seed)
-        roofline[problem.table.kind] = dataclasses.asdict(losses.to_kind_efficiency())
+        if problem.bandwidth_bytes_per_s == BANDWIDTH_BYTES_PER_S:  # the device's roof, not that of its links
+            losses = fit(RooflineParameters, roofline_model(problem), shapes, latency_ns, seed)
+            roofline[problem.table.kind] = dataclasses.asdict(losses.to_kind_efficiency())
     return {
         "schema": SCHEMA,
         "device": problems[0].table.device,
         "peaks": {
             "flop_per_s": PEAK_FLOP_PER_S,
             "bandwidth_bytes_per_s": BANDWIDTH_BYTES_PER_S,
-            "source": "NVIDIA H200 data sheet: bf16 without sparsity, HBM3e",
+            "link_bytes_per_s": LINK_BYTES_PER_S,
+            "source": "NVIDIA H200 data sheet: bf16 without sparsity, HBM3e, NVLink in one direction",
         },
         "data": {
             problem.name: {**problem.table.provenance, "shapes": len(problem.table)} for problem in problems
@@ -182,7 +198,7 @@ def _record(data: Path, *, folds: int, seed: int) -> dict[str, Any]:
             "loss": "mean |log(predicted / measured)| over at most 3000 shapes of the training folds",
             "splits": {
                 "shape": "shapes are dealt to folds at random",
-                "layer": "all shapes of a layer (n, k; head configuration) are in one fold",
+                "layer": "all shapes of a layer (n, k; head configuration; collective and ranks) in one fold",
             },
         },
         "parameters": parameters,

@@ -1,8 +1,9 @@
 """Read the measured H200 tables of ai-dynamo/aiconfigurator into cost tables.
 
 The files (CSV, compressed) are other people's and stay where they are; what this project ships are
-parameters fitted to them (:mod:`devices.cost.fit`). Both have a header, one row a shape, and the latency in
-microseconds with three decimals, so that whole nanoseconds lose nothing.
+parameters fitted to them (:mod:`devices.cost.fit`). They have a header and one row a shape. Kernels have
+their latency in microseconds with three decimals, so that whole nanoseconds lose nothing; collectives have it
+in milliseconds.
 """
 
 from __future__ import annotations
@@ -16,17 +17,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from devices.cost.nccl import COLLECTIVES
 from devices.cost.table import Axis, CostTable
 from sim.errors import InputError
 
-__all__ = ["ATTENTION_FILE", "GEMM_FILE", "attention_axes", "attention_table", "gemm_table", "read_columns"]
+__all__ = [
+    "ATTENTION_FILE",
+    "COLLECTIVE_FILE",
+    "GEMM_FILE",
+    "attention_axes",
+    "attention_table",
+    "collective_table",
+    "gemm_table",
+    "read_columns",
+]
 
 IntArray = npt.NDArray[np.int64]
 
 GEMM_FILE = "gemm_bf16.csv.gz"
 ATTENTION_FILE = "context_attention_bf16.csv.gz"
+COLLECTIVE_FILE = "nccl_2.29.2.csv.gz"
 _GEMM_COLUMNS = ("m", "n", "k")
 _ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size")
+_COLLECTIVE_COLUMNS = (
+    *("framework", "version", "device", "op_name", "kernel_source", "nccl_dtype"),
+    *("num_gpus", "message_size", "latency"),
+)
 _SOURCE = "github.com/ai-dynamo/aiconfigurator (Apache-2.0), systems data for h200_sxm"
 
 
@@ -38,16 +54,23 @@ def read_columns(path: str | Path, columns: tuple[str, ...]) -> tuple[IntArray, 
     InputError
         The file cannot be read, or its header or a row is not as expected.
     """
-    source = Path(path)
+    rows = _read_rows(path, (*columns, "latency_us"))
     try:
-        with gzip.open(source, "rt", newline="", encoding="utf-8") as text:
-            header, *rows = csv.reader(text)
-        if tuple(header) != (*columns, "latency_us"):
-            raise InputError(f"{source}: the columns are {header}; expected {[*columns, 'latency_us']}")
         numbers = np.array(rows, dtype=float)
-    except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{source}: cannot be read as a table of latencies: {error}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: a row is not all numbers: {error}") from error
     return numbers[:, :-1].astype(np.int64), np.floor(numbers[:, -1] * 1000 + 0.5).astype(np.int64)
+
+
+def _read_rows(path: str | Path, columns: tuple[str, ...]) -> list[list[str]]:
+    try:
+        with gzip.open(path, "rt", newline="", encoding="utf-8") as text:
+            header, *rows = csv.reader(text)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as a table of latencies: {error}") from error
+    if tuple(header) != columns:
+        raise InputError(f"{path}: the columns are {header}; expected {list(columns)}")
+    return rows
 
 
 def provenance(path: str | Path, measured: str) -> dict[str, Any]:
@@ -95,6 +118,30 @@ def attention_table(path: str | Path) -> CostTable:
         np.column_stack([*sizes.values(), latency_ns]),
         provenance(path, "prefill attention in bf16, causal, appending to the cache"),
         neighbours=40,
+    )
+
+
+def collective_table(path: str | Path) -> CostTable:
+    """Return the table of collectives among 2, 4 and 8 GPUs, with axes collective, ranks and nbytes.
+
+    Only the rows in fp16 are taken: those in int8 are the same transfers without reductions in the switch.
+    The column ``message_size`` counts elements: what fp16 takes at a size, int8 takes at twice the size.
+    """
+    rows = _read_rows(path, _COLLECTIVE_COLUMNS)
+    try:
+        taken = [
+            (COLLECTIVES.index(row[3]), int(row[6]), 2 * int(row[7]), int(float(row[8]) * 1e6 + 0.5))
+            for row in rows
+            if row[5] == "half"
+        ]
+    except (ValueError, IndexError) as error:
+        raise InputError(f"{path}: a row is no collective with ranks, size and latency: {error}") from error
+    return CostTable.from_rows(
+        "NVIDIA H200",
+        "collective",
+        [Axis("collective", "exact"), Axis("ranks"), Axis("nbytes")],
+        taken,
+        provenance(path, "NCCL 2.29.2 in fp16 among GPUs of one node"),
     )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
 from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.nccl import COLLECTIVES, NcclParameters, collective_ns
 from devices.cost.optimise import minimise_in_box
 from devices.cost.parameters import from_vector, parameter, ranges
 from devices.cost.roofline import KindEfficiency, roofline_ns
@@ -24,10 +25,12 @@ from devices.cost.table import CostTable, ExtrapolationWarning
 
 __all__ = [
     "BANDWIDTH_BYTES_PER_S",
+    "LINK_BYTES_PER_S",
     "PEAK_FLOP_PER_S",
     "Problem",
     "RooflineParameters",
     "attention_problem",
+    "collective_problem",
     "fit",
     "gemm_problem",
     "trainers",
@@ -42,6 +45,8 @@ PEAK_FLOP_PER_S = 989_400_000_000_000
 """bf16 on tensor cores without sparsity; NVIDIA H200 data sheet (1,979 TFLOP/s with)."""
 BANDWIDTH_BYTES_PER_S = 4_800_000_000_000
 """HBM3e; NVIDIA H200 data sheet."""
+LINK_BYTES_PER_S = 450_000_000_000
+"""NVLink in one direction; NVIDIA H200 data sheet (900 GB/s in both)."""
 _SAMPLE = 3000  # shapes that a fit looks at: more change the parameters by less than the folds differ
 _RESTARTS, _ITERATIONS = 3, 250
 
@@ -85,6 +90,8 @@ class Problem:
         From shapes and parameters to durations.
     work : callable
         From shapes to flops and bytes, the least that the op must do and move.
+    bandwidth_bytes_per_s : int
+        Of what moves the bytes.
     """
 
     name: str
@@ -93,6 +100,7 @@ class Problem:
     parameters: type[Any]
     model_ns: Callable[[IntArray, Any], IntArray]
     work: Callable[[IntArray], tuple[IntArray, IntArray]]
+    bandwidth_bytes_per_s: int = BANDWIDTH_BYTES_PER_S
 
 
 def _gemm_model(shapes: IntArray, parameters: GemmParameters) -> IntArray:
@@ -122,6 +130,21 @@ def _attention_work(shapes: IntArray) -> tuple[IntArray, IntArray]:
     return flops, 4 * batch * seq_len * (heads + kv_heads) * head_dim
 
 
+def _collective_model(shapes: IntArray, parameters: NcclParameters) -> IntArray:
+    duration = np.empty(len(shapes), np.int64)
+    for number, name in enumerate(COLLECTIVES):
+        rows = shapes[:, 0] == number
+        duration[rows] = collective_ns(name, shapes[rows, 1], shapes[rows, 2], parameters)
+    return duration
+
+
+def _collective_work(shapes: IntArray) -> tuple[IntArray, IntArray]:
+    """No arithmetic; what a rank must send: its share of the others' data, twice for a ring's all-reduce."""
+    number, ranks, nbytes = shapes.T
+    rounds = np.where(number == COLLECTIVES.index("all_reduce"), 2, 1)
+    return np.zeros_like(nbytes), rounds * (ranks - 1) * nbytes // ranks
+
+
 def gemm_problem(table: CostTable) -> Problem:
     """Return matrix products; a layer is a weight matrix n x k."""
     return Problem("gemm", table, (1, 2), GemmParameters, _gemm_model, _gemm_work)
@@ -130,6 +153,13 @@ def gemm_problem(table: CostTable) -> Problem:
 def attention_problem(table: CostTable) -> Problem:
     """Return prefill attention; a layer is a head configuration."""
     return Problem("attention", table, (2, 3, 4, 5), AttentionParameters, _attention_model, _attention_work)
+
+
+def collective_problem(table: CostTable) -> Problem:
+    """Return collectives of one node; a layer is a collective with a number of ranks."""
+    return Problem(
+        "collective", table, (0, 1), NcclParameters, _collective_model, _collective_work, LINK_BYTES_PER_S
+    )
 
 
 def fit(
@@ -200,6 +230,6 @@ def _roofline(problem: Problem, shapes: IntArray, known: KindEfficiency) -> IntA
         flops,
         nbytes,
         peak_flop_per_s=PEAK_FLOP_PER_S,
-        bandwidth_bytes_per_s=BANDWIDTH_BYTES_PER_S,
+        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s,
         **dataclasses.asdict(known),
     )

@@ -92,11 +92,11 @@ def renewed(text: str, record: Mapping[str, Any]) -> str:
         A table is not marked in the page.
     """
     for name, table in _TABLES.items():
-        begin, end = f"<!-- begin {name} -->\n", f"\n<!-- end {name} -->"
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         if not marked.search(text):
             raise InputError(f"the page has no lines '<!-- begin {name} -->' and '<!-- end {name} -->'")
-        whole = f"{begin}\n{table(record)}\n{end}"
+        whole = f"{begin}\n{table(record)}\n\n{end}"
         text = marked.sub(lambda _, whole=whole: whole, text)  # type: ignore[misc]
     return text
 

@@ -1,0 +1,122 @@
+"""Rooflines: the textbook's numbers, exactly, and rational arithmetic as the judge of everything else."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.cost.roofline import KindEfficiency, Roofline, roofline_ns
+from sim.errors import InputError
+
+SIZES = st.integers(0, 10**15)
+RATES = st.integers(10**9, 10**16)  # at worst 10^15 / 10^9 s / 0.001 = 10^18 ns
+EFFICIENCIES = st.integers(1, 1000).map(lambda thousandths: thousandths / 1000)
+
+
+def half_up(value: Fraction) -> int:
+    return (2 * value.numerator + value.denominator) // (2 * value.denominator)
+
+
+def test_the_ridge_separates_arithmetic_from_memory() -> None:
+    # 1 TFLOP/s and 100 GB/s meet at 10 flop/byte. 1e9 flop take 1 ms; 1e8 bytes take 1 ms as well.
+    device = {"peak_flop_per_s": 10**12, "bandwidth_bytes_per_s": 10**11}
+    flops = np.array([10**9, 10**9, 10**9])
+    nbytes = np.array([10**7, 10**8, 10**9])
+    assert roofline_ns(flops, nbytes, **device).tolist() == [10**6, 10**6, 10**7]
+
+
+def test_without_parameters_everything_is_free() -> None:
+    assert roofline_ns([10**18, 0], [10**18, 5]).tolist() == [0, 0]
+
+
+def test_halves_round_up_once() -> None:
+    # 2 flop/ns: 1 flop is 0.5 ns, 2 are 1 ns, 3 are 1.5 ns. The overhead comes after, whole.
+    assert roofline_ns([0, 1, 2, 3], 0, peak_flop_per_s=2 * 10**9, overhead_ns=7).tolist() == [7, 8, 8, 9]
+
+
+def test_efficiency_is_the_decimal_that_was_written() -> None:
+    # At 70 % of 1 flop/ns, 7 flop take exactly 10 ns and 0.35 flop-halves never appear.
+    assert roofline_ns(7 * 10**14, 0, peak_flop_per_s=10**9, efficiency=0.7) == 10**15
+    assert roofline_ns(0, 3, bandwidth_bytes_per_s=10**9, memory_efficiency=0.3) == 10
+
+
+def test_half_of_the_rate_is_reached_at_the_half_size() -> None:
+    # Hockney: t = (x + n_half) / r. At x = n_half it takes twice the ideal; an op without flops pays nothing.
+    took = roofline_ns([0, 1000, 9000], 0, peak_flop_per_s=10**9, half_flops=1000)
+    assert took.tolist() == [0, 2000, 10000]
+    assert roofline_ns(0, 1000, bandwidth_bytes_per_s=10**9, half_bytes=1000) == 2000
+
+
+@given(SIZES, SIZES, RATES, RATES, EFFICIENCIES, EFFICIENCIES, st.integers(0, 10**9), st.integers(0, 10**9))
+def test_agrees_with_rational_arithmetic(
+    flops: int,
+    nbytes: int,
+    peak: int,
+    bandwidth: int,
+    efficiency: float,
+    memory: float,
+    half: int,
+    overhead: int,
+) -> None:
+    found = roofline_ns(
+        flops,
+        nbytes,
+        peak_flop_per_s=peak,
+        bandwidth_bytes_per_s=bandwidth,
+        efficiency=efficiency,
+        memory_efficiency=memory,
+        half_flops=half,
+        overhead_ns=overhead,
+    )
+    compute = Fraction((flops + half) * 10**9) / (peak * Fraction(str(efficiency))) if flops else Fraction(0)
+    move = Fraction(nbytes * 10**9) / (bandwidth * Fraction(str(memory)))
+    assert int(found) == half_up(max(compute, move)) + overhead
+
+
+@given(st.lists(SIZES, min_size=1, max_size=20), RATES)
+def test_an_array_is_its_elements(flops: list[int], peak: int) -> None:
+    together = roofline_ns(flops, 0, peak_flop_per_s=peak)
+    assert together.dtype == np.int64
+    assert together.tolist() == [int(roofline_ns(one, 0, peak_flop_per_s=peak)) for one in flops]
+
+
+def test_kinds_have_their_own_losses() -> None:
+    device = Roofline(
+        peak_flop_per_s=10**12,
+        bandwidth_bytes_per_s=10**12,
+        by_kind={"matmul": KindEfficiency(efficiency=0.5), "add": KindEfficiency(overhead_ns=3)},
+        default=KindEfficiency(memory_efficiency=0.1),
+    )
+    took = device.durations_ns([1000, 1000, 1000, 1000], 1000, ["add", "matmul", "unheard-of", "add"])
+    assert took.tolist() == [4, 2, 10, 4]
+    assert device.durations_ns(1000, 1000, "matmul") == 2
+    assert device.durations_ns([1000], [1000]).tolist() == [10]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"flops": -1, "nbytes": 0}, "not negative"),
+        ({"flops": 1.5, "nbytes": 0}, "whole"),
+        ({"flops": 1, "nbytes": 0, "peak_flop_per_s": 0}, "positive"),
+        ({"flops": 1, "nbytes": 0, "efficiency": 0.0}, "efficiency"),
+        ({"flops": 1, "nbytes": 0, "memory_efficiency": 1.5}, "efficiency"),
+        ({"flops": 1, "nbytes": 0, "half_flops": -1}, "half size"),
+        ({"flops": 1, "nbytes": 0, "overhead_ns": -1}, "overhead"),
+        ({"flops": 2**62, "nbytes": 0, "peak_flop_per_s": 1}, "292 years"),
+        ({"flops": 2**62, "nbytes": 0, "half_flops": 2**62, "peak_flop_per_s": 1}, "64 bits"),
+        ({"flops": 2**62, "nbytes": 0, "peak_flop_per_s": 10**9, "overhead_ns": 2**62}, "64 bits"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, float], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        roofline_ns(**arguments)  # type: ignore[arg-type]
+
+
+def test_as_many_kinds_as_ops() -> None:
+    with pytest.raises(InputError, match="2 kinds"):
+        Roofline().durations_ns([1, 2, 3], [0, 0, 0], ["a", "b"])

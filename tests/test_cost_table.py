@@ -1,0 +1,241 @@
+"""Measured tables: exact where measured, a power law between, a warning outside, none between variants."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.cost.kriging import interpolate, nearest_rows
+from devices.cost.table import Axis, CostTable, ExtrapolationWarning
+from devices.cost.table_file import load_table, save_table
+from sim.errors import InputError, UnknownNameError
+
+LINE = [(2**i, 1000 * 3**i) for i in range(6)]
+
+
+def table(rows: list[tuple[int, ...]], *axes: Axis, noise: float = 0.0) -> CostTable:
+    return CostTable.from_rows("toy", "op", axes, rows, {"source": "made up"}, noise=noise)
+
+
+def test_in_one_dimension_it_is_linear_interpolation_of_logarithms() -> None:
+    sizes, latencies = [1, 5, 7, 40, 300], [900, 1000, 5000, 4000, 90000]
+    measured = table(list(zip(sizes, latencies, strict=True)), Axis("x"))
+    asked = np.arange(1, 301)
+    textbook = np.exp(np.interp(np.log(asked), np.log(sizes), np.log(latencies)))
+    assert np.abs(measured.lookup(x=asked) - textbook).max() <= 0.501
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)),
+        st.integers(1, 10**12),
+        min_size=1,
+        max_size=60,
+    ),
+    st.sampled_from([0.0, 0.2]),
+)
+@settings(max_examples=50)
+def test_measured_shapes_are_exact(rows: dict[tuple[int, int], int], noise: float) -> None:
+    measured = table(
+        [(*shape, ns) for shape, ns in rows.items()], Axis("a", granule=16), Axis("b"), noise=noise
+    )
+    for (a, b), latency_ns in rows.items():
+        assert measured.lookup(a=a, b=b) == latency_ns
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_power_law_is_reproduced_even_where_the_grid_has_holes(noise: float) -> None:
+    # latency = 7 * a^2 * b: linear in logarithms, which every choice of neighbours must give back.
+    grid = [(2**i, 3**j) for i in range(5) for j in range(5) if (i, j) not in {(2, 2), (3, 1)}]
+    measured = table([(a, b, 7 * a * a * b) for a, b in grid], Axis("a"), Axis("b"), noise=noise)
+    for a, b in [(4, 9), (8, 3), (5, 20), (15, 70)]:
+        assert measured.lookup(a=a, b=b) == pytest.approx(7 * a * a * b, rel=1e-6, abs=0.5)
+
+
+def test_outside_it_goes_on_and_says_so() -> None:
+    measured = table(LINE, Axis("x"))
+    with pytest.warns(ExtrapolationWarning, match=r"x=64.*x 1 to 32.*slope") as caught:
+        beyond = measured.lookup(x=64)
+    assert beyond == pytest.approx(1000 * 3**6, rel=1e-6)
+    assert caught[0].filename == __file__  # it points at the caller, not into the library
+
+
+def test_inside_it_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert table(LINE, Axis("x")).lookup(x=[1, 3, 32]).tolist()[::2] == [1000, 243000]  # type: ignore[union-attr]
+
+
+def test_a_hole_larger_than_the_neighbourhood_is_outside_too() -> None:
+    # Thirty shapes crowd at 1 to 30, one lies at 10^6. Between them, the nearest 24 are all below.
+    measured = table([*((x, x) for x in range(1, 31)), (10**6, 10**6)], Axis("x"))
+    with pytest.warns(ExtrapolationWarning):
+        measured.lookup(x=100)
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    rows = [(a, b, a * b + (a * 7919 + b * 104729) % 50) for a in (1, 2, 4, 8, 9) for b in (1, 3, 10, 30, 31)]
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    ask = {"a": np.arange(1, 10), "b": 17}
+    one, other = (table(given, Axis("a"), Axis("b")).lookup(**ask) for given in (rows, shuffled))  # type: ignore[arg-type]
+    assert np.array_equal(one, other)
+
+
+def test_repeated_shapes_have_their_median() -> None:
+    assert table([(8, 30), (8, 10), (8, 11), (4, 5), (4, 6)], Axis("x")).lookup(x=[8, 4]).tolist() == [11, 6]  # type: ignore[union-attr]
+
+
+def test_padding_makes_sizes_of_one_tile_equal() -> None:
+    # 1 to 16 rows are one tile: what was measured at 16 holds at 9, and not the mean of 8 and 16.
+    padded = table([(16, 100), (32, 200), (64, 400)], Axis("m", granule=16))
+    assert padded.lookup(m=9) == 100
+    assert padded.lookup(m=17) == 200
+
+
+def test_one_point_is_all_there_is_to_say() -> None:
+    only = table([(8, 8, 100)], Axis("a"), Axis("b"))
+    assert only.lookup(a=8, b=8) == 100
+    with pytest.warns(ExtrapolationWarning):
+        assert only.lookup(a=16, b=8) == 100
+
+
+def test_variants_are_apart() -> None:
+    measured = table(
+        [(1, 64, 10), (4, 64, 20), (1, 128, 1000), (4, 128, 2000)], Axis("x"), Axis("dim", "exact")
+    )
+    assert measured.lookup(x=2, dim=64) == 14
+    assert measured.lookup(x=2, dim=128) == 1414
+    with pytest.raises(InputError, match=r"dim=96.*dim=64; dim=128"):
+        measured.lookup(x=2, dim=96)
+
+
+def test_only_variants_need_no_interpolation() -> None:
+    named = table([(1, 10), (2, 20)], Axis("mode", "exact"))
+    assert named.lookup(mode=2) == 20
+    with pytest.raises(InputError, match="mode=3"):
+        named.lookup(mode=3)
+
+
+def test_arguments_broadcast() -> None:
+    measured = table([(a, b, a * b) for a in (1, 2, 4) for b in (1, 10)], Axis("a"), Axis("b"))
+    assert measured.lookup(a=[[1], [4]], b=[1, 10]).tolist() == [[1, 10], [4, 40]]  # type: ignore[union-attr]
+    assert isinstance(measured.lookup(a=1, b=1), int)
+    assert measured.lookup(a=np.array([], dtype=np.int64), b=1).shape == (0,)  # type: ignore[union-attr]
+
+
+def test_lookups_that_make_no_sense_are_refused() -> None:
+    measured = table(LINE, Axis("nbytes"))
+    with pytest.raises(UnknownNameError, match=r"did you mean 'nbytes'"):
+        measured.lookup(bytes=3)
+    with pytest.raises(InputError, match="missing: nbytes"):
+        measured.lookup()
+    with pytest.raises(InputError, match="positive"):
+        measured.lookup(nbytes=0)
+    with pytest.raises(InputError, match="whole"):
+        measured.lookup(nbytes=1.5)
+    with pytest.raises(InputError, match="292 years"):
+        measured.lookup(nbytes=2**62)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "rows"),
+        ([(1, 2, 3)], "shape"),
+        ([(1, 2), (3,)], "different lengths"),
+        ([(1.5, 2)], "whole"),
+        ([(0, 2)], "x = 0"),
+        ([(4, 0)], "latency_ns = 0"),
+    ],
+)
+def test_tables_that_make_no_sense_are_refused(rows: list[tuple[int, ...]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        table(rows, Axis("x"))
+
+
+def test_axes_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InputError, match="distinct"):
+        table([(1, 2, 3)], Axis("x"), Axis("x"))
+    with pytest.raises(InputError, match="'log' or 'exact'"):
+        Axis("x", "linear")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="weight"):
+        Axis("x", weight=0)
+    with pytest.raises(InputError, match="granule"):
+        Axis("x", granule=0)
+
+
+@pytest.mark.parametrize("name", ["table.json", "table.json.gz"])
+def test_a_file_holds_all_of_a_table(tmp_path: Path, name: str) -> None:
+    rows = [(a, v, 100 * a + v) for a in (1, 2, 5) for v in (0, 7)]
+    axes = Axis("a", weight=0.5, granule=2), Axis("v", "exact")
+    measured = CostTable.from_rows("toy", "op", axes, rows, {"source": "made up"}, neighbours=5, noise=0.1)
+    save_table(measured, tmp_path / name)
+    again = load_table(tmp_path / name)
+    assert np.array_equal(again.shapes, measured.shapes)
+    assert np.array_equal(again.latency_ns, measured.latency_ns)
+    assert (again.axes, again.neighbours, again.noise) == (axes, 5, 0.1)
+    assert (again.device, again.kind, again.provenance) == ("toy", "op", {"source": "made up"})
+    save_table(again, tmp_path / f"again-{name}")
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "sim.cost_table/2"}, "schema"),
+        ({"unit": "us"}, "'unit' must be 'ns'"),
+        ({"axis": []}, "unknown keys axis"),
+        ({"axes": [{"nam": "x"}]}, "malformed"),
+        ({"rows": [[1, 2, 3]]}, "shape"),
+        ({"provenance": None}, None),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(
+    tmp_path: Path, change: dict[str, object], said: str | None
+) -> None:
+    path = tmp_path / "t.json"
+    save_table(table(LINE, Axis("x")), path)
+    data = {**json.loads(path.read_text()), **change}
+    if said is None:  # a missing key rather than a wrong value
+        del data["provenance"]
+        said = "'provenance' is missing"
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match=said) as caught:
+        load_table(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.json"):
+        load_table(tmp_path / "none.json")
+    (tmp_path / "text.json").write_text("[1, 2")
+    with pytest.raises(InputError, match=r"text\.json"):
+        load_table(tmp_path / "text.json")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(InputError, match="found 'list'"):
+        load_table(tmp_path / "list.json")
+
+
+def test_neighbours_at_equal_distance_are_taken_in_row_order() -> None:
+    square = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0], [0.0, 0.1]])
+    assert nearest_rows(square, np.zeros((1, 2)), 3).tolist() == [[0, 1, 4]]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=40, unique=True
+    ),
+    st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.floats(-5, 5)),
+    st.floats(-10, 10),
+)
+def test_a_constant_is_reproduced_everywhere(
+    points: list[tuple[float, float, float]], query: tuple[float, float, float], constant: float
+) -> None:
+    estimate, _ = interpolate(np.array(points), np.full(len(points), constant), np.array([query]), noise=0.1)
+    assert estimate[0] == pytest.approx(constant, abs=1e-9)
