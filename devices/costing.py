@@ -184,9 +184,9 @@ class TableCost:
 class FittedCost:
     """Matrix products and attention by models fitted to measurements; other ops are unknown to it.
 
-    A ``matmul`` or ``gemm`` needs the attributes ``m``, ``n`` and ``k``; an ``attention`` needs ``batch``, ``seq_len``,
-    ``heads``, ``kv_heads`` and ``head_dim``. The models were fitted to 16-bit floats: an op of another data
-    type is unknown.
+    A ``matmul`` or ``gemm`` needs the attributes ``m``, ``n`` and ``k``; an ``attention`` needs ``batch``,
+    ``seq_len``, ``heads``, ``kv_heads`` and ``head_dim``. The models were fitted to 16-bit floats: an op of
+    another data type is unknown.
 
     Attributes
     ----------

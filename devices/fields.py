@@ -259,7 +259,7 @@ _DEVICE = [
     Field("use_sms", "positive count", "use only so many of them; peak is cut in proportion", _GPU),
     Field("sm_fraction", "fraction", "use only this part of them", _GPU),
     Field("partitions", "counts by name", "split the SMs: SMs of each partition (green contexts)", _GPU),
-    Field("stream_partitions", "words", "partition of each stream; default stream i in partition i", _GPU),
+    Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
     Field("max_resident", "positive count", "kernels resident at once; default 128", _GPU),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", _GPU),

@@ -20,7 +20,8 @@ from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
-from sim.errors import InputError
+from devices.processor.gpu import SharedSMs
+from sim.errors import InputError, UnknownNameError
 from sim.model import Device
 
 __all__ = ["build"]
@@ -48,15 +49,50 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     1000
     """
     used, share = _sms_in_use(name, values)
-    values = {**values, "sms_in_use": used}
+    streams = values.get("streams", 1)
     sharing = values.get("sharing", "none")
     if sharing not in ("none", "sm", "sm+dram"):
         raise InputError(f"{name}.sharing: a GPU shares none, sm or sm+dram, not {sharing!r}")
+    for key in ("partitions", "stream_partitions", "stream_priorities", "max_resident"):
+        if key in values and sharing == "none":
+            raise InputError(f"{name}.{key}: it takes effect only with sharing: sm, or sm+dram")
+    if sharing != "none" and used is None:
+        raise InputError(f"{name}.sharing: kernels share SMs, and sms does not say how many there are")
+    if sharing == "sm+dram" and values.get("bandwidth") is None:
+        raise InputError(f"{name}.sharing: kernels share the memory's bandwidth, which is not given")
+    if len(values.get("stream_priorities", ())) > streams:
+        raise InputError(f"{name}.stream_priorities: there are only {streams} streams")
+    values = {**values, "sms_in_use": used, **_partitions(name, values, used, streams)}
     return Device(
         **common_arguments(name, values),
-        streams=values.get("streams", 1),
+        streams=streams,
         cost=make_cost(values, name, peak_share=share, directory=directory),
+        processor=None if sharing == "none" else SharedSMs,
     )
+
+
+def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams: int) -> dict[str, list[int]]:
+    """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
+    partitions: Mapping[str, int] = values.get("partitions", {})
+    if not partitions:
+        if "stream_partitions" in values:
+            raise InputError(f"{name}.stream_partitions: there are no partitions")
+        return {}
+    total, step = sum(partitions.values()), values.get("partition_step", 1)
+    if used is not None and total > used:
+        raise InputError(f"{name}.partitions: {total} SMs are asked for and there are {used}")
+    for i, (partition, sms) in enumerate(partitions.items()):
+        rest = i == len(partitions) - 1 and total == used  # the last may take what the others leave
+        if sms % step and not rest:
+            raise InputError(f"{name}.partitions.{partition}: {sms} SMs are no multiple of {step}")
+    names = list(partitions)
+    given = values.get("stream_partitions") or [names[s % len(names)] for s in range(streams)]
+    if len(given) != streams:
+        raise InputError(f"{name}.stream_partitions: {len(given)} partitions for {streams} streams")
+    for partition in given:
+        if partition not in partitions:
+            raise UnknownNameError(f"partition of {name}", partition, names)
+    return {"partition_sms": list(partitions.values()), "partition_of": [names.index(p) for p in given]}
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:

@@ -51,7 +51,7 @@ class CorePool:
         """Take the task's cores and return its duration, or `WAIT` behind those who came before."""
         need = self._needs.get(task.op, self._default)
         waiting = self._waiting
-        waiting[task.id] = None  # keeps the place of one that waits already
+        waiting[task.id] = None  # one that waits already keeps its place
         if next(iter(waiting)) != task.id or need > self._free:
             return WAIT
         del waiting[task.id]

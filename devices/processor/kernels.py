@@ -1,0 +1,234 @@
+"""A kernel on a GPU: how many SMs it could use, and how its thread blocks come and go.
+
+An SM runs as many blocks of a kernel at a time as fit on it (its *occupancy*), so blocks are counted by the
+SM-full: ``loads = ceil(blocks / blocks_per_sm)``. A load occupies one SM for one *block time*; all loads of a
+kernel take equally long. A kernel that is alone on S SMs needs ``waves = ceil(loads / S)`` of them, so the
+block time follows from the time that the kernel takes alone: ``duration / waves``::
+
+    duration 20, 6 loads on 4 SMs, 2 waves, block time 10
+
+    SM 0  [ load 0 ][ load 4 ]
+    SM 1  [ load 1 ][ load 5 ]
+    SM 2  [ load 2 ]               <- the tail: free for somebody else from 10 on
+    SM 3  [ load 3 ]
+
+This is the model behind *wave quantisation* (NVIDIA, *Matrix Multiplication Background User's Guide*,
+section 3). Real blocks of one kernel differ in length, and blocks of two kernels may live on one SM; neither
+is modelled.
+
+The clock of a kernel
+---------------------
+Everything inside a kernel happens in its own time `v`, in which a load takes exactly ``duration_ns`` units
+and which advances by ``waves`` units a ns, or by less when memory bandwidth is short. So block boundaries
+are exact although they seldom fall on whole ns. Loads that were dispatched together are a *cohort*. While a
+kernel has loads left and is the one that is served, each cohort that ends is followed by an equal one at
+once; how many have come and gone is computed when somebody asks, not simulated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from devices.network.maxmin import Rate
+from sim.errors import InputError
+from sim.model import Task
+
+__all__ = ["Demand", "Kernel", "demand"]
+
+
+class Demand(NamedTuple):
+    """What one op asks of a GPU.
+
+    Attributes
+    ----------
+    loads : int
+        Blocks, counted by the SM-full.
+    waves : int
+        Rounds that they need on the whole device.
+    load_bytes_per_s : int
+        DRAM bandwidth that one load draws while it runs at full speed.
+    """
+
+    loads: int
+    waves: int
+    load_bytes_per_s: int
+
+
+def demand(
+    attributes: Mapping[str, Any],
+    duration_ns: int,
+    *,
+    sms: int,
+    blocks_per_sm: int = 1,
+    dram_bytes: int = 0,
+    bandwidth_bytes_per_s: int | None = None,
+    what: str = "op",
+) -> Demand:
+    """Return what an op asks of a GPU with `sms` SMs.
+
+    Parameters
+    ----------
+    attributes : mapping
+        Of the op: ``grid`` (blocks, a number or up to three) with ``blocks_per_sm``, or ``sms``, or
+        ``sm_fraction``; without any of them the op fills the device for one wave. ``dram_bytes`` in place of
+        the parameter.
+    duration_ns : int
+        How long it takes alone on the device.
+    sms, blocks_per_sm : int
+        SMs of the device, and occupancy where the op does not give its own.
+    dram_bytes : int
+        What it reads from and writes to DRAM.
+    bandwidth_bytes_per_s : int, optional
+        Of the DRAM. Alone, an op cannot have drawn more: what exceeds it must have come from a cache.
+    what : str
+        The op, for messages.
+
+    Raises
+    ------
+    InputError
+        An attribute that is no positive number.
+
+    Examples
+    --------
+    >>> demand({"grid": [16, 12], "blocks_per_sm": 2}, 1000, sms=64)
+    Demand(loads=96, waves=2, load_bytes_per_s=0)
+    """
+    if "grid" in attributes:
+        grid = attributes["grid"]
+        blocks = prod(
+            _count(n, f"{what}: grid")
+            for n in (grid if isinstance(grid, Sequence) and not isinstance(grid, str) else [grid])
+        )
+        loads = -(-blocks // _count(attributes.get("blocks_per_sm", blocks_per_sm), f"{what}: blocks_per_sm"))
+    elif "sms" in attributes:
+        loads = min(sms, _count(attributes["sms"], f"{what}: sms"))
+    elif "sm_fraction" in attributes:
+        fraction = attributes["sm_fraction"]
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
+            raise InputError(f"{what}: the attribute sm_fraction must be in (0, 1], found {fraction!r}")
+        loads = ceil(Fraction(repr(fraction)) * sms)
+    else:
+        loads = sms
+    waves = -(-loads // sms)
+    if bandwidth_bytes_per_s is None or not duration_ns:
+        return Demand(loads, waves, 0)
+    nbytes = attributes.get("dram_bytes", dram_bytes)
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+        raise InputError(
+            f"{what}: the attribute dram_bytes must be a whole number of bytes, found {nbytes!r}"
+        )
+    # bytes of a load / block time, in whole bytes/s; what all that run together draw fits into the bandwidth.
+    drawn = (2 * nbytes * waves * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
+    return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
+
+
+def _count(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{what} must be a whole number of at least 1, found {value!r}")
+    return value
+
+
+class Kernel:
+    """One execution of an op: loads not yet dispatched, and cohorts of running ones.
+
+    Attributes
+    ----------
+    task : Task
+    rank : tuple of int
+        Who is served first: the lower.
+    partition : int
+    left, running : int
+        Loads that are not dispatched yet, and that run now.
+    load_bytes_per_s : int
+        See `Demand`.
+    waves : int
+        Units of the kernel's time a ns at full speed.
+    served : bool
+        Whether its own ending loads are replaced by its next ones at once.
+    resident : bool
+        Whether a load of it has been dispatched.
+    speed : int or Fraction
+        Units of its time a ns now.
+    """
+
+    __slots__ = (
+        "_cohorts", "_duration", "_since_ns", "_v", "left", "load_bytes_per_s", "partition", "rank",
+        "resident", "running", "served", "speed", "task", "waves",
+    )  # fmt: skip
+
+    def __init__(
+        self, task: Task, asked: Demand, duration_ns: int, rank: tuple[int, int], partition: int, now_ns: int
+    ) -> None:
+        self.task, self.rank, self.partition = task, rank, partition
+        self.left, self.waves, self.load_bytes_per_s = asked
+        self.running = 0
+        self.served = self.resident = False
+        self.speed: Rate = self.waves
+        self._duration = duration_ns
+        self._v: Rate = 0
+        self._since_ns = now_ns
+        self._cohorts: deque[tuple[Rate, int]] = deque()  # (end, loads), earliest end first
+
+    def take(self, loads: int) -> None:
+        """Dispatch so many loads now."""
+        self.left -= loads
+        self.running += loads
+        self._cohorts.append((self._v + self._duration, loads))
+
+    def advance(self, now_ns: int) -> int:
+        """Bring the kernel up to date; return how many SMs it has left since the last time."""
+        self._v += self.speed * (now_ns - self._since_ns)
+        self._since_ns = now_ns
+        cohorts, v, length = self._cohorts, self._v, self._duration
+        if not cohorts or cohorts[0][0] > v:
+            return 0
+        if self.served and self.left >= self.running and cohorts[-1][0] <= v:
+            # Whole rounds, in which every cohort was replaced by an equal one.
+            rounds = min(int((v - cohorts[-1][0]) // length) + 1, self.left // self.running)
+            self.left -= rounds * self.running
+            self._cohorts = cohorts = deque((end + rounds * length, loads) for end, loads in cohorts)
+        freed = 0
+        while cohorts and cohorts[0][0] <= v:
+            end, loads = cohorts.popleft()
+            again = min(loads, self.left) if self.served else 0
+            if again:
+                self.left -= again
+                cohorts.append((end + length, again))
+            freed += loads - again
+        self.running -= freed
+        return freed
+
+    def next_ns(self, now_ns: int, *, only_end: bool) -> int | None:
+        """Return when something happens next that matters to others; None: nothing by itself.
+
+        Parameters
+        ----------
+        now_ns : int
+            Up to which the kernel was brought.
+        only_end : bool
+            Whether nothing matters to others but the end of the whole kernel.
+        """
+        if not self._cohorts:
+            return None
+        if self.left and self.served:
+            at: Rate = self._last_dispatch() + (self._duration if only_end else 0)
+        elif self.left or not only_end:
+            at = self._cohorts[0][0]
+        else:
+            at = self._cohorts[-1][0]
+        # One that ends at this very instant may be past its end by a part of a ns.
+        return now_ns + max(0, int(-(-(at - self._v) // self.speed)))
+
+    def _last_dispatch(self) -> Rate:
+        """Return when the last load is dispatched if the kernel keeps the SMs that it has."""
+        rounds = (self.left - 1) // self.running
+        rest = self.left - rounds * self.running
+        for end, loads in self._cohorts:
+            rest -= loads
+            if rest <= 0:
+                return end + rounds * self._duration
+        raise AssertionError("the cohorts are what runs")  # pragma: no cover

@@ -1,0 +1,156 @@
+"""Cores of a CPU: held first come, first served, or shared by time slices, exactly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.machine import make_device
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim.errors import InfeasibleError, InputError
+from sim.trace import WAITS
+
+
+def run(
+    ops: list[tuple[int, int]], *, attributes: dict[int, dict[str, Any]] | None = None, **spec: Any
+) -> Trace:
+    """Run ops given as (ready, duration) on a CPU; the later ones wait for another device."""
+    b = GraphBuilder("ops")
+    for i, (ready_ns, duration_ns) in enumerate(ops):
+        after = [b.op(f"until{i}", duration_ns=ready_ns, device="clock")] if ready_ns else []
+        b.op(
+            f"op{i}",
+            duration_ns=duration_ns,
+            device="cpu0",
+            after=after,
+            attributes=(attributes or {}).get(i),
+        )
+    cpu = make_device("cpu0", {"kind": "cpu", **spec})
+    return simulate(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
+
+
+def spans(trace: Trace) -> list[tuple[int, int]]:
+    """Return (start, end) of each op, in the order given."""
+    rows = zip(*(trace.tasks[c].tolist() for c in ("op", "start_ns", "end_ns")), strict=True)
+    found = {trace.job.graph.op_names[op]: (start, end) for op, start, end in rows}
+    return [span for name, span in sorted(found.items()) if name.startswith("op")]
+
+
+def test_ops_hold_their_cores() -> None:
+    # 4 cores, 2 an op, 3 workers: the third op waits for the shorter of the first two.
+    trace = run([(0, 40), (0, 30), (0, 20)], cores=4, intra_op=2, inter_op=3, sharing="cores")
+    assert spans(trace) == [(0, 40), (0, 30), (30, 50)]
+    assert WAITS[trace.tasks["wait"][-1]] == "resources"
+
+
+def test_nobody_overtakes_one_that_waits_for_more_cores() -> None:
+    # op1 needs 3 cores and waits for op0; op2 would fit beside op0, but came later.
+    wants = {0: {"cores": 2}, 1: {"cores": 3}, 2: {"cores": 1}}
+    spec: dict[str, Any] = {"cores": 3, "inter_op": 4, "sharing": "cores"}
+    ops = [(0, 10), (1, 10), (2, 10)]
+    assert spans(run(ops, attributes=wants, **spec)) == [(0, 10), (10, 20), (20, 30)]
+
+
+def test_more_cores_than_there_are_is_refused_before_time_0() -> None:
+    spec: dict[str, Any] = {"cores": 3, "inter_op": 4, "sharing": "cores"}
+    with pytest.raises(InfeasibleError, match="op 'op0' needs 4 cores and cpu0 has 3"):
+        run([(0, 10)], attributes={0: {"cores": 4}}, **spec)
+    with pytest.raises(InputError, match="op 'op0': the attribute cores must be"):
+        run([(0, 10)], attributes={0: {"cores": 1.5}}, **spec)
+
+
+def test_time_slices_are_equal() -> None:
+    # 8 workers on 4 cores: everybody at half.
+    assert spans(run([(0, 100)] * 8, cores=4, inter_op=8)) == [(0, 200)] * 8
+    # 3 on 2 cores at 2/3: the short one (20) ends at 30; then two cores for two.
+    assert spans(run([(0, 20), (0, 100), (0, 100)], cores=2, inter_op=3)) == [(0, 30), (0, 110), (0, 110)]
+
+
+def test_without_oversubscription_nothing_is_slower() -> None:
+    assert make_device("cpu0", {"kind": "cpu", "cores": 4, "sharing": "time"}).processor is None
+    assert spans(run([(0, 100)] * 4, cores=4, inter_op=8)) == [(0, 100)] * 4
+
+
+def test_oversubscription_costs() -> None:
+    # 8 threads on 4 cores are one more a core; at a cost of 0.5 all take 1.5 times the fair 200.
+    assert spans(run([(0, 100)] * 8, cores=4, inter_op=8, oversubscription_cost=0.5)) == [(0, 300)] * 8
+    # 2 ops of 3 threads on 4 cores: load 3/2, half a thread more a core: 100 * 3/2 * 5/4 = 187.5.
+    spec: dict[str, Any] = {"cores": 4, "inter_op": 2, "intra_op": 3, "oversubscription_cost": 0.5}
+    assert spans(run([(0, 100)] * 2, **spec)) == [(0, 188)] * 2
+
+
+def test_pools_have_a_sweet_spot() -> None:
+    """Four chains on 16 cores, ops that scale by Amdahl's law with a fifth serial: 4 workers of 4 are best."""
+
+    def makespan(inter_op: int, intra_op: int, serial: float = 0.2) -> int:
+        b = GraphBuilder("chains")
+        for i in range(16):
+            b.op(f"op{i}", after=[f"op{i - 4}"] if i >= 4 else [])
+        spec = {
+            "kind": "cpu", "cores": 16, "inter_op": inter_op, "intra_op": intra_op, "cost": {"fixed": "1ms"},
+            "serial_fraction": serial, "oversubscription_cost": 0.3,
+        }  # fmt: skip
+        return simulate(b.build(), Machine((make_device("c", spec),)), ReadyQueue()).makespan_ns
+
+    # An op on n cores takes 0.2 + 0.8 / n ms; min(workers, 4) run at once.
+    measured = {(w, n): makespan(w, n) for w, n in [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)]}
+    assert measured == {
+        (1, 16): 4_000_000, (2, 8): 2_400_000, (4, 4): 1_600_000, (8, 2): 2_400_000, (16, 1): 4_000_000
+    }  # fmt: skip
+    # Both pools as large as the machine: 4 ops of 16 threads on 16 cores are slower than that by far:
+    # 4 * 0.25 ms, times 4 for the time slices, times 1 + 0.3 * 3 for their cost.
+    assert makespan(16, 16) == 7_600_000
+    assert makespan(1, 16, 0) == makespan(4, 4, 0)  # perfect scaling: no difference
+
+
+def nanosecond_by_nanosecond(
+    ops: list[tuple[int, int]], cores: int, threads: int, cost: Fraction
+) -> list[int]:
+    """End of each op when rates are set anew at every whole ns."""
+    left = {i: Fraction(duration) for i, (_, duration) in enumerate(ops)}
+    end: dict[int, int] = {}
+    now = 0
+    while left:
+        running = [i for i in left if ops[i][0] <= now]
+        for i in running:
+            if left[i] <= 0:
+                del left[i]
+                end[i] = now
+        running = [i for i in running if i in left]
+        load = Fraction(len(running) * threads, cores)
+        rate = Fraction(1) if load <= 1 else 1 / load / (1 + cost * (load - 1))
+        for i in running:
+            left[i] -= rate
+        now += 1
+    return [end[i] for i in range(len(ops))]
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=8),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from([0, 0.1, 0.25, 1]),
+)
+def test_time_slices_agree_with_a_simulation_of_every_nanosecond(
+    ops: list[tuple[int, int]], cores: int, intra_op: int, cost: float
+) -> None:
+    intra_op = min(intra_op, cores)
+    trace = run(ops, cores=cores, inter_op=8, intra_op=intra_op, sharing="time", oversubscription_cost=cost)
+    expected = nanosecond_by_nanosecond(ops, cores, intra_op, Fraction(str(cost)))
+    assert [end for _, end in spans(trace)] == expected
+
+
+def test_work_is_conserved_without_cost() -> None:
+    """As long as there is work for all cores, fair time slicing finishes it when exclusive cores would."""
+    ops = [(0, 30)] * 12
+    assert run(ops, cores=4, inter_op=12).makespan_ns == 90
+    assert run(ops, cores=4, inter_op=12, sharing="cores").makespan_ns == 90
+    assert run(ops, cores=4).makespan_ns == 90
+    assert ceil(12 * 30 / 4) == 90

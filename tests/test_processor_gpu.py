@@ -1,0 +1,495 @@
+"""Kernels that share a GPU: cases worked by hand, and every start and end against a simulation of blocks.
+
+In the pictures a row is an SM, a letter a load of kernel A, B, ... for one block time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from devices.machine import make_device
+from devices.processor.dram import fair_shares
+from devices.processor.kernels import Demand, demand
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, GraphBuilder, Job, Machine, Trace, simulate
+from sim.errors import InputError
+from sim.trace import WAITS
+
+
+class Launch(NamedTuple):
+    """A kernel of the test: on which stream, how long alone, and what it asks for."""
+
+    stream: int
+    duration_ns: int
+    attributes: Mapping[str, Any] = MappingProxyType({})
+    ready_ns: int = 0
+
+
+class OnStream:
+    """Put each kernel where its launch says; ops on the host have no stream to choose."""
+
+    def __init__(self, launches: list[Launch]) -> None:
+        self.launches = launches
+
+    def assign(self, job: Job) -> list[int]:
+        return [
+            self.launches[int(name[1:])].stream if name.startswith("k") else 0 for name in job.graph.op_names
+        ]
+
+
+def run(launches: list[Launch], **spec: Any) -> Trace:
+    """Run kernels; one that is ready later waits for an op on a host with workers enough."""
+    streams = 1 + max(launch.stream for launch in launches)
+    gpu = make_device("gpu0", {"kind": "gpu", "sharing": "sm", "streams": streams, **spec})
+    b = GraphBuilder("kernels")
+    for i, launch in enumerate(launches):
+        after = []
+        if launch.ready_ns:
+            after = [b.op(f"until{i}", duration_ns=launch.ready_ns, device="host")]
+        b.op(
+            f"k{i}", duration_ns=launch.duration_ns, device="gpu0", after=after, attributes=launch.attributes
+        )
+    machine = Machine((gpu, Device("host", "cpu", workers=len(launches))))
+    return simulate(b.build(), machine, ReadyQueue(), streams=OnStream(launches))
+
+
+def spans(trace: Trace) -> list[tuple[int, int]]:
+    """Return (start, end) of each kernel, in the order of the launches."""
+    found = {}
+    for op, start, end in zip(*(trace.tasks[c].tolist() for c in ("op", "start_ns", "end_ns")), strict=True):
+        name = trace.job.graph.op_names[op]
+        if name.startswith("k"):
+            found[int(name[1:])] = (start, end)
+    return [found[i] for i in range(len(found))]
+
+
+# -- worked by hand ---------------------------------------------------------------------------------
+
+
+def test_a_kernel_alone_takes_its_duration() -> None:
+    for loads in (1, 3, 4, 5, 8, 1001):
+        for duration_ns in (1, 7, 20, 10**9 + 7):
+            assert spans(run([Launch(0, duration_ns, {"grid": loads})], sms=4)) == [(0, duration_ns)]
+
+
+def test_two_full_grid_kernels_overlap_in_the_tail() -> None:
+    # 6 loads each on 4 SMs: 2 waves, block time 10.      0   10   20   30
+    #   A runs 4, then its last 2; B gets the other 2     A    A    B
+    #   of the second wave, and its last 4 in the third.  A    A    B
+    #                                                     A    B    B
+    #                                                     A    B    B
+    kernel = {"grid": 6}
+    assert spans(run([Launch(0, 20, kernel), Launch(1, 20, kernel)], sms=4)) == [(0, 20), (10, 30)]
+    # On one stream: 40.
+    assert spans(run([Launch(0, 20, kernel), Launch(0, 20, kernel)], sms=4)) == [(0, 20), (20, 40)]
+
+
+def test_two_kernels_that_fill_whole_waves_run_one_after_the_other() -> None:
+    # 8 loads on 4 SMs: no tail, so nothing is left over for B before 20. Sharing equally would have
+    # ended both at 40; this way A is not slowed down at all.
+    kernel = {"grid": 8}
+    assert spans(run([Launch(0, 20, kernel), Launch(1, 20, kernel)], sms=4)) == [(0, 20), (20, 40)]
+
+
+def test_two_half_grid_kernels_run_side_by_side() -> None:
+    kernel = {"grid": 2}
+    assert spans(run([Launch(0, 10, kernel), Launch(1, 10, kernel)], sms=4)) == [(0, 10), (0, 10)]
+
+
+def test_leftover_is_what_the_next_begins_with() -> None:
+    # A takes 3 of 4 SMs for 30. B (4 loads, alone one wave of 10) has the one that is left: its loads run one
+    # after the other at 0, 10, 20; at 30 three more SMs are free, but only one load is left: 30 to 40.
+    launches = [Launch(0, 30, {"sms": 3}), Launch(1, 10, {"sms": 4})]
+    assert spans(run(launches, sms=4)) == [(0, 30), (0, 40)]
+
+
+def test_the_third_gets_nothing_before_the_second_is_dispatched() -> None:
+    # A: 3 SMs for 30. B: 4 loads of 10 on the SM that is left, dispatched by 30; then C comes (1 load, 5).
+    launches = [Launch(0, 30, {"sms": 3}), Launch(1, 10, {"sms": 4}), Launch(2, 5, {"sms": 1})]
+    assert spans(run(launches, sms=4)) == [(0, 30), (0, 40), (30, 35)]
+
+
+def test_occupancy_divides_the_grid() -> None:
+    # 16 blocks, 2 on an SM: 8 loads, 2 waves of 10 on 4 SMs. With 4 on an SM: 4 loads, 1 wave of 20.
+    for per_sm in (2, 4):
+        launches = [Launch(0, 20, {"grid": [4, 4], "blocks_per_sm": per_sm}), Launch(1, 5, {"sms": 1})]
+        assert spans(run(launches, sms=4)) == [(0, 20), (20, 25)]
+    # With 5 on an SM: 4 loads; with 8: 2 loads, and the other kernel finds room at once.
+    launches = [Launch(0, 20, {"grid": [4, 4], "blocks_per_sm": 8}), Launch(1, 5, {"sms": 1})]
+    assert spans(run(launches, sms=4)) == [(0, 20), (0, 5)]
+
+
+def test_priority_chooses_among_pending_only() -> None:
+    # A (low) has 12 loads on 4 SMs, 3 waves of 10. B (high) comes at 5: nothing that runs is interrupted, but
+    # at 10 the four SMs go to B's 4 loads (10 to 20); then A has 8 loads left: 20 to 40.
+    launches = [Launch(0, 30, {"grid": 12}), Launch(1, 10, {"grid": 4}, ready_ns=5)]
+    assert spans(run(launches, sms=4, stream_priorities=[0, -1])) == [(0, 40), (10, 20)]
+    # Without priority B waits until A has dispatched all, at 20, and nothing is left over until 30.
+    assert spans(run(launches, sms=4)) == [(0, 30), (30, 40)]
+    # The lower of two that arrive together waits, whatever their streams' numbers.
+    both = [Launch(0, 10), Launch(1, 10)]
+    assert spans(run(both, sms=4, stream_priorities=[0, -1])) == [(10, 20), (0, 10)]
+
+
+def test_a_kernel_without_demand_fills_the_device() -> None:
+    trace = run([Launch(0, 10), Launch(1, 10)], sms=4)
+    assert spans(trace) == [(0, 10), (10, 20)]
+    assert [WAITS[code] for code in trace.tasks["wait"]] == ["", "resources"]
+
+
+def test_partitions_are_devices_of_their_own() -> None:
+    # 8 SMs in two partitions of 4. A kernel of 8 loads, alone 10, needs two rounds on 4 SMs: 20, each beside
+    # the other; on the whole device they would have run 0-10 and 10-20.
+    launches = [Launch(0, 10), Launch(1, 10)]
+    assert spans(run(launches, sms=8, partitions={"a": 4, "b": 4})) == [(0, 20), (0, 20)]
+    assert spans(run(launches, sms=8)) == [(0, 10), (10, 20)]
+    # Small kernels are not slowed down by a partition.
+    small = [Launch(0, 10, {"sms": 2}), Launch(1, 10, {"sms": 4})]
+    assert spans(run(small, sms=8, partitions={"a": 4, "b": 4})) == [(0, 10), (0, 10)]
+    # Streams 0 and 2 share a; stream 1 has b. 6 and 2 SMs: 8 loads take 2 rounds on 6 and 4 on 2; in a the
+    # second kernel finds 4 SMs left over in the second round, then 4 loads are left for the third.
+    three = [Launch(0, 10), Launch(1, 10), Launch(2, 10)]
+    assert spans(run(three, sms=8, partitions={"a": 6, "b": 2}, stream_partitions=["a", "b", "a"])) == [
+        (0, 20),
+        (0, 40),
+        (10, 30),
+    ]
+
+
+def test_two_bandwidth_bound_kernels_get_half_each() -> None:
+    # 100 B/ns; each takes 10 ns alone for 1000 B, that is the whole bandwidth, on half of the SMs.
+    gpu: dict[str, Any] = {"sms": 4, "bandwidth": "100GB/s", "sharing": "sm+dram"}
+    bound = {"sms": 2, "dram_bytes": 1000}
+    assert spans(run([Launch(0, 10, bound)], **gpu)) == [(0, 10)]
+    assert spans(run([Launch(0, 10, bound), Launch(1, 10, bound)], **gpu)) == [(0, 20), (0, 20)]
+    # One that needs no memory is not disturbed.
+    assert spans(run([Launch(0, 10, bound), Launch(1, 10, {"sms": 2})], **gpu)) == [(0, 10), (0, 10)]
+    # Without sharing of the bandwidth they do not notice each other.
+    assert (
+        spans(run([Launch(0, 10, bound), Launch(1, 10, bound)], **{**gpu, "sharing": "sm"})) == [(0, 10)] * 2
+    )
+
+
+def test_small_demands_are_met_and_large_ones_share_the_rest() -> None:
+    # 100 B/ns for demands of 20, 90, 90 B/ns: the first has its 20, the others 40 each, 4/9 of their speed.
+    # At 10 the first is over: 50 each, 5/9. Done by then 40/9 of 10; 50/9 left at 5/9 a ns: 10 more.
+    gpu: dict[str, Any] = {"sms": 6, "bandwidth": "100GB/s", "sharing": "sm+dram"}
+    launches = [Launch(i, 10, {"sms": 2, "dram_bytes": nbytes}) for i, nbytes in enumerate((200, 900, 900))]
+    assert spans(run(launches, **gpu)) == [(0, 10), (0, 20), (0, 20)]
+
+
+def test_a_later_kernel_slows_an_earlier_one_down_from_then_on() -> None:
+    # A alone until 4 (4 of 10 done), then both at half: A ends at 4 + 12 = 16; B has 6 of 10 done by then,
+    # and is alone again: 20.
+    gpu: dict[str, Any] = {"sms": 4, "bandwidth": "100GB/s", "sharing": "sm+dram"}
+    bound = {"sms": 2, "dram_bytes": 1000}
+    assert spans(run([Launch(0, 10, bound), Launch(1, 10, bound, ready_ns=4)], **gpu)) == [(0, 16), (4, 20)]
+
+
+def test_what_exceeds_the_bandwidth_came_from_a_cache() -> None:
+    # 5000 B in 10 ns at 100 B/ns cannot have come from DRAM alone: the kernel still takes 10.
+    gpu: dict[str, Any] = {"sms": 4, "bandwidth": "100GB/s", "sharing": "sm+dram"}
+    for attributes in ({"dram_bytes": 5000}, {"grid": 7, "dram_bytes": 5000}, {"grid": 7, "dram_bytes": 900}):
+        assert spans(run([Launch(0, 10, attributes)], **gpu)) == [(0, 10)]
+
+
+def test_bytes_of_the_graph_count_where_dram_bytes_are_not_given() -> None:
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=10, bytes_read=600, bytes_written=400, attributes={"sms": 1})
+    spec = {"kind": "gpu", "sms": 4, "bandwidth": "100GB/s", "sharing": "sm+dram", "streams": 2}
+
+    class Apart:
+        def assign(self, job: Job) -> list[int]:
+            return [0, 1]
+
+    trace = simulate(b.build(), Machine((make_device("g", spec),)), ReadyQueue(), streams=Apart())
+    assert trace.makespan_ns == 20
+
+
+def test_at_most_so_many_are_resident() -> None:
+    small = [Launch(i, 10, {"sms": 1}) for i in range(5)]
+    assert spans(run(small, sms=100, max_resident=2)) == [(0, 10), (0, 10), (10, 20), (10, 20), (20, 30)]
+    many = [Launch(i, 10, {"sms": 1}) for i in range(130)]
+    assert spans(run(many, sms=1000)) == [(0, 10)] * 128 + [(10, 20)] * 2
+
+
+def test_a_kernel_of_no_length_needs_no_sm() -> None:
+    assert spans(run([Launch(0, 10), Launch(1, 0)], sms=4)) == [(0, 10), (0, 0)]
+
+
+# -- against an independent computation -------------------------------------------------------------
+
+
+class Block:
+    """A load that runs: how much of it is done, in units of which `duration` are a load."""
+
+    def __init__(self, kernel: Resident, done: Fraction) -> None:
+        self.kernel, self.done = kernel, done
+
+
+class Resident:
+    """A kernel of the oracle."""
+
+    def __init__(
+        self, index: int, launch: Launch, asked: Demand, rank: tuple[int, int], partition: int
+    ) -> None:
+        self.index, self.launch, self.asked, self.rank, self.partition = index, launch, asked, rank, partition
+        self.left = asked.loads
+        self.blocks: list[Block] = []
+        self.began = False
+
+
+def block_by_block(
+    launches: list[Launch],
+    *,
+    sms: int,
+    priorities: list[int],
+    capacities: list[int],
+    partition_of: list[int],
+    bandwidth: int | None,
+    gap_ns: int,
+    max_resident: int,
+) -> list[tuple[int, int]]:
+    """Every block of every kernel, nanosecond by nanosecond; no closed form, no events."""
+    streams: dict[int, list[int]] = {}
+    for i, launch in enumerate(launches):
+        streams.setdefault(launch.stream, []).append(i)
+    asked = [demand(x.attributes, x.duration_ns, sms=sms, bandwidth_bytes_per_s=bandwidth) for x in launches]
+    free = list(capacities)
+    start: dict[int, int] = {}
+    end: dict[int, int] = {}
+    kernels: list[Resident] = []
+    served: dict[int, Resident | None] = {}
+    free_at = dict.fromkeys(streams, 0)
+    running: dict[int, int] = {}
+    speed: dict[int, Fraction] = {}
+    arrivals = 0
+
+    def dispatch(now: int) -> None:
+        def may_run(kernel: Resident) -> bool:
+            return kernel.began or sum(k.began for k in kernels) < max_resident
+
+        in_order = sorted(kernels, key=lambda k: k.rank)
+        for p in range(len(capacities)):
+            for kernel in in_order:
+                while kernel.partition == p and free[p] and kernel.left and may_run(kernel):
+                    free[p] -= 1
+                    kernel.left -= 1
+                    kernel.blocks.append(Block(kernel, Fraction(0)))
+                    if not kernel.began:
+                        kernel.began = True
+                        start[kernel.index] = now
+        for p in range(len(capacities)):
+            here = (k for k in in_order if k.partition == p and k.left and may_run(k))
+            served[p] = next(here, None)
+        began = [k for k in kernels if k.began]
+        wanted = [len(k.blocks) * k.asked.load_bytes_per_s for k in began]
+        for k, want, got in zip(began, wanted, raise_together(wanted, bandwidth), strict=True):
+            speed[k.index] = k.asked.waves * (got / want if want else Fraction(1))
+
+    now = 0
+    while len(end) < len(launches):
+        # 1. blocks that end in the last ns, the earliest first; the served kernel goes on with its own
+        for k in kernels:
+            length = k.launch.duration_ns
+            while True:
+                over_blocks = [b for b in k.blocks if b.done >= length]
+                if not over_blocks:
+                    break
+                first = max(over_blocks, key=lambda b: b.done)
+                k.blocks.remove(first)
+                if k.left and served.get(k.partition) is k:
+                    k.left -= 1
+                    k.blocks.append(Block(k, first.done - length))
+                else:
+                    free[k.partition] += 1
+        over = [k for k in kernels if k.began and not k.left and not k.blocks]
+        kernels = [k for k in kernels if k not in over]
+        contended = sum(speed[k.index] < k.asked.waves for k in [*kernels, *over] if k.began) > 0
+        wait = over and (contended or any(k.left for k in kernels))
+        if not wait:
+            dispatch(now)
+        for k in over:
+            end[k.index] = now
+            free_at[k.launch.stream] = now + gap_ns
+            del running[k.launch.stream]
+        # 2. arrivals, in the order of the streams
+        arrived = False
+        for s in sorted(streams):
+            if s in running or not streams[s]:
+                continue
+            i = streams[s][0]
+            if max(launches[i].ready_ns, free_at[s]) <= now:
+                running[s] = streams[s].pop(0)
+                arrivals += 1
+                kernels.append(Resident(i, launches[i], asked[i], (priorities[s], arrivals), partition_of[s]))
+                arrived = True
+        if arrived or wait:
+            dispatch(now)
+        # 3. one nanosecond
+        for k in kernels:
+            for block in k.blocks:
+                block.done += speed[k.index]
+        now += 1
+    return [(start[i], end[i]) for i in range(len(launches))]
+
+
+def raise_together(wanted: list[int], capacity: int | None) -> list[Fraction]:
+    """Max-min by its definition: raise all that want more, as far as the capacity lasts."""
+    got = [Fraction(0)] * len(wanted)
+    left = Fraction(sum(wanted) if capacity is None else capacity)
+    while left and any(g < w for g, w in zip(got, wanted, strict=True)):
+        hungry = [i for i, w in enumerate(wanted) if got[i] < w]
+        step = min(left / len(hungry), min(wanted[i] - got[i] for i in hungry))
+        for i in hungry:
+            got[i] += step
+        left -= step * len(hungry)
+    return got
+
+
+grids = st.one_of(
+    st.builds(lambda g: {"grid": g}, st.integers(1, 20)),
+    st.builds(lambda g: {"sms": g}, st.integers(1, 6)),
+    st.just({}),
+)
+kernels = st.builds(
+    lambda stream, duration_ns, attributes, ready_ns, nbytes: Launch(
+        stream, duration_ns, {**attributes, "dram_bytes": nbytes}, ready_ns
+    ),
+    st.integers(0, 3),
+    st.integers(1, 30),
+    grids,
+    st.integers(0, 40),
+    st.integers(0, 400),
+)
+
+
+@settings(max_examples=300)
+@given(
+    launches=st.lists(kernels, min_size=1, max_size=7),
+    priorities=st.lists(st.integers(-1, 0), min_size=4, max_size=4),
+    dram=st.booleans(),
+    gap_ns=st.sampled_from([0, 0, 3]),
+    split=st.sampled_from([None, (2, 4), (1, 5)]),
+    max_resident=st.sampled_from([1, 2, 128]),
+)
+@example(  # a cohort that ends between two whole ns and is replaced by its own kernel
+    launches=[
+        Launch(0, 7, {"grid": 15, "dram_bytes": 100}, 0),
+        Launch(1, 5, {"grid": 9, "dram_bytes": 70}, 1),
+    ],
+    priorities=[0, -1, 0, 0],
+    dram=True,
+    gap_ns=0,
+    split=None,
+    max_resident=128,
+)
+def test_every_kernel_agrees_with_a_simulation_of_every_block(
+    launches: list[Launch],
+    priorities: list[int],
+    dram: bool,
+    gap_ns: int,
+    split: tuple[int, int] | None,
+    max_resident: int,
+) -> None:
+    launches = sorted(launches, key=lambda launch: launch.ready_ns)
+    streams = 1 + max(launch.stream for launch in launches)
+    spec: dict[str, Any] = {"sms": 6, "stream_priorities": priorities[:streams], "max_resident": max_resident}
+    spec |= {"gap": f"{gap_ns}ns"}
+    if dram:
+        spec |= {"sharing": "sm+dram", "bandwidth": "20GB/s"}
+    if split:
+        spec |= {"partitions": {"a": split[0], "b": split[1]}}
+    expected = block_by_block(
+        launches,
+        sms=6,
+        priorities=priorities,
+        capacities=list(split or (6,)),
+        partition_of=[s % 2 if split else 0 for s in range(4)],
+        bandwidth=20 * 10**9 if dram else None,
+        gap_ns=gap_ns,
+        max_resident=max_resident,
+    )
+    assert spans(run(launches, **spec)) == expected
+
+
+# -- demands and refusals ---------------------------------------------------------------------------
+
+
+def test_demands() -> None:
+    assert demand({}, 10, sms=4) == Demand(4, 1, 0)
+    assert demand({"grid": 9}, 10, sms=4) == Demand(9, 3, 0)
+    assert demand({"sms": 9}, 10, sms=4) == Demand(4, 1, 0)
+    assert demand({"sm_fraction": 0.3}, 10, sms=10) == Demand(3, 1, 0)  # not 4: 0.3 is three tenths
+    # 8 loads, 2 waves of 5 ns: 800 B are 100 B a load in 5 ns, 20 B/ns.
+    assert (
+        demand({"grid": 8}, 10, sms=4, dram_bytes=800, bandwidth_bytes_per_s=10**12).load_bytes_per_s
+        == 20 * 10**9
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"grid": 0}, "op 'k0': grid must be a whole number of at least 1"),
+        ({"grid": [4, 1.5]}, "op 'k0': grid must be"),
+        ({"grid": "4"}, "op 'k0': grid must be"),
+        ({"sms": True}, "op 'k0': sms must be"),
+        ({"grid": 4, "blocks_per_sm": 0}, "op 'k0': blocks_per_sm must be"),
+        ({"sm_fraction": 1.5}, "op 'k0': the attribute sm_fraction"),
+        ({"dram_bytes": -1}, "op 'k0': the attribute dram_bytes"),
+    ],
+)
+def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run([Launch(0, 10, attributes)], sms=4, sharing="sm+dram", bandwidth="1GB/s")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"sharing": "sm"}, "sms does not say how many there are"),
+        ({"sharing": "sm+dram", "sms": 4}, "bandwidth, which is not given"),
+        ({"sms": 4, "partitions": {"a": 4}}, "takes effect only with sharing"),
+        ({"sms": 4, "sharing": "sm", "partitions": {"a": 3, "b": 2}}, "5 SMs are asked for and there are 4"),
+        (
+            {"sms": 20, "sharing": "sm", "partitions": {"a": 7, "b": 8}, "partition_step": 8},
+            "no multiple of 8",
+        ),
+        (
+            {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "stream_partitions": ["b"]},
+            "unknown partition",
+        ),
+        (
+            {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "stream_partitions": ["a", "a"]},
+            "for 1 streams",
+        ),
+        ({"sms": 4, "sharing": "sm", "stream_partitions": ["a"]}, "there are no partitions"),
+        ({"sms": 4, "sharing": "sm", "stream_priorities": [0, 0]}, "there are only 1 streams"),
+    ],
+)
+def test_wrong_devices_are_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_device("gpu0", {"kind": "gpu", **spec})
+
+
+def test_the_last_partition_may_take_what_is_left() -> None:
+    spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "partitions": {"a": 64, "b": 68}}
+    assert make_device("gpu0", spec).details["partition_sms"] == [64, 68]
+
+
+def test_shares_of_bandwidth() -> None:
+    assert fair_shares([1, 2, 3], 6) == [1, 2, 3]
+    assert fair_shares([9, 9, 9], 6) == [2, 2, 2]
+    assert fair_shares([1, 9, 9], 6) == [1, Fraction(5, 2), Fraction(5, 2)]
+    assert fair_shares([], 6) == []
+    for wanted in ([3, 0, 7, 7], [5, 5], [1, 100, 3]):
+        assert fair_shares(wanted, 8) == raise_together(wanted, 8)
