@@ -57,8 +57,12 @@ class ScenarioFile(pytest.File):
             cases = load_scenario(self.path, allow_code=self.config.getoption("--sim-allow-code")).expected()
         except InputError as error:
             raise self.CollectError(str(error)) from None
-        for case in cases:
-            yield ScenarioTest.from_parent(self, name=case.label, case=case)
+        for i, case in enumerate(cases):
+            # The scenario's own policy may be among those that it compares.
+            again = any(case.label == other.label for other in cases[:i])
+            yield ScenarioTest.from_parent(
+                self, name=f"{case.label} (compared)" if again else case.label, case=case
+            )
 
 
 class ScenarioTest(pytest.Item):

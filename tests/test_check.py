@@ -63,9 +63,7 @@ def test_folders_are_searched_for_scenarios(tmp_path: Path) -> None:
 def test_scenarios_are_pytest_tests_on_request(pytester: pytest.Pytester) -> None:
     write(pytester.path, GOOD + COMPARE, "good.yaml")
     write(pytester.path, "steps: [a]\n", "other.yaml")
-    options = ["-p", "no:cacheprovider", "-p", "scenarios.pytest_plugin"]
-    if _installed():
-        options = options[:2]
+    options = ["-p", "no:cacheprovider"]
     result = pytester.runpytest_inprocess(*options, "-v", "--sim-check")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
@@ -75,18 +73,19 @@ def test_scenarios_are_pytest_tests_on_request(pytester: pytest.Pytester) -> Non
     assert pytester.runpytest_inprocess(*options).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+def test_tests_of_one_scenario_have_names_of_their_own(pytester: pytest.Pytester) -> None:
+    compare = "compare: [{name: ready-queue, expect: {tasks: 4}}]\n"
+    write(pytester.path, GOOD + compare, "good.yaml")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-v", "--sim-check", "good.yaml")
+    result.stdout.fnmatch_lines(
+        ["good.yaml::ready-queue PASSED*", "good.yaml::ready-queue (compared) PASSED*"]
+    )
+
+
 def test_a_wrong_scenario_fails_the_collection_with_its_place(pytester: pytest.Pytester) -> None:
     write(pytester.path, changed("cores: 2", "core: 2"), "wrong.yaml")
-    options = [] if _installed() else ["-p", "scenarios.pytest_plugin"]
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *options, "--sim-check", "wrong.yaml")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--sim-check", "wrong.yaml")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         ["*wrong.yaml:4:23: machine.devices.cpu0.core: no such key; did you mean 'cores'?"]
     )
-
-
-def _installed() -> bool:
-    """Whether pytest finds the plugin by its entry point already."""
-    from importlib.metadata import entry_points
-
-    return any(entry.value == "scenarios.pytest_plugin" for entry in entry_points(group="pytest11"))
