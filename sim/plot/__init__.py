@@ -1,0 +1,12 @@
+"""Pictures of traces. Every plot takes `ax` and returns it; nothing is computed here that a table could hold.
+
+matplotlib is imported when something is drawn, and never its global state: figures are made with
+`new_figure`, saved with `save`.
+"""
+
+from sim.plot.figure import new_figure, save
+from sim.plot.gantt import compare_gantt, gantt
+from sim.plot.memory import memory
+from sim.plot.utilisation import utilisation
+
+__all__ = ["compare_gantt", "gantt", "memory", "new_figure", "save", "utilisation"]

@@ -1,0 +1,98 @@
+"""Figures without global state, and files whose bytes depend on the picture alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["OKABE_ITO", "new_figure", "save", "scale_time", "time_unit"]
+
+OKABE_ITO: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+"""Colours that remain apart for colour-blind readers (Okabe and Ito, 2008), without the black."""
+
+OTHER: Final = "#999999"
+"""Colour of whatever has none of its own."""
+
+_UNITS: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+
+
+def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `rows` axes one above the other, sharing their x axis.
+
+    Parameters
+    ----------
+    rows : int
+    width, height : float
+        Inches, of the whole figure.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
+    return figure, [ax for (ax,) in axes]
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure to a ``.png``, ``.svg`` or ``.pdf`` file, whole or not at all.
+
+    Parameters
+    ----------
+    figure : Figure
+    path : path
+
+    Raises
+    ------
+    InputError
+        Another ending, or a directory that does not exist.
+    """
+    import matplotlib
+
+    target = Path(path)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise InputError(f"{target}: a picture's name ends in .png, .svg or .pdf")
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the directory {target.parent} does not exist")
+    nothing: dict[str, Any] = {
+        "png": {"Software": None},
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "sim"}):
+            figure.savefig(name, format=kind, dpi=150, metadata=nothing[kind])
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def time_unit(longest_ns: int) -> tuple[int, str]:
+    """Return (ns in the unit, its name) in which a time axis up to `longest_ns` reads best.
+
+    Examples
+    --------
+    >>> time_unit(25_000), time_unit(999)
+    ((1000, 'µs'), (1, 'ns'))
+    """
+    return next((unit for unit in _UNITS if longest_ns >= 2 * unit[0]), _UNITS[-1])
+
+
+def scale_time(ax: Axes, longest_ns: int) -> int:
+    """Label the x axis of `ax` with the best unit; return how many ns it has."""
+    ns, name = time_unit(longest_ns)
+    ax.set_xlabel(f"time ({name})")
+    return ns
