@@ -53,7 +53,7 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     sharing = values.get("sharing", "none")
     if sharing not in ("none", "sm", "sm+dram"):
         raise InputError(f"{name}.sharing: a GPU shares none, sm or sm+dram, not {sharing!r}")
-    for key in ("partitions", "stream_partitions", "stream_priorities", "max_resident"):
+    for key in ("partitions", "stream_partitions", "stream_priorities"):
         if key in values and sharing == "none":
             raise InputError(f"{name}.{key}: it takes effect only with sharing: sm, or sm+dram")
     if sharing != "none" and used is None:

@@ -86,7 +86,7 @@ def test_oversubscription_costs() -> None:
 
 
 def test_pools_have_a_sweet_spot() -> None:
-    """Four chains on 16 cores, ops that scale by Amdahl's law with a fifth serial: 4 workers of 4 are best."""
+    """Four chains on 16 cores, ops with a fifth serial (Amdahl): 4 workers of 4 cores each are best."""
 
     def makespan(inter_op: int, intra_op: int, serial: float = 0.2) -> int:
         b = GraphBuilder("chains")
