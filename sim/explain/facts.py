@@ -99,10 +99,30 @@ class Facts:
         return launch_end
 
     @cached_property
+    def let_go(self) -> IntArray:
+        """When its issuer was done with each task: a worker executes it, a host thread launches it."""
+        return np.where(self.by_worker, self.end, self.issue)
+
+    @cached_property
     def before_at_issuer(self) -> IntArray:
-        """The task that the same issuer issued before each one, or -1."""
-        order = np.lexsort((-self.cost, self.issue, self.issuer))
-        return _before(order, self.issuer)
+        """The task that the same issuer was busy with before each one, or -1."""
+        return _before(np.lexsort((self.let_go, self._paid_from, self.issuer)), self.issuer)
+
+    @cached_property
+    def _paid_from(self) -> IntArray:
+        return np.where(self.by_worker, self.issue, self.issue - self.cost)
+
+    @cached_property
+    def taken(self) -> IntArray:
+        """When its issuer took each task.
+
+        One that had to wait for memory, or for a place in the launch queue, was taken as soon as it was
+        ready and its issuer free: from then on the issuer was blocked.
+        """
+        before = self.before_at_issuer
+        free_since = np.where(before == UNSET, 0, self.let_go[before])
+        blocked = ~self.by_worker & ((self.wait == Wait.MEMORY) | self.queue_was_full)
+        return np.where(blocked, np.maximum(self.ready, free_since), self._paid_from)
 
     @cached_property
     def group(self) -> IntArray:
@@ -114,19 +134,10 @@ class Facts:
 
     @cached_property
     def issuers_busy(self) -> Cover:
-        """When all issuers of a group are busy: issuing, executing, or blocked.
-
-        A host thread is busy while it pays for an issue. It is also blocked between two issues when the
-        later one had to wait for memory or for a place in the launch queue.
-        """
-        begin = np.where(self.by_worker, self.issue, self.issue - self.cost)
-        blocked = ~self.by_worker & ((self.wait == Wait.MEMORY) | self.queue_was_full)
-        before = self.before_at_issuer
-        free_since = np.where(before == UNSET, 0, self.issue[before])
-        begin = np.where(blocked, np.maximum(self.ready, free_since), begin)
-        end = np.where(self.by_worker, self.end, self.issue)
+        """When all issuers of a group are busy: issuing, executing, or blocked."""
         size = np.bincount([issuer.group for issuer in self.issuers])
-        return Cover(stacked(begin, end, self.group[self.device], size), self.trace.makespan_ns)
+        group = self.group[self.device]
+        return Cover(stacked(self.taken, self.let_go, group, size), self.trace.makespan_ns)
 
     @cached_property
     def queue_was_full(self) -> npt.NDArray[np.bool_]:

@@ -133,14 +133,14 @@ def idle_pieces(trace: Trace, facts: Facts | None = None) -> IdlePieces:
     begin, length = until(f.data[row])
     parts.append(_part(device, begin, length, "transfer", row))
 
-    begin, length = until(np.where(worker, f.issue[row], f.issue[row] - f.cost[row]))
+    begin, length = until(f.taken[row])
     busy = f.issuers_busy.between(begin, begin + length, f.group[device])
-    starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
-    parts.append(_part(device, begin, np.where(starved, 0, busy), "issue", row))
-    parts.append(_part(device, begin, np.where(starved, 0, length - busy), "policy", row))
-    parts.append(_part(device, begin, np.where(starved, length, 0), "memory", row))
+    parts.append(_part(device, begin, busy, "issue", row))
+    parts.append(_part(device, begin, length - busy, "policy", row))
     begin, length = until(np.where(worker, f.issue[row] + f.cost[row], f.issue[row]))
-    parts.append(_part(device, begin, length, "issue", row))
+    starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
+    parts.append(_part(device, begin, np.where(starved, 0, length), "issue", row))
+    parts.append(_part(device, begin, np.where(starved, length, 0), "memory", row))
 
     begin, length = until(np.where(worker, 0, f.lane_end[row]))
     parts.append(_part(device, begin, length, "stream", row))
