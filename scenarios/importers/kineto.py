@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from scenarios.importers.files import StrPath, read_bytes
-from scenarios.importers.kineto_events import GpuTask, Trace, kind_of, read_events
+from scenarios.importers.kineto_events import GpuTask, Trace, kind_of, read_events, short_name
 from sim.errors import InputError
 from sim.graph import Graph
 from sim.graph_builder import GraphBuilder
@@ -85,7 +85,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     for producer, consumer in _waits(trace):
         if producer not in before[consumer]:
             before[consumer].append(producer)
-    names = [f"{_short(task)}.{i}" for i, task in enumerate(trace.tasks)]
+    names = [f"{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
     calls, launcher = _host(trace, names) if host == "calls" else ([], {})
     if host == "calls" and len(launcher) < len(trace.tasks):
         missing = [task.name for i, task in enumerate(trace.tasks) if i not in launcher]
@@ -269,10 +269,3 @@ def _build(
             attributes=attributes | task.facts,
         )
     return builder.build()
-
-
-def _short(task: GpuTask) -> str:
-    """Return the name of a kernel without return type, namespaces, template and call arguments."""
-    plain = re.sub(r"\(anonymous namespace\)::", "", task.name)
-    plain = re.split(r"[<(]", plain, maxsplit=1)[0].strip()
-    return re.split(r"::| ", plain)[-1] or task.name.split("(")[0].strip() or "kernel"

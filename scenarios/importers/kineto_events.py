@@ -23,7 +23,7 @@ from typing import Any
 from sim.errors import InputError
 from sim.units import round_half_up
 
-__all__ = ["GpuTask", "HostCall", "StreamWait", "Trace", "kind_of", "read_events"]
+__all__ = ["GpuTask", "HostCall", "StreamWait", "Trace", "kind_of", "read_events", "short_name"]
 
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HOST = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
@@ -137,6 +137,18 @@ def kind_of(name: str) -> str:
     """
     lower = name.lower()
     return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
+
+
+def short_name(name: str) -> str:
+    """Return the name of a kernel without return type, namespaces, template and call arguments.
+
+    Examples
+    --------
+    >>> short_name("void at::native::(anonymous namespace)::cat<float, 4>(float*)")
+    'cat'
+    """
+    plain = re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0].strip()
+    return re.split(r"::| ", plain)[-1] or name.split("(")[0].strip() or "kernel"
 
 
 def read_events(content: bytes, path: object) -> Trace:
