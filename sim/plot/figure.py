@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.errors import InputError
+from sim.export.atomic import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,23 +61,13 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     kind = target.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{target}: a picture's name ends in .png, .svg or .pdf")
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: the directory {target.parent} does not exist")
     nothing: dict[str, Any] = {
         "png": {"Software": None},
         "svg": {"Date": None},
         "pdf": {"CreationDate": None},
     }
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "sim"}):
-            figure.savefig(name, format=kind, dpi=150, metadata=nothing[kind])
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic_path(target) as beside, matplotlib.rc_context({"svg.hashsalt": "sim"}):
+        figure.savefig(beside, format=kind, dpi=150, metadata=nothing[kind])
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:

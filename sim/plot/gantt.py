@@ -83,7 +83,7 @@ def gantt(
     if title:
         ax.set_title(title, loc="left", fontsize=10)
     if legend:
-        _legend(ax, rows, colours)
+        _legend(ax, set(rows.kind), colours)
     return ax
 
 
@@ -104,15 +104,18 @@ def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True) -> Figure:
     until = max(max(trace.makespan_ns for trace in traces.values()), 1)
     heights = [max(2, len(_Rows(trace, links).names)) for trace in traces.values()]
     figure, axes = new_figure(len(traces), height=min(24.0, 0.6 + sum(0.75 + 0.36 * h for h in heights)))
-    axes[0].get_gridspec().set_height_ratios([0.75 + 0.36 * h for h in heights])
+    grid = axes[0].get_gridspec()
+    if grid is not None:
+        grid.set_height_ratios([0.75 + 0.36 * h for h in heights])
     colours = colours_of(list(traces.values()))
     ns, unit = time_unit(until)
     for k, (ax, (name, trace)) in enumerate(zip(axes, traces.items(), strict=True)):
         title = f"{name}: {trace.makespan_ns / ns:,.4g} {unit}"
-        gantt(trace, ax, colours=colours, links=links, title=title, until_ns=until, legend=k == 0)
+        gantt(trace, ax, colours=colours, links=links, title=title, until_ns=until, legend=False)
         ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
         if k < len(traces) - 1:
             ax.set_xlabel("")
+    _legend(axes[0], {kind for trace in traces.values() for kind in _Rows(trace, links).kind}, colours)
     return figure
 
 
@@ -196,7 +199,9 @@ def _bars(ax: Axes, rows: _Rows, colours: Mapping[str, str], scale: int, until: 
 
 def _names(ax: Axes, rows: _Rows, scale: int, until: int) -> None:
     """Write names into the bars that have room for theirs."""
-    width_pt = ax.get_position().width * ax.figure.get_size_inches()[0] * 72 * 0.85
+    width_pt = (
+        ax.get_position().width * ax.figure.dpi_scale_trans.inverted().transform(ax.figure.bbox.size)[0] * 61
+    )
     for k in np.flatnonzero(rows.end - rows.start > until / 60).tolist():
         room = (rows.end[k] - rows.start[k]) / until * width_pt
         text = rows.label[k]
@@ -235,10 +240,9 @@ def _arrows(ax: Axes, trace: Trace, rows: _Rows, scale: int) -> None:
             )
 
 
-def _legend(ax: Axes, rows: _Rows, colours: Mapping[str, str]) -> None:
+def _legend(ax: Axes, present: set[str], colours: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch
 
-    present = set(rows.kind)
     own = [kind for kind in colours if kind in present and colours[kind] != OTHER]
     handles = [Patch(color=colours[kind], label=kind) for kind in own]
     if any(colours.get(kind, OTHER) == OTHER for kind in present):

@@ -46,9 +46,7 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     times, held = use.times_ns / scale, use.in_use_bytes / unit
     ax.fill_between(times, held, step="post", color=OKABE_ITO[4], alpha=0.7, linewidth=0, label="in use")
     if use.resident_bytes:
-        ax.axhspan(
-            0, use.resident_bytes / unit, color=OKABE_ITO[0], alpha=0.35, linewidth=0, label="resident"
-        )
+        ax.axhspan(0, use.resident_bytes / unit, color=OKABE_ITO[0], linewidth=0, label="resident")
     if trace.memory is not None:
         mine = trace.memory["device"] == index
         ax.step(

@@ -37,7 +37,7 @@ def utilisation(trace: Trace, ax: Axes | None = None, *, title: str | None = Non
     ax.barh(names, left, color=OKABE_ITO[0], label="busy")
     for k, word in enumerate(words):
         share = [100.0 * idle.get(word, 0) / total for idle in reasons.values()]
-        colour = OKABE_ITO[k + 1] if k + 1 < len(OKABE_ITO) else OTHER
+        colour = OKABE_ITO[k + 1] if k + 1 < len(OKABE_ITO) and word != "finished" else OTHER
         ax.barh(names, share, left=left, color=colour, label=f"idle: {word}")
         left = [a + b for a, b in zip(left, share, strict=True)]
     ax.invert_yaxis()

@@ -1,0 +1,1 @@
+"""Traces as files: tables for programs, timelines for people."""
