@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.errors import GraphError, nearest
+from sim.errors import GraphError, UnknownNameError, nearest
 from sim.graph import UNSET, Csr, Graph, IntArray, Role, _indptr, _topological_order, describe_cycle
 
 __all__ = ["GraphBuilder"]
@@ -219,6 +219,81 @@ class GraphBuilder:
         if attributes:
             self._attributes[index] = dict(attributes)
         return name
+
+    def append(
+        self,
+        name: str,
+        *,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        duration_ns: int,
+        device: str,
+        after: Sequence[int] = (),
+        stage: int = UNSET,
+        micro_batch: int = UNSET,
+        phase: str | None = None,
+    ) -> int:
+        """Add an op whose inputs are known by number; return its own number.
+
+        The same as `op`, without names to resolve and without asking twice: for generators of large
+        graphs, which know what they write. Inputs are `tensor` numbers, `after` numbers of ops.
+
+        Parameters
+        ----------
+        name, kind, duration_ns, device, stage, micro_batch, phase
+            As for `op`.
+        inputs : sequence of int
+            What `tensor` returned.
+        outputs : sequence of int
+            At least one size in bytes, none negative.
+        after : sequence of int
+            What this method returned for other ops.
+
+        Raises
+        ------
+        GraphError
+            A name used twice.
+
+        Examples
+        --------
+        >>> b = GraphBuilder("two")
+        >>> a = b.append("a", kind="F", inputs=(), outputs=(8, 4), duration_ns=1, device="gpu0")
+        >>> _ = b.append("b", kind="F", inputs=(b.tensor(a, 1),), outputs=(0,), duration_ns=1, device="gpu0")
+        >>> b.build()
+        <Graph 'two': 2 ops, 3 tensors, 1 edges>
+        """
+        if name in self._ops or name in self._externals:
+            self._claim(name)
+        index = len(self._ops)
+        self._ops[name] = index
+        pin, kinds, phases = self._pins(device), self._kinds(kind), self._phases(phase)
+        row = (kinds, UNSET, pin, 0, UNSET, UNSET, duration_ns, stage, micro_batch, phases)
+        self._rows.extend(row)
+        for refs, given in ((self._inputs, inputs), (self._after, after)):
+            refs.counts.append(len(given))
+            if given:
+                refs.entries.extend(given)
+                refs.distances.extend((0,) * len(given))
+        self._sizes.extend(outputs)
+        self._first.append(len(self._sizes))
+        return index
+
+    def tensor(self, op: int, k: int = 0) -> int:
+        """Return the number of output `k` of the op of that number, for `append`."""
+        return self._first[op] + k
+
+    def external(self, name: str) -> int:
+        """Return the number of an input or parameter, for `append`.
+
+        Raises
+        ------
+        UnknownNameError
+            There is none of that name.
+        """
+        if name not in self._externals:
+            raise UnknownNameError("input or parameter", name, self._externals)
+        return -2 - self._externals[name]
 
     def build(self) -> Graph:
         """Check everything and return the graph.
