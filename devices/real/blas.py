@@ -1,0 +1,59 @@
+"""One thread for BLAS: a kernel that spreads over all cores is not a kernel on one stream.
+
+numpy's wheels bring an OpenBLAS that reads its environment when it is loaded, which has usually happened by
+the time anybody cares; its own function changes the number later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+__all__ = ["blas_threads", "single_threaded_blas"]
+
+_PREFIXES: Final = ("scipy_openblas_", "openblas_")
+_SUFFIXES: Final = ("64_", "_64_", "")
+_MAPS: Final = "/proc/self/maps"
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    """Return a function of the OpenBLAS that this process has loaded."""
+    try:
+        with open(_MAPS) as file:
+            paths = {line.split()[-1] for line in file if "openblas" in line}
+    except OSError:
+        return None
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        for prefix in _PREFIXES:
+            for suffix in _SUFFIXES:
+                function = getattr(library, f"{prefix}{name}{suffix}", None)
+                if function is not None:
+                    return function
+    return None
+
+
+def blas_threads() -> int | None:
+    """Return how many threads numpy's products use; None when it cannot be known."""
+    function = _function("get_num_threads")
+    if function is not None:
+        return int(function())
+    given = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS")
+    return int(given) if given and given.isdigit() else None
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[bool]:
+    """Make numpy's products use one thread; yield whether that is certain."""
+    function, before = _function("set_num_threads"), blas_threads()
+    if function is None:
+        yield before == 1
+        return
+    function(1)
+    try:
+        yield blas_threads() == 1
+    finally:
+        function(before or 1)

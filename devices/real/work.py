@@ -1,0 +1,74 @@
+"""What the ops of a graph do when they really run, and how we know that they ran in the right order.
+
+Every op reads what its producers have left and leaves something that depends on it, so that a run which broke
+an order leaves something else than a serial run does. `Work.wrong` compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sim.graph import Graph
+from sim.model import Task
+from sim.trace import Trace
+
+__all__ = ["Observation", "Work", "producers_of"]
+
+
+class Work(Protocol):
+    """The kernels of one graph with their data. One object serves many runs."""
+
+    def reset(self) -> None:
+        """Forget all results: whoever reads one before it is made reads something wrong."""
+
+    def issue(self, task: Task) -> None:
+        """Spend what issuing `task` costs its host beyond putting it on a queue."""
+
+    def run(self, task: Task) -> None:
+        """Execute the op of `task` on the calling thread and leave its result."""
+
+    def wrong(self) -> list[str]:
+        """Return the names of the ops whose result is not that of a serial execution."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One real run.
+
+    Attributes
+    ----------
+    trace : Trace
+        Measured times, ns from the beginning of the run.
+    wrong : list of str
+        Ops with a wrong result: the run broke an order.
+    delayed_ns : int or None
+        How long threads of the run were runnable without running; None where it is not known.
+    priority : str
+        ``"fifo"`` when the threads had real-time priority, else ``"normal"``.
+    """
+
+    trace: Trace
+    wrong: list[str]
+    delayed_ns: int | None = None
+    priority: str = "normal"
+
+    @property
+    def delayed(self) -> float:
+        """Run-queue delay as a share of the makespan, summed over the threads; 0 where it is not known."""
+        return (self.delayed_ns or 0) / max(1, self.trace.makespan_ns)
+
+
+def producers_of(graph: Graph) -> list[list[int]]:
+    """Return the producers of every op within an iteration, data edges first, without repetition."""
+    edges = graph.edges
+    producers: list[list[int]] = [[] for _ in range(len(graph))]
+    now = edges.distance == 0
+    for producer, consumer in zip(
+        np.asarray(edges.producer[now]).tolist(), np.asarray(edges.consumer[now]).tolist(), strict=True
+    ):
+        if producer not in producers[consumer]:
+            producers[consumer].append(producer)
+    return producers
