@@ -216,6 +216,9 @@ def test_a_transformer_block(dynamic):
     e = h * d
     if dynamic:
         graph = import_onnx(attention_block("n", "length"), batch=b, dims={"length": s})
+        assert columns(graph) == columns(
+            import_onnx(attention_block("n", "length"), batch=b, dims=f"length={s}")
+        )
     else:
         graph = import_onnx(attention_block(2, s), batch=b)
     op = by_name(graph)
@@ -401,6 +404,10 @@ def test_open_dimensions_are_named():
         import_onnx(made, batch=4)
     with pytest.raises(InputError, match=r"unknown dimension 'lenght'; did you mean 'length'\?"):
         import_onnx(made, batch=4, dims={"lenght": 128})
+    with pytest.raises(InputError, match="dims: should be NAME=SIZE, as in sequence=128, not 'length'"):
+        import_onnx(made, batch=4, dims="length")
+    with pytest.raises(InputError, match="dims: length must be at least 1, not 0"):
+        import_onnx(made, batch=4, dims="length=0")
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -451,6 +458,9 @@ def test_shapes_that_depend_on_data_are_refused():
         ),
     ):
         import_onnx(made, unknown="bytes")
+    unread = model([*nodes[:1], ("Relu", ["x"], ["z"], {})], [("x", FLOAT, [4])], [("z", FLOAT, [4])])
+    with pytest.warns(UserWarning, match="NonZero"):
+        assert import_onnx(unread, unknown="bytes").op_names == ["Relu_1"]
     backwards = model(
         [("Relu", ["y"], ["z"], {}), ("Relu", ["x"], ["y"], {})], [("x", FLOAT, [4])], [("z", FLOAT, [4])]
     )
@@ -474,6 +484,8 @@ def test_texts_have_no_size():
 def test_wrong_options_and_files(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown dtype 'half'"):
         import_onnx(light("resnet50"), dtype="half")
+    with pytest.raises(UnknownNameError, match=r"unknown value of unknown 'byte'; did you mean 'bytes'\?"):
+        import_onnx(light("resnet50"), unknown="byte")
     with pytest.raises(InputError, match="no such file"):
         import_onnx(tmp_path / "none.onnx")
     (tmp_path / "text.onnx").write_text("no model at all")

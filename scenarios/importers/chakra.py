@@ -24,7 +24,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.files import StrPath, choice, read_bytes
 from scenarios.importers.kineto_events import kind_of, short_name
 from scenarios.importers.protobuf_wire import delimited, fields, packed, signed, text
 from sim.errors import GraphError, InputError
@@ -112,6 +112,7 @@ def load(path: StrPath, *, batch: int | None = None, dangling: Literal["warn", "
     """
     if batch is not None:
         raise InputError(f"{path}: its times were measured at one batch size, so batch={batch} cannot be set")
+    choice("dangling", dangling, ("warn", "error"))
     nodes = read_nodes(path)
     by_id = {node.id: node for node in nodes}
     if len(by_id) < len(nodes):

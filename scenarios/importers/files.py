@@ -1,18 +1,15 @@
-"""Bytes in and out for importers: gunzipped by content, written whole or not at all, failures in one line."""
+"""Bytes for importers: decompressed when they are compressed, and every failure in one line."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import os
-import threading
 import zlib
-from pathlib import Path
 from typing import IO, cast
 
-from sim.errors import InputError
+from sim.errors import InputError, UnknownNameError
 
-__all__ = ["MAX_BYTES", "StrPath", "gzipped", "read_bytes", "read_head", "write_bytes"]
+__all__ = ["MAX_BYTES", "StrPath", "choice", "read_bytes", "read_head"]
 
 StrPath = str | os.PathLike[str]
 
@@ -58,36 +55,7 @@ def _read(path: StrPath, size: int) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def gzipped(content: bytes) -> bytes:
-    """Compress `content` so that equal content gives equal bytes: no name and no time in the header."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as file:
-        file.write(content)
-    return buffer.getvalue()
-
-
-def write_bytes(path: StrPath, content: bytes) -> None:
-    """Write `content` to `path`, gzipped when the name ends in ``.gz``; whole or not at all.
-
-    Raises
-    ------
-    InputError
-        The folder is missing or may not be written, or `path` is a directory.
-    """
-    target = Path(path)
-    data = gzipped(content) if target.suffix == ".gz" else content
-    try:
-        if target.exists() and not target.is_file():
-            if target.is_dir():
-                raise IsADirectoryError(None, "is a directory")
-            target.write_bytes(data)  # a pipe or a device: there is nothing to replace
-            return
-        beside = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
-        try:
-            with open(beside, "xb") as file:
-                file.write(data)
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+def choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Check an option that is one of a few words; UnknownNameError when it is none of them."""
+    if value not in allowed:
+        raise UnknownNameError(f"value of {option}", value, allowed)

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scenarios.importers.batching import BatchSlope, row_sums
-from scenarios.importers.files import StrPath, write_bytes
+from scenarios.importers.files import StrPath
 from scenarios.importers.graph_file import SCHEMA, OpSlope, TensorRecord
-from sim.errors import GraphError
+from sim.errors import GraphError, InputError
+from sim.export.atomic import write_bytes
 from sim.graph import UNSET, Csr, Graph, IntArray, Role
 
 __all__ = ["write_graph"]
@@ -55,7 +56,10 @@ def write_graph(
         content = text.encode()
     except UnicodeEncodeError as error:
         raise GraphError(f"graph {graph.name!r} has a name that is no text: {error}") from None
-    write_bytes(path, content)
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def _json(value: object) -> str:

@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.files import StrPath, choice, read_bytes
 from scenarios.importers.kineto_events import GpuTask, Trace, kind_of, read_events, short_name
 from sim.errors import InputError
 from sim.graph import Graph
@@ -78,6 +78,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     """
     if batch is not None:
         raise InputError(f"{path}: its times were measured at one batch size, so batch={batch} cannot be set")
+    choice("host", host, ("calls", "none"))
     trace = read_events(read_bytes(path), path)
     if not trace.tasks:
         raise InputError(f"{path}: no kernel, copy or fill of a GPU in the trace")

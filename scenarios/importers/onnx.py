@@ -24,8 +24,8 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from scenarios.importers import dtypes
-from scenarios.importers.files import StrPath, read_bytes
-from scenarios.importers.onnx_batch import Rebatch, batches, check_scaled, inputs_at
+from scenarios.importers.files import StrPath, choice, read_bytes
+from scenarios.importers.onnx_batch import Rebatch, batches, check_scaled, inputs_at, sizes_of
 from scenarios.importers.onnx_nodes import (
     BATCH_DEPENDENT,
     attributes_of,
@@ -57,7 +57,7 @@ def import_onnx(
     *,
     batch: int | None = None,
     dtype: str | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | str | None = None,
     unknown: Literal["error", "bytes"] = "error",
 ) -> Graph:
     """Return the graph of an ONNX model.
@@ -70,8 +70,9 @@ def import_onnx(
         First axis of the inputs; by default as in the file, if it is fixed there.
     dtype : str, optional
         Floating-point type to compute and store in (``"fp16"``, ``"bf16"``) instead of the file's.
-    dims : mapping of str to int, optional
-        Sizes of the file's other symbolic dimensions (``{"sequence": 128}``).
+    dims : mapping of str to int, or str, optional
+        Sizes of the file's other symbolic dimensions: ``{"sequence": 128}``, or ``"sequence=128"`` with
+        commas between several.
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
@@ -87,6 +88,7 @@ def import_onnx(
     --------
     >>> graph = import_onnx("light_resnet50.onnx", batch=32, dtype="bf16")  # doctest: +SKIP
     """
+    choice("unknown", unknown, ("error", "bytes"))
     if dtype is not None:
         dtypes.check_dtype(dtype)
     named = isinstance(model, (str, os.PathLike))
@@ -99,7 +101,7 @@ def import_onnx(
         model = inliner.inline_local_functions(model)
     try:
         _check_kinds(model, unknown)
-        own, wanted = inputs_at(model, batch, dims or {})
+        own, wanted = inputs_at(model, batch, sizes_of(dims))
         if own is None:
             values = infer(model, wanted)
         else:
@@ -165,7 +167,8 @@ def _check_kinds(model: Any, unknown: str) -> None:
 def _build(model: Any, values: Values, dtype: str | None, name: str) -> Graph:
     """Make one op of every node that runs."""
     builder = GraphBuilder(name)
-    running = [node for node in model.graph.node if not values[first_output(node)].constant]
+    written = [node for node in model.graph.node if first_output(node) in values]  # the others nobody reads
+    running = [node for node in written if not values[first_output(node)].constant]
     read = {value for node in running for value in node.input} | {o.name for o in model.graph.output}
     refs = _externals(builder, model, running, values, dtype)
     spoken = {*values, *(node.name for node in model.graph.node)}
@@ -211,7 +214,11 @@ def _externals(
             refs[given.name] = builder.input(given.name, tensor_facts(values[given.name], dtype).nbytes)
     origin: dict[str, str] = {}  # a view of a weight is that weight
     for node in model.graph.node:
-        if kind_of(node.op_type) in VIEWS and values[first_output(node)].constant:
+        if (
+            kind_of(node.op_type) in VIEWS
+            and first_output(node) in values
+            and values[first_output(node)].constant
+        ):
             origin[node.output[0]] = origin.get(node.input[0], node.input[0])
     for node in running:
         operands = operands_of(node, values)

@@ -24,7 +24,16 @@ import numpy as np
 from scenarios.importers.onnx_values import Value, Values, node_name, shape_text
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["Rebatch", "batch_first", "batches", "check_elements", "check_scaled", "inputs_at", "retarget"]
+__all__ = [
+    "Rebatch",
+    "batch_first",
+    "batches",
+    "check_elements",
+    "check_scaled",
+    "inputs_at",
+    "retarget",
+    "sizes_of",
+]
 
 
 class Rebatch(NamedTuple):
@@ -46,6 +55,30 @@ class Rebatch(NamedTuple):
     def factor(self) -> Fraction:
         """How many times as long the batch is."""
         return Fraction(self.wanted, self.own)
+
+
+def sizes_of(dims: Mapping[str, int] | str | None) -> dict[str, int]:
+    """Return the sizes of symbolic dimensions, from a mapping or from text.
+
+    Raises
+    ------
+    InputError
+        Text that is not of this form, or a size below 1.
+
+    Examples
+    --------
+    >>> sizes_of("sequence=128, past=7")
+    {'sequence': 128, 'past': 7}
+    """
+    if isinstance(dims, str):
+        pairs = [part.partition("=") for part in dims.split(",")]
+        if not all(equals and size.strip().isdigit() for _, equals, size in pairs):
+            raise InputError(f"dims: should be NAME=SIZE, as in sequence=128, not {dims!r}")
+        dims = {name.strip(): int(size) for name, _, size in pairs}
+    for name, size in (dims or {}).items():
+        if size < 1:
+            raise InputError(f"dims: {name} must be at least 1, not {size}")
+    return dict(dims or {})
 
 
 def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[Values | None, Values]:

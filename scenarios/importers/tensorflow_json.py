@@ -31,7 +31,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from scenarios.importers import checked_json
-from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.files import StrPath, choice, read_bytes
 from scenarios.importers.op_costs import COSTS, VIEWS, Cost, cost_of
 from scenarios.importers.op_formulas import measured_shape
 from scenarios.importers.tensorflow_ops import kind_of, op_facts, plain_attributes
@@ -85,6 +85,7 @@ def import_tensorflow_json(
     --------
     >>> import_tensorflow_json("ResNet50_train_b32.json.gz")  # doctest: +SKIP
     """
+    choice("unknown", unknown, ("error", "bytes"))
     file = checked_json.parse(_FILE, read_bytes(path), path)
     try:
         return _graph(file, batch, unknown)
