@@ -152,6 +152,33 @@ class Facts:
                 full[rows] = issued - ended >= device.queue_depth
         return full
 
+    # -- who made room ------------------------------------------------------------------------
+
+    @cached_property
+    def ends_by_device(self) -> list[tuple[list[int], list[int]]]:
+        """Per device (ends, rows) of the tasks that took some time, by end."""
+        out = []
+        for d in range(len(self.devices)):
+            rows = np.flatnonzero((self.device == d) & (self.end > self.start))
+            rows = rows[np.argsort(self.end[rows], kind="stable")]
+            out.append((self.end[rows].tolist(), rows.tolist()))
+        return out
+
+    @cached_property
+    def ends_of_transfers(self) -> tuple[list[int], list[int]]:
+        """(ends, rows) of the transfers that took some time, by end."""
+        moved = self.trace.transfers
+        rows = np.flatnonzero(moved["end_ns"] > moved["start_ns"])
+        rows = rows[np.argsort(moved["end_ns"][rows], kind="stable")]
+        return moved["end_ns"][rows].tolist(), rows.tolist()
+
+    def way(self, transfer: int) -> set[str]:
+        """Return what a transfer occupies: the links of its route, and the devices at its ends."""
+        moved, machine = self.trace.transfers, self.job.machine
+        source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
+        links = {machine.links[k].name for k in machine.route(source, destination)}
+        return links | {f"out of {source}", f"into {destination}"}
+
 
 def _before(order: IntArray, key: IntArray) -> IntArray:
     """Return for each row the one before it in `order`, if both have the same key, else -1."""
