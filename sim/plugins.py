@@ -295,4 +295,5 @@ def _summary(thing: object) -> str:
     """Return the first line of the docstring that `thing` (or its class) itself has."""
     described = thing if isinstance(thing, (type, ModuleType)) or inspect.isroutine(thing) else type(thing)
     doc = None if getattr(described, "__module__", None) == "builtins" else described.__doc__
+    doc = getattr(thing, "__dict__", {}).get("__doc__") or doc  # an instance with a docstring of its own
     return inspect.cleandoc(doc).partition("\n")[0] if doc else ""

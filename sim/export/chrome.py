@@ -171,8 +171,9 @@ def _transfers(trace: Trace) -> Iterator[Event]:
     tid_of = {pair: tid for tid, pair in enumerate(_pairs(trace), start=1)}
     columns = ("tensor", "source", "destination", "nbytes", "start_ns", "end_ns")
     for tensor, a, b, nbytes, start, end in zip(*(moved[name].tolist() for name in columns), strict=True):
-        yield {"ph": "X", "cat": "gpu_memcpy", "name": f"transfer {graph.tensor_name(tensor)}", "pid": _LINKS,
-               "tid": tid_of[a, b], "ts": _us(start), "dur": _us(end - start), "args": {"bytes": nbytes}}  # fmt: skip
+        name = f"transfer {graph.tensor_name(tensor)}"
+        yield {"ph": "X", "cat": "gpu_memcpy", "name": name, "pid": _LINKS, "tid": tid_of[a, b],
+               "ts": _us(start), "dur": _us(end - start), "args": {"bytes": nbytes}}  # fmt: skip
 
 
 def _arrows(trace: Trace, most: int) -> Iterator[Event]:

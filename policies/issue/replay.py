@@ -1,0 +1,260 @@
+"""Replay: follow a plan, whoever made it.
+
+::
+
+    trace.plan() ──► plan ──► Replay    each issuer takes its own tasks, in its own order
+                       └────► Planned   the devices, streams and program order that go with them
+
+A plan says who puts what where and in which order, and has no times (`sim.plan`), so the same plan
+can be tried on a machine with other costs, or with a task moved. What does not fit the graph or the
+machine is refused before time 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from policies.options import SYNCHRONISATIONS, one_of
+from sim import Graph, Issuer, Job, Machine, Policy, Task
+from sim.errors import InputError, UnknownNameError
+from sim.graph import IntArray
+from sim.plan import Plan
+
+__all__ = ["Planned", "Replay", "read_plan"]
+
+
+def read_plan(plan: Plan | None, file: Path | None) -> Plan:
+    """Return the plan, or read it from the file (`sim.plan.Plan.to_json`); exactly one is given.
+
+    Raises
+    ------
+    InputError
+        Both or none are given, or the file cannot be read or holds no plan.
+    """
+    if (plan is None) == (file is None):
+        raise InputError("replay: give either a plan or the file of one")
+    if plan is not None:
+        return plan
+    try:
+        text = Path(file or "").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"replay: the file {str(file)!r} cannot be read: {error}") from None
+    return Plan.from_json(text)
+
+
+class Replay(Policy):
+    """Each issuer takes the tasks that a plan gives it, in the plan's order.
+
+    Parameters
+    ----------
+    plan : Plan, optional
+    file : path, optional
+        A file with the plan, in place of the plan.
+    synchronisation : str
+        ``"completion"`` or ``"issue"``, which a plan does not say: the one of the run that it comes
+        from gives the same times again.
+
+    Raises
+    ------
+    InputError
+        Not exactly one of plan and file, a file that holds no plan, or another word.
+
+    Examples
+    --------
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("fork")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> graph, machine = b.build(), Machine((Device("cpu0", "cpu", workers=2),))
+    >>> plan = simulate(graph, machine, ReadyQueue()).plan()
+    >>> simulate(graph, machine, Replay(plan)).plan().digest == plan.digest
+    True
+    """
+
+    def __init__(
+        self, plan: Plan | None = None, file: Path | None = None, synchronisation: str = "completion"
+    ) -> None:
+        self.plan = read_plan(plan, file)
+        self.synchronisation = one_of("replay", "synchronisation", synchronisation, SYNCHRONISATIONS)
+        self._todo: list[list[int]] = []  # per issuer: keys of its tasks, the next one last
+        self._eligible: dict[int, Task] = {}
+        self._n_ops = 0
+
+    def prepare(self, job: Job) -> None:
+        """Give every issuer its tasks.
+
+        Raises
+        ------
+        UnknownNameError
+            An op, issuer or device that graph or machine does not have.
+        InputError
+            A task that is missing or doubled, on another device than it is placed on, or issued by
+            someone who does not serve it.
+        """
+        plan = self.plan
+        self._n_ops = len(job.graph)
+        self._eligible = {}
+        op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
+        keys = plan.iteration * self._n_ops + op
+        _require_each_once(job, keys.tolist())
+        device = np.array(_devices(job.machine, plan), dtype=np.int64)[plan.stream]
+        _require_placement(job, op, device)
+        issuers = job.machine.issuers()
+        index = {issuer.name: issuer.index for issuer in issuers}
+        for name in plan.issuers:
+            if name not in index:
+                raise UnknownNameError("issuer", name, index)
+        by = np.array([index[name] for name in plan.issuers], dtype=np.int64)[plan.issuer]
+        group = np.array([issuer.group for issuer in issuers])
+        wrong = group[by] != job.group_of[op]
+        if wrong.any():
+            k = int(wrong.argmax())
+            raise InputError(
+                f"replay: the plan lets {issuers[by[k]].name} issue op {job.graph.op_names[op[k]]!r}, "
+                f"which is on {job.machine.devices[device[k]].name} and not its to issue"
+            )
+        self._todo = [keys[by == issuer.index][::-1].tolist() for issuer in issuers]
+
+    def ready(self, task: Task) -> None:
+        """Note that `task` is eligible."""
+        self._eligible[task.iteration * self._n_ops + task.op] = task
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Note who is eligible now."""
+        for t in now_ready:
+            self._eligible[t.iteration * self._n_ops + t.op] = t
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the issuer's next task, if it is eligible."""
+        todo = self._todo[issuer.index]
+        task = self._eligible.pop(todo[-1], None) if todo else None
+        if task is not None:
+            todo.pop()
+        return task
+
+
+class Planned:
+    """The decisions of a plan besides the order of issue: a placement, a stream assignment, a linearizer.
+
+    Parameters
+    ----------
+    plan : Plan, optional
+    file : path, optional
+        A file with the plan, in place of the plan.
+
+    Raises
+    ------
+    InputError
+        Not exactly one of them, or a file that holds no plan.
+
+    Examples
+    --------
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a", duration_ns=10), b.op("b", duration_ns=10)
+    >>> graph, machine = b.build(), Machine((Device("gpu0"), Device("gpu1")))
+    >>> class Apart:
+    ...     def place(self, graph, machine, cost_ns):
+    ...         return [1, 0]
+    >>> plan = simulate(graph, machine, ReadyQueue(), placement=Apart()).plan()
+    >>> simulate(graph, machine, Replay(plan), placement=Planned(plan)).makespan_ns
+    10
+    """
+
+    def __init__(self, plan: Plan | None = None, file: Path | None = None) -> None:
+        self.plan = read_plan(plan, file)
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.model.Placement`).
+
+        Raises
+        ------
+        UnknownNameError
+            An op or device that graph or machine does not have.
+        InputError
+            An op that the plan leaves out or has on two devices.
+        """
+        device = _devices(machine, self.plan)
+        return self._per_op(graph, [device[s] for s in self.plan.stream.tolist()], "device")
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op, counted within the op's device.
+
+        Raises
+        ------
+        UnknownNameError
+            An op, device or stream that graph or machine does not have.
+        InputError
+            An op that the plan leaves out or has on two streams.
+        """
+        machine, plan = job.machine, self.plan
+        number = {machine.stream_name(s): s for s in range(machine.first_stream[-1])}
+        lanes = []
+        for name, device in zip(plan.streams, _devices(machine, plan), strict=True):
+            if name not in number:
+                raise UnknownNameError("stream", name, number)
+            # A worker runs what it takes: its tasks have no stream of their own.
+            lane = number[name] - machine.first_stream[device]
+            lanes.append(0 if machine.devices[device].workers else lane)
+        return self._per_op(job.graph, [lanes[s] for s in plan.stream.tolist()], "stream")
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return the ops in the order in which the plan first issues them.
+
+        Raises
+        ------
+        UnknownNameError
+            An op that the graph does not have.
+        """
+        op = [job.graph.index(name) for name in self.plan.ops]
+        return list(dict.fromkeys(op[k] for k in self.plan.op.tolist()))
+
+    def _per_op(self, graph: Graph, values: Iterable[int], what: str) -> list[int]:
+        """Return the value of each op's tasks, which must agree."""
+        found: dict[int, int] = {}
+        op = [graph.index(name) for name in self.plan.ops]
+        for k, value in zip(self.plan.op.tolist(), values, strict=True):
+            if found.setdefault(op[k], value) != value:
+                raise InputError(f"replay: the plan has op {self.plan.ops[k]!r} on more than one {what}")
+        missing = [name for k, name in enumerate(graph.op_names) if k not in found]
+        if missing:
+            raise InputError(f"replay: the plan leaves out op {missing[0]!r} of graph {graph.name!r}")
+        return [found[k] for k in range(len(graph))]
+
+
+def _devices(machine: Machine, plan: Plan) -> list[int]:
+    """Return the device index of each stream of the plan."""
+    return [machine.device_index(name) for name in plan.devices]
+
+
+def _require_each_once(job: Job, keys: list[int]) -> None:
+    n = len(job.graph)
+    total = n * job.iterations
+    count = Counter(keys)
+    wrong = next((key for key in range(total) if count[key] != 1), None)
+    if wrong is None:
+        wrong = next((key for key in keys if key >= total or key < 0), None)
+    if wrong is not None:
+        iteration, op = divmod(wrong, n)
+        times = {0: "leaves out", 1: "has"}.get(count[wrong], f"has {count[wrong]} times")
+        raise InputError(
+            f"replay: the plan {times} op {job.graph.op_names[op]!r} of iteration {iteration}; "
+            f"the run has {n} ops and {job.iterations} iteration(s), each task once"
+        )
+
+
+def _require_placement(job: Job, op: IntArray, device: IntArray) -> None:
+    elsewhere = job.device_of[op] != device
+    if elsewhere.any():
+        k = int(elsewhere.argmax())
+        names = [d.name for d in job.machine.devices]
+        raise InputError(
+            f"replay: the plan has op {job.graph.op_names[op[k]]!r} on {names[device[k]]}, and it is placed "
+            f"on {names[job.device_of[op[k]]]}; use the plan's placement too (placement: replay)"
+        )

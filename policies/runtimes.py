@@ -1,0 +1,113 @@
+"""Runtimes: sets of the separable decisions that bear the name of a framework.
+
+Each is what a scenario could write out under ``policy:`` itself, and what it gives besides is laid on top::
+
+    policy: {runtime: pytorch-eager, streams: per-branch}
+
+A runtime decides; what its decisions cost is the machine's (issue cost, launch latency, workers). Rules and
+sources are in the policies named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+__all__ = ["RUNTIMES", "Runtime"]
+
+
+class Runtime(Mapping[str, Any]):
+    """A named set of decisions; its docstring is what ``sim runtimes`` shows."""
+
+    def __init__(self, doc: str, **choices: Any) -> None:
+        self.__doc__ = doc
+        self._choices: Mapping[str, Any] = MappingProxyType(choices)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return one decision."""
+        return self._choices[key]
+
+    def __iter__(self) -> Any:
+        """Iterate over the decisions' names."""
+        return iter(self._choices)
+
+    def __len__(self) -> int:
+        """Return how many decisions it makes."""
+        return len(self._choices)
+
+
+tensorflow: Final = Runtime(
+    "TensorFlow's executor: ready ops inline or to a work-stealing pool; GPU kernels are done when enqueued",
+    name="tensorflow-executor",
+    streams="single",
+)
+tensorflow_caller_thread: Final = Runtime(
+    "TensorFlow with the calling thread as its only one (an inter-op pool of -1): breadth first",
+    name="tensorflow-executor",
+    threads="caller",
+    streams="single",
+)
+tvm_graph_executor: Final = Runtime(
+    "TVM's graph executor: the nodes in order, strictly one after another",
+    name="sequential",
+    linearize="topological",
+    streams="single",
+)
+tvm_vm: Final = Runtime(
+    "TVM's and Relax's virtual machine: one instruction after another, depth first; kernels are only enqueued",
+    name="sequential",
+    linearize="depth-first",
+    streams="single",
+)
+onnxruntime: Final = Runtime(
+    "ONNX Runtime, sequential, default order: reverse depth first from the outputs",
+    name="sequential",
+    linearize="reverse-depth-first",
+    streams="single",
+)
+onnxruntime_priority: Final = Runtime(
+    "ONNX Runtime, sequential, priority order: Kahn with the least index",
+    name="sequential",
+    linearize="priority",
+    streams="single",
+)
+onnxruntime_parallel: Final = Runtime(
+    "ONNX Runtime, parallel: a thread keeps the first consumer it made ready and queues the others",
+    name="onnxruntime-parallel",
+    streams="single",
+)
+tfrt: Final = Runtime(
+    "TFRT: ready kernels of the thread's own stream on its stack, the others to the work queue",
+    name="tfrt",
+    streams="single",
+)
+pytorch_eager: Final = Runtime(
+    "PyTorch eager: a Python thread launches op after op, in program order, on one stream",
+    name="sequential",
+    linearize="topological",
+    streams="single",
+)
+cuda_streams: Final = Runtime(
+    "CUDA streams: asynchronous launches in program order, branches on streams of their own, events between",
+    name="in-order",
+    synchronisation="issue",
+    linearize="topological",
+    streams="per-branch",
+)
+
+RUNTIMES: Final = MappingProxyType(
+    {
+        "tensorflow": tensorflow,
+        "tensorflow-caller-thread": tensorflow_caller_thread,
+        "tvm-graph-executor": tvm_graph_executor,
+        "tvm-vm": tvm_vm,
+        "onnxruntime": onnxruntime,
+        "onnxruntime-priority": onnxruntime_priority,
+        "onnxruntime-parallel": onnxruntime_parallel,
+        "tfrt": tfrt,
+        "pytorch-eager": pytorch_eager,
+        "cuda-streams": cuda_streams,
+    }
+)
+"""Every runtime by the name that scenarios use."""

@@ -1,0 +1,85 @@
+"""Runtimes: the orders that the real ones would run, on graphs small enough to see."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.issue.sequential import Sequential
+from policies.issue.work_queues import KeepFirst, StreamStacks
+from policies.linearize.depth_first import DepthFirst
+from policies.runtimes import RUNTIMES
+from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, plugins, simulate
+
+
+def graph(edges: dict[str, list[str]], **stream_id: int) -> Graph:
+    builder = GraphBuilder("test")
+    for name, inputs in edges.items():
+        attributes = {"stream_id": stream_id[name]} if name in stream_id else None
+        builder.op(name, inputs=inputs, duration_ns=10, attributes=attributes)
+    return builder.build()
+
+
+def order(trace: Trace) -> list[str]:
+    return [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
+
+
+def cpu(workers: int) -> Machine:
+    return Machine((Device("cpu0", "cpu", workers=workers),))
+
+
+TREE = {"root": [], "a": ["root"], "b": ["root"], "c": ["root"], "aa": ["a"], "bb": ["b"]}
+
+
+def test_sequential_ignores_idle_workers() -> None:
+    trace = simulate(graph(TREE), cpu(4), Sequential(), linearize=DepthFirst())
+    assert trace.makespan_ns == 60
+    assert (trace.tasks["start_ns"][1:] == trace.tasks["end_ns"][:-1]).all()
+
+
+def test_sequential_only_enqueues_on_a_gpu() -> None:
+    """Issue 1, kernels 10: the host is through at 6, the stream works 1..61 without a gap."""
+    trace = simulate(graph(TREE), Machine((Device("gpu0", issue_ns=1),)), Sequential())
+    assert trace.tasks["issue_ns"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert trace.makespan_ns == 61
+
+
+def test_sequential_walks_over_several_devices_and_iterations() -> None:
+    builder = GraphBuilder("two")
+    builder.op("a", duration_ns=10, device="cpu0")
+    builder.op("b", inputs=["a"], duration_ns=10, device="gpu0")
+    builder.op("c", duration_ns=10, device="cpu0")
+    machine = Machine((Device("cpu0", "cpu", workers=2), Device("gpu0")))
+    trace = simulate(builder.build(), machine, Sequential(), iterations=2)
+    # a 0..10; b is enqueued at 10 and runs until 20, c runs 10..20 beside it; then again.
+    assert trace.tasks["start_ns"].tolist() == [0, 10, 10, 20, 30, 30]
+
+
+def test_onnxruntime_keeps_the_first_consumer_and_queues_the_others() -> None:
+    """One thread: root, a (kept), aa (kept), then the queue: b, c ... with bb kept after b."""
+    assert order(simulate(graph(TREE), cpu(1), KeepFirst())) == ["root", "a", "aa", "b", "bb", "c"]
+
+
+def test_tfrt_goes_on_with_its_own_stream_last_in_first_out() -> None:
+    """a and b belong to root's stream 0: stack a, b, so b first; c (stream 1) waits in the queue."""
+    trace = simulate(graph(TREE, c=1), cpu(1), StreamStacks())
+    assert order(trace) == ["root", "b", "bb", "a", "aa", "c"]
+
+
+@pytest.mark.parametrize("name", sorted(RUNTIMES))
+@pytest.mark.parametrize("machine", [cpu(2), Machine((Device("gpu0", streams=2, issue_ns=1, event_ns=1),))])
+def test_every_runtime_is_made_of_registered_parts_and_runs(name: str, machine: Machine) -> None:
+    choices = dict(RUNTIMES[name])
+    policy: Policy = plugins.lookup("sim.policies", choices.pop("name"))(
+        **{k: v for k, v in choices.items() if k not in ("streams", "linearize")}
+    )
+    streams = plugins.lookup("sim.streams", choices["streams"])()
+    linearize = plugins.lookup("sim.linearizers", choices["linearize"])() if "linearize" in choices else None
+    trace = simulate(graph(TREE), machine, policy, streams=streams, linearize=linearize)
+    trace.check()
+    assert sorted(order(trace)) == sorted(TREE)
+
+
+def test_runtimes_are_listed_with_a_line_each() -> None:
+    listed = {entry.name: entry.summary for entry in plugins.describe("sim.runtimes")}
+    assert set(RUNTIMES) <= set(listed)
+    assert listed["tvm-vm"].startswith("TVM's and Relax's virtual machine")
