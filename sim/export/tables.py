@@ -1,0 +1,169 @@
+"""Traces as tables: one row a task, one row a transfer, in words and plain units.
+
+Columns of whole numbers stay whole: what was not given (a stage, a micro-batch) is missing, not -1.
+Rows are in start order, and the same trace gives the same bytes in a file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sim.errors import InputError, MissingExtraError
+from sim.explain import final_waits
+from sim.export.atomic import atomic_path, write_bytes
+from sim.graph import UNSET, IntArray
+from sim.trace import WAITS, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TABLE_ENDINGS", "task_table", "transfer_table", "write_table"]
+
+TABLE_ENDINGS: Final = (".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
+
+
+def task_table(trace: Trace) -> pd.DataFrame:
+    """Return one row per task that ran.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        ``op, kind, device, stream, issuer, iteration, micro_batch, stage, phase`` (missing where not
+        given); ``ready_ns, issue_ns, start_ns, end_ns``; ``nbytes`` (of the outputs), ``flops``; and
+        ``wait``, why it did not start when it was ready (`sim.trace.WAITS`). With control flow also
+        ``dead``: whether it was skipped.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> for name, inputs in {"a": [], "b": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> table = task_table(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    >>> table[["op", "stream", "start_ns", "end_ns"]].to_csv(index=False).split()
+    ['op,stream,start_ns,end_ns', 'a,gpu0/0,0,10', 'b,gpu0/0,10,20']
+    """
+    import pandas as pd
+
+    graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
+    op = tasks["op"]
+    lanes = [machine.stream_name(s) for s in range(machine.first_stream[-1])]
+    issuers = [issuer.name for issuer in machine.issuers()]
+    columns: dict[str, object] = {
+        "op": np.array(graph.op_names, dtype=object)[op],
+        "kind": _words(graph.kind_code[op], graph.kinds),
+        "device": _words(trace.device, [device.name for device in machine.devices]),
+        "stream": _words(tasks["stream"], lanes),
+        "issuer": _words(tasks["issuer"], issuers),
+        "iteration": tasks["iteration"],
+        "micro_batch": _whole(graph.micro_batch[op]),
+        "stage": _whole(graph.stage[op]),
+        "phase": _words(graph.phase_code[op], graph.phases),
+        **{name: tasks[name] for name in ("ready_ns", "issue_ns", "start_ns", "end_ns")},
+        "nbytes": _output_bytes(trace)[op],
+        "flops": graph.flops[op],
+        "wait": _words(final_waits(trace), WAITS),
+    }
+    if tasks["dead"].any():
+        columns["dead"] = tasks["dead"] != 0
+    return pd.DataFrame(columns)
+
+
+def transfer_table(trace: Trace) -> pd.DataFrame:
+    """Return one row per transfer between devices.
+
+    Returns
+    -------
+    DataFrame
+        ``tensor, source, destination, links`` (names joined by ``>``), ``iteration, nbytes, ready_ns,
+        start_ns, end_ns``.
+    """
+    import pandas as pd
+
+    machine, moved = trace.job.machine, trace.transfers
+    devices = [device.name for device in machine.devices]
+    pair = moved["source"] * len(devices) + moved["destination"]
+    pairs, which = np.unique(pair, return_inverse=True)
+    routes = [
+        ">".join(machine.links[k].name for k in machine.route(*divmod(p, len(devices))))
+        for p in pairs.tolist()
+    ]
+    tensors, named = np.unique(moved["tensor"], return_inverse=True)
+    names = [trace.job.graph.tensor_name(t) for t in tensors.tolist()]
+    return pd.DataFrame(
+        {
+            "tensor": np.array(names, dtype=object)[named],
+            "source": _words(moved["source"], devices),
+            "destination": _words(moved["destination"], devices),
+            "links": _words(which, routes),
+            **{name: moved[name] for name in ("iteration", "nbytes", "ready_ns", "start_ns", "end_ns")},
+        }
+    )
+
+
+def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a table in the format that the name's ending says, whole or not at all.
+
+    Parameters
+    ----------
+    table : DataFrame
+    path : path
+        ``.csv``, ``.json`` (a list of rows), either gzipped with ``.gz`` behind it, or ``.parquet``.
+
+    Raises
+    ------
+    InputError
+        Another ending, or a directory that does not exist.
+    MissingExtraError
+        Parquet without pyarrow.
+    """
+    name = Path(path).name.lower()
+    if name.endswith((".csv", ".csv.gz")):
+        text = io.StringIO()
+        table.to_csv(text, index=False, lineterminator="\n")
+        write_bytes(path, text.getvalue().encode())
+    elif name.endswith((".json", ".json.gz")):
+        rows: str = table.to_json(orient="records", lines=True)
+        write_bytes(path, ("[\n" + ",\n".join(rows.splitlines()) + "\n]\n").encode())
+    elif name.endswith(".parquet"):
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("writing Parquet files", "parquet") from None
+        with atomic_path(path) as beside:
+            table.to_parquet(beside, engine="pyarrow", index=False)
+    else:
+        raise InputError(f"{path}: a table's name ends in {', '.join(TABLE_ENDINGS)}")
+
+
+def _words(code: IntArray, words: object) -> pd.Categorical:
+    """Return codes as words, of which -1 is missing; a million rows take a megabyte, not strings."""
+    import pandas as pd
+
+    return pd.Categorical.from_codes(code, list(words))  # type: ignore[call-overload]
+
+
+def _whole(values: IntArray) -> pd.arrays.IntegerArray:
+    """Return whole numbers of which -1 is missing."""
+    import pandas as pd
+
+    return pd.arrays.IntegerArray(values.astype(np.int64), values == UNSET)
+
+
+def _output_bytes(trace: Trace) -> IntArray:
+    """Return the size of all outputs of each op."""
+    graph = trace.job.graph
+    made = graph.tensor_producer != UNSET
+    total = np.zeros(len(graph), np.int64)
+    np.add.at(total, graph.tensor_producer[made], graph.tensor_nbytes[made])
+    return total
