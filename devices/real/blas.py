@@ -32,7 +32,8 @@ def _function(name: str) -> Callable[..., Any] | None:
             for suffix in _SUFFIXES:
                 function = getattr(library, f"{prefix}{name}{suffix}", None)
                 if function is not None:
-                    return function
+                    found: Callable[..., Any] = function
+                    return found
     return None
 
 

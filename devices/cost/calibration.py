@@ -1,0 +1,147 @@
+"""A calibration: what a real machine was measured to cost, as a file (schema ``sim.calibration/1``).
+
+::
+
+    {"schema": "sim.calibration/1", "backend": "timer", "device": "...", "provenance": {...},
+     "quantities": {"issue_ns": {"median": 4100, "mad": 200, ..., "n": 390}, ...},
+     "tables": [{"kind": "matmul", "axes": ["size", "repeat"], "context": "warm",
+                 "rows": [[256, 1, 480000], ...], "statistics": [{...}, ...]}, ...],
+     "sentinels": [{"block": ..., "before": ..., "after": ..., "accepted": true}, ...]}
+
+Quantities become the numbers of a `sim.Device`; tables become cost tables, in a scenario by
+``cost: {table: calibration.json}``. A context is kept with its table, because a duration without
+the company it was measured in is biased; `warm` is what a scenario gets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.table import Axis, CostTable
+from sim.errors import InputError
+from sim.graph import UNSET, Graph, IntArray
+from sim.model import Device
+
+__all__ = ["SCHEMA", "Calibration", "load_calibration", "save_calibration"]
+
+SCHEMA: Final = "sim.calibration/1"
+_KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tables", "sentinels")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured. Implements `sim.model.CostModel` for ops whose kind has a table.
+
+    Attributes
+    ----------
+    backend, device : str
+    provenance : mapping
+        Device, driver, library versions, clocks, protocol, date.
+    quantities : mapping of str to mapping
+        Summaries (`devices.real.statistics.Summary`) by name; medians are used.
+    tables : sequence of mapping
+        As in the file.
+    sentinels : sequence of mapping
+        Every block that was measured, with the ones that were thrown away.
+    """
+
+    backend: str
+    device: str
+    provenance: Mapping[str, Any]
+    quantities: Mapping[str, Mapping[str, Any]]
+    tables: Sequence[Mapping[str, Any]]
+    sentinels: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def quantity(self, name: str, default: int | None = None) -> int:
+        """Return the median of a quantity.
+
+        Raises
+        ------
+        InputError
+            It was not measured, and no default is given.
+        """
+        if name in self.quantities:
+            return int(self.quantities[name]["median"])
+        if default is None:
+            known = ", ".join(sorted(self.quantities))
+            raise InputError(f"the calibration of {self.device} has no {name}; it has {known}")
+        return default
+
+    def cost_tables(self, context: str = "warm") -> list[CostTable]:
+        """Return the tables measured in one context."""
+        return [
+            CostTable.from_rows(
+                self.device,
+                table["kind"],
+                [Axis(name) for name in table["axes"]],
+                table["rows"],
+                self.provenance,
+            )
+            for table in self.tables
+            if table["context"] == context
+        ]
+
+    @cached_property
+    def _warm(self) -> dict[str, CostTable]:
+        return {table.kind: table for table in self.cost_tables()}
+
+    def lookup(self, kind: str, **sizes: int) -> int:
+        """Return how long one op of a kind takes, warm.
+
+        Raises
+        ------
+        InputError
+            No such kind was measured.
+        """
+        if kind not in self._warm:
+            raise InputError(
+                f"the calibration of {self.device} knows no {kind!r}; it knows {', '.join(self._warm)}"
+            )
+        return int(self._warm[kind].lookup(**sizes))
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns, -1 for kinds that were not measured."""
+        ns = np.full(len(graph), UNSET)
+        for op in range(len(graph)):
+            table = self._warm.get(graph.kind(op))
+            if table is not None:
+                facts = {"repeat": 1, **graph.attributes.get(op, {})}
+                ns[op] = table.lookup(**{axis.name: facts[axis.name] for axis in table.axes})
+        return ns
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Write a calibration as JSON."""
+    content = {"schema": SCHEMA, **{key: getattr(calibration, key) for key in _KEYS[1:]}}
+    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read a calibration.
+
+    Raises
+    ------
+    InputError
+        The file is none; the message names it and what is wrong.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise InputError(f"{path}: not a calibration: 'schema' must be {SCHEMA!r}")
+    if set(content) != set(_KEYS):
+        raise InputError(f"{path}: a calibration has the keys {', '.join(_KEYS)}; found {', '.join(content)}")
+    try:
+        calibration = Calibration(**{key: content[key] for key in _KEYS[1:]})
+        calibration.cost_tables()
+    except (KeyError, TypeError, InputError) as error:
+        raise InputError(f"{path}: malformed calibration: {error}") from error
+    return calibration

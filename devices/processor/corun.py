@@ -1,0 +1,41 @@
+"""Ops on the workers of one CPU slow one another down by a factor that was measured.
+
+The simplest model of interference: with n ops running at once, each advances at the rate 1 / slowdown(n),
+whatever they are. It is right for kernels that are alike and compete for one thing (memory bandwidth, the
+clock of the chip); kernels that differ need a model of what they compete for, as `devices.processor.gpu`.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from devices.events import EqualShare
+from sim.model import MANAGED, Context, Device, Task
+
+__all__ = ["CorunSlowdown"]
+
+
+class CorunSlowdown:
+    """A `sim.model.Processor` on which all running ops slow down alike.
+
+    Parameters
+    ----------
+    device : Device
+        With ``corun_slowdown`` in its details: the factors for 1, 2, ... ops at once; the last one holds
+        for any greater number.
+    context : Context
+        The run.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        factors = [Fraction(str(factor)) for factor in device.details["corun_slowdown"]]
+        self._duration_ns: list[int] = context.job.duration_ns.tolist()
+        self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
+
+    def start(self, task: Task) -> int:
+        """Begin a task; it ends when its work is done."""
+        self._running.add(task, self._duration_ns[task.op])
+        return MANAGED
+
+    def end(self, task: Task) -> None:
+        """Do nothing: a task that is over has left already."""

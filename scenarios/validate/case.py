@@ -1,0 +1,190 @@
+"""A case: one graph on one machine, executed under a plan or driven by a policy.
+
+It is data, so that it can be written to a file, hashed, and rebuilt where it is measured. Durations are not
+part of it: the simulator takes them from a calibration, a real machine takes its own time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.calibration import Calibration
+from devices.real.follow import program_plan
+from policies.issue.critical_path import CriticalPath
+from policies.issue.in_order import InOrder
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from policies.linearize.program import Program
+from sim.graph import Graph
+from sim.graph_builder import GraphBuilder
+from sim.job import Job, make_job
+from sim.model import Device, Machine, Policy
+from sim.plan import Plan
+
+__all__ = ["Case", "CaseOp", "digest"]
+
+_POLICIES: Final[Mapping[str, Callable[..., Policy]]] = {
+    "critical-path": CriticalPath,
+    "in-order": InOrder,
+    "out-of-order": OutOfOrder,
+    "ready-queue": ReadyQueue,
+}
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, in hexadecimal."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CaseOp:
+    """One op: what it is called, which kernel it runs (`devices.real.kernels`), what it reads, where it runs.
+
+    Attributes
+    ----------
+    name, kind : str
+    inputs : sequence of str
+    facts : mapping
+        Attributes of the kernel.
+    device : str
+    lane : int
+        Stream of the device; of no meaning on workers.
+    """
+
+    name: str
+    kind: str
+    inputs: Sequence[str]
+    facts: Mapping[str, int]
+    device: str
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph on one machine under one plan or policy.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its experiment.
+    experiment, split : str
+        ``"e-random"``; ``"test"``, ``"development"`` or ``"calibration"``.
+    ops : sequence of CaseOp
+    devices : mapping of str to mapping
+        By name: ``{"workers": 2}`` or ``{"streams": 4, "sms": 32}``.
+    order : sequence of str
+        Program order; empty: as the ops are given.
+    policy : mapping, optional
+        Name and options of the policy that drives; None: a plan is executed.
+    group : str
+        Cases of a group differ in what decides alone: their makespans are compared with one another.
+    label : str
+        What decides, within the group.
+    """
+
+    name: str
+    experiment: str
+    split: str
+    ops: Sequence[CaseOp]
+    devices: Mapping[str, Mapping[str, int]]
+    order: Sequence[str] = ()
+    policy: Mapping[str, Any] | None = None
+    group: str = ""
+    label: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Case:
+        """Rebuild what `to_json` returned."""
+        return cls(**{**content, "ops": [CaseOp(**op) for op in content["ops"]]})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as a JSON value."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    @property
+    def digest(self) -> str:
+        """Hash of the case: equal for equal cases."""
+        return digest(self.to_json())
+
+    def make_policy(self) -> Policy:
+        """Return the policy object: the one that drives, or issue in order when a plan is executed."""
+        if self.policy is None:
+            return InOrder(synchronisation="issue")
+        options = dict(self.policy)
+        return _POLICIES[options.pop("name")](**options)
+
+    def graph(self, duration_ns: Sequence[int] | None = None) -> Graph:
+        """Return the graph; ops take 1 ns where no durations are given."""
+        builder = GraphBuilder(self.name)
+        for k, op in enumerate(self.ops):
+            builder.op(
+                op.name,
+                kind=op.kind,
+                inputs=op.inputs,
+                device=op.device,
+                attributes=dict(op.facts),
+                duration_ns=1 if duration_ns is None else int(duration_ns[k]),
+            )
+        return builder.build()
+
+    def durations_ns(self, calibration: Calibration) -> list[int]:
+        """Return how long each op takes according to a calibration."""
+        return [
+            calibration.lookup(op.kind, **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"})
+            for op in self.ops
+        ]
+
+    def machine(self, calibration: Calibration | None = None) -> Machine:
+        """Return the machine: with the costs of a calibration, or without any."""
+        return Machine(tuple(self._device(name, spec, calibration) for name, spec in self.devices.items()))
+
+    def _device(self, name: str, spec: Mapping[str, int], calibration: Calibration | None) -> Device:
+        if "workers" in spec:
+            if calibration is None:
+                return Device(name, "cpu", workers=spec["workers"])
+            return Device(name, "cpu", workers=spec["workers"], issue_ns=calibration.quantity("decision_ns"))
+        if calibration is None:
+            return Device(name, "gpu", streams=spec["streams"])
+        issue_ns = calibration.quantity("issue_ns")
+        slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
+        if slept:  # all ops of a case alike: a device has one number
+            issue_ns += calibration.lookup("sleep", sleep_ns=slept.pop())
+        return Device(
+            name,
+            "gpu",
+            streams=spec["streams"],
+            issue_ns=issue_ns,
+            launch_latency_ns=calibration.quantity("launch_latency_ns"),
+            gap_ns=calibration.quantity("gap_ns"),
+            event_ns=calibration.quantity("event_ns"),
+        )
+
+    def job(self, duration_ns: Sequence[int] | None = None, calibration: Calibration | None = None) -> Job:
+        """Return the job, with given durations and the other costs of a calibration."""
+        return make_job(self.graph(duration_ns), self.machine(calibration), **self.decisions())
+
+    def decisions(self) -> dict[str, Any]:
+        """Return the decisions besides the policy, as `sim.simulate` takes them."""
+        return {"streams": _Lanes(self), "linearize": Program(self.order or [op.name for op in self.ops])}
+
+    def plan(self) -> Plan | None:
+        """Return the plan to execute; None when a policy drives."""
+        return None if self.policy is not None else program_plan(self.job())
+
+
+class _Lanes:
+    """The streams that a case names."""
+
+    def __init__(self, case: Case) -> None:
+        self.lanes = [op.lane for op in case.ops]
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return np.array(self.lanes).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,219 @@
+"""The cases of every experiment, drawn by seed: (experiment, split, number) alone decide what comes out.
+
+Calibration never uses a graph from here, and a split is part of the seed, so calibration, development and
+test plans are disjoint by construction. Letters are those of the matrix in docs/design.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from policies.pipeline import generate
+from scenarios.validate.case import Case, CaseOp
+
+__all__ = ["EXPERIMENTS", "KERNELS", "draw"]
+
+MS: Final = 1_000_000
+
+Facts = tuple[str, dict[str, int]]
+
+
+def _sleep(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> Facts:
+    """Return a sleep of whole 50 us."""
+    steps = int(rng.integers(int(low_ms * 20), int(high_ms * 20) + 1))
+    return "sleep", {"sleep_ns": steps * MS // 20}
+
+
+def _numpy(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> Facts:
+    """Return matrix products of at least some 1.5 ms on one core; repeats lie between calibrated ones."""
+    repeat = int(rng.integers(max(1, round(low_ms / 1.5)), max(2, round(high_ms / 1.5)) + 1))
+    return "matmul", {"size": 384, "repeat": repeat}
+
+
+def _torch(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> Facts:
+    """Return matrix products; a millisecond of the others is ten microseconds here."""
+    repeat = int(rng.integers(max(1, round(low_ms)), max(2, round(high_ms)) + 1))
+    return "matmul", {"size": int(rng.choice([1024, 2048])), "repeat": repeat}
+
+
+KERNELS: Final[Mapping[str, Callable[..., Facts]]] = {"timer": _sleep, "threads": _numpy, "cuda": _torch}
+"""backend → how a kernel of some size is drawn."""
+
+
+def _rng(experiment: str, split: str, number: int) -> np.random.Generator:
+    return np.random.default_rng([*f"{experiment}/{split}/{number}".encode()])
+
+
+def chain(backend: str, split: str) -> Iterator[Case]:
+    """a. A chain from launch-bound to kernel-bound: the host takes 2 ms a launch where it sleeps."""
+    facts: dict[str, Any]
+    for number, share in enumerate((0.25, 0.5, 1, 1.5, 3)):
+        if backend == "timer":
+            kind = "sleep"
+            facts = {"sleep_ns": int(share * 2 * MS), "issue_sleep_ns": 2 * MS}
+            machine: dict[str, dict[str, int]] = {"dev0": {"streams": 1}}
+        elif backend == "threads":
+            kind, facts = "matmul", {"size": 384, "repeat": int(1 + 2 * share)}
+            machine = {"cpu0": {"workers": 1}}
+        else:
+            kind, facts = "matmul", {"size": int(256 * 2**number), "repeat": 1}
+            machine = {"dev0": {"streams": 1}}
+        device = next(iter(machine))
+        ops = [CaseOp(f"o{i}", kind, [f"o{i - 1}"] if i else [], facts, device) for i in range(24)]
+        live = {"name": "in-order"} if backend == "threads" else None
+        yield Case(f"chain-{share:g}", "a-chain", split, ops, machine, policy=live, notes={"share": share})
+
+
+def fork_join(backend: str, split: str) -> Iterator[Case]:
+    """b. A fork over k streams, and a join."""
+    for k in (2,) if backend == "threads" else (2, 4):
+        rng = _rng("b-fork-join", split, k)
+        device = "cpu0" if backend == "threads" else "dev0"
+
+        def op(name: str, inputs: list[str], lane: int = 0) -> CaseOp:
+            kind, facts = KERNELS[backend](rng)  # noqa: B023
+            return CaseOp(name, kind, inputs, facts, device, lane)  # noqa: B023
+
+        ops = [op("root", [])]
+        for i in range(5):
+            ops += [op(f"b{j}.{i}", [f"b{j}.{i - 1}" if i else "root"], j) for j in range(k)]
+        if k == 2:
+            ops.append(op("join", [f"b{j}.4" for j in range(k)]))
+        else:  # a kernel reads two results
+            ops += [op("join0", ["b0.4", "b1.4"]), op("join1", ["b2.4", "b3.4"], 2)]
+            ops.append(op("join", ["join0", "join1"]))
+        live = {"name": "ready-queue"} if backend == "threads" else None
+        machine = {device: {"workers" if live else "streams": k}}
+        yield Case(f"fork-join-{k}", "b-fork-join", split, ops, machine, policy=live)
+
+
+def head_of_line(backend: str, split: str) -> Iterator[Case]:
+    """d. What is not ready holds up what is: in order against out of order, on two workers."""
+    for number in range(3):
+        rng = _rng("d-head-of-line", split, number)
+        ops: list[CaseOp] = []
+        for block in range(3):
+            before = [f"tail{block - 1}"] if block else []
+            kind, facts = KERNELS[backend](rng, 10, 14)
+            ops.append(CaseOp(f"long{block}", kind, before, facts, "cpu0"))
+            kind, facts = KERNELS[backend](rng, 2, 3)
+            ops.append(CaseOp(f"tail{block}", kind, [f"long{block}"], facts, "cpu0"))
+            for i in range(4):
+                kind, facts = KERNELS[backend](rng, 2, 4)
+                ops.append(CaseOp(f"free{block}.{i}", kind, [], facts, "cpu0"))
+        for label, policy in (
+            ("in-order", {"name": "in-order"}),
+            ("out-of-order", {"name": "out-of-order", "window": 8}),
+        ):
+            yield Case(
+                f"{label}-{number}", "d-head-of-line", split, ops, {"cpu0": {"workers": 2}},
+                policy=policy, group=f"blocked-{number}", label=label,
+            )  # fmt: skip
+
+
+def random_graph(backend: str, rng: np.random.Generator, n: int, lanes: int, device: str) -> list[CaseOp]:
+    """Return ops that read up to two of the eight ops before them, on random streams."""
+    ops: list[CaseOp] = []
+    for i in range(n):
+        width = min(int(rng.integers(0, 3)), i)
+        chosen = sorted(rng.permutation(np.arange(max(0, i - 8), i))[:width].tolist())
+        kind, facts = KERNELS[backend](rng)
+        if kind == "matmul" and backend == "cuda":
+            facts["size"] = 2048  # results of one size can be read by all
+        ops.append(CaseOp(f"o{i}", kind, [f"o{j}" for j in chosen], facts, device, int(rng.integers(lanes))))
+    return ops
+
+
+def random_graphs(backend: str, split: str) -> Iterator[Case]:
+    """e. Random graphs of 60 ops over 2 and 4 streams with events."""
+    for lanes in (2,) if backend == "threads" else (2, 4):
+        for number in range(3):
+            rng = _rng("e-random", split, 10 * lanes + number)
+            live = {"name": "ready-queue"} if backend == "threads" else None
+            device = "cpu0" if live else "dev0"
+            ops = random_graph(backend, rng, 60, lanes, device)
+            machine = {device: {"workers" if live else "streams": lanes}}
+            yield Case(f"random-{lanes}-{number}", "e-random", split, ops, machine, policy=live)
+
+
+def pipeline(backend: str, split: str) -> Iterator[Case]:
+    """f. GPipe against 1F1B, p stages of equal and of unequal length, one worker or SM partition each."""
+    for p in (2,) if backend == "threads" else (2, 4, 8):
+        for even in (True, False):
+            rng = _rng("f-pipeline", split, 2 * p + even)
+            one = KERNELS[backend](rng, 3, 3)
+            stages = [one if even else KERNELS[backend](rng, 2, 5) for _ in range(p)]
+            for schedule in ("gpipe", "1f1b"):
+                made = generate(schedule, ranks=p, micro_batches=8)
+                ops = []
+                for rank, program in enumerate(made.programs):
+                    for action in (action for slot in program for action in slot.parts):
+                        kind, facts = _phase(stages[action.stage], action.phase)
+                        ops.append(CaseOp(str(action), kind, _reads(action, p), facts, f"rank{rank}"))
+                word = "even" if even else "uneven"
+                unit = {"streams": 1} if backend == "cuda" else {"workers": 1}
+                yield Case(
+                    f"{schedule}-{p}-{word}", "f-pipeline", split, ops,
+                    {f"rank{r}": unit for r in range(p)},
+                    policy=None if backend == "cuda" else {"name": "in-order"},
+                    group=f"{p}-{word}", label=schedule,
+                )  # fmt: skip
+
+
+def _phase(stage: Facts, phase: str) -> Facts:
+    """Return the kernel of a phase: a backward takes twice a forward."""
+    kind, facts = stage
+    key = "sleep_ns" if kind == "sleep" else "repeat"
+    return kind, {**facts, key: facts[key] * (1 if phase == "F" else 2)}
+
+
+def _reads(action: Any, p: int) -> list[str]:
+    stage, phase, k = action
+    if phase == "F":
+        return [f"{stage - 1}F{k}"] if stage else []
+    return [f"{stage}F{k}", *([f"{stage + 1}B{k}"] if stage + 1 < p else [])]
+
+
+def ranking(backend: str, split: str) -> Iterator[Case]:
+    """i. Which policy is best, and how much is lost by believing the prediction."""
+    workers = 2 if backend == "threads" else 3
+    for number in range(2):
+        rng = _rng("i-ranking", split, number)
+        ops = random_graph(backend, rng, 40, 1, "cpu0")
+        policies: dict[str, dict[str, Any]] = {
+            "fifo": {"name": "ready-queue"},
+            "lifo": {"name": "ready-queue", "order": "lifo"},
+            "in-order": {"name": "in-order"},
+            "window 4": {"name": "out-of-order", "window": 4},
+            "critical-path": {"name": "critical-path"},
+        }
+        for label, policy in policies.items():
+            yield Case(
+                f"{label}-{number}".replace(" ", "-"), "i-ranking", split, ops,
+                {"cpu0": {"workers": workers}}, policy=policy, group=f"graph-{number}", label=label,
+            )  # fmt: skip
+
+
+EXPERIMENTS: Final[Mapping[str, Callable[[str, str], Iterator[Case]]]] = {
+    "a-chain": chain,
+    "b-fork-join": fork_join,
+    "d-head-of-line": head_of_line,
+    "e-random": random_graphs,
+    "f-pipeline": pipeline,
+    "i-ranking": ranking,
+}
+"""Experiments that are lists of cases."""
+
+
+def draw(experiment: str, backend: str, split: str = "test") -> list[Case]:
+    """Return the cases of one experiment.
+
+    Examples
+    --------
+    >>> [case.name for case in draw("b-fork-join", "timer")]
+    ['fork-join-2', 'fork-join-4']
+    """
+    return list(EXPERIMENTS[experiment](backend, split))
