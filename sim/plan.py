@@ -236,6 +236,7 @@ def plan_of(trace: Trace) -> Plan:
     InputError
         Control flow decided during the run what to run: no plan can say that beforehand.
     """
+    from sim.bounds import issue_costs_ns
     from sim.control_flow import has_control_flow
     from sim.dependencies import unroll
 
@@ -246,7 +247,11 @@ def plan_of(trace: Trace) -> Plan:
             "and a plan cannot say it beforehand"
         )
     n = len(job.graph)
-    in_order = np.lexsort((np.arange(len(trace)), tasks["issue_ns"]))  # rows: a producer starts first
+    # Rows: a producer starts first. But whoever had to be paid for was issued before what its issuer
+    # launched for nothing at the same instant.
+    launched = np.array([device.workers == 0 for device in job.machine.devices])[job.device_of]
+    paid = (launched & (issue_costs_ns(job) > 0))[tasks["op"]]
+    in_order = np.lexsort((np.arange(len(trace)), ~paid, tasks["issue_ns"]))
     number = np.empty(n * job.iterations, np.int64)
     number[(tasks["iteration"] * n + tasks["op"])[in_order]] = np.arange(len(trace))
     edges = job.graph.edges
