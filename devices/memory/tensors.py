@@ -29,7 +29,7 @@ from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
 from devices.memory.make import make_allocator
 from devices.memory.oom import out_of_memory
-from sim.engine import Engine
+from sim.engine import State
 from sim.errors import InputError, OutOfMemoryError
 from sim.graph import IntArray
 from sim.job import Job
@@ -67,7 +67,7 @@ def tensor_memory(
     *,
     lifetime: str = "execution",
     when_full: str = "error",
-) -> Callable[[Job, Engine], TensorMemory]:
+) -> Callable[[Job, State], TensorMemory]:
     """Return what `sim.simulate` takes as `memory`.
 
     Parameters
@@ -89,7 +89,7 @@ def tensor_memory(
     if when_full not in ("error", "wait"):
         raise InputError(f"when_full must be error or wait; found {when_full!r}")
 
-    def make(job: Job, engine: Engine) -> TensorMemory:
+    def make(job: Job, engine: State) -> TensorMemory:
         return TensorMemory(job, engine, specs or {}, lifetime, when_full == "wait")
 
     return make
@@ -99,7 +99,7 @@ class TensorMemory:
     """The memory of all devices during one run; made by `tensor_memory`."""
 
     def __init__(
-        self, job: Job, engine: Engine, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
+        self, job: Job, engine: State, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
     ) -> None:
         machine = job.machine
         for name in specs:

@@ -1,0 +1,44 @@
+"""What may be hung into a run: observers, which only watch, and memory, which may hold a task back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sim.graph import IntArray
+from sim.model import Task
+
+__all__ = ["Memory", "Observer"]
+
+
+class Observer(Protocol):
+    """Watches a run. Costs nothing when absent; one that raises is dropped with a warning."""
+
+    def started(self, task: Task) -> None:
+        """`task` began to execute at ``task.start_ns``."""
+
+    def ended(self, task: Task) -> None:
+        """`task` finished at ``task.end_ns``."""
+
+
+class Memory(Protocol):
+    """Gives tasks the memory of their outputs and takes it back after the last consumer."""
+
+    at_issue: bool
+    """Whether memory is taken when a task is issued (else when it starts)."""
+
+    def acquire(self, task: Task) -> int:
+        """Take what `task` needs; return the ns it costs the issuer, or `WAIT` until something is freed.
+
+        Asked again for the same task after a `WAIT`, or after it was granted: then it returns 0.
+
+        Raises
+        ------
+        OutOfMemoryError
+            When it cannot be had and waiting is not wanted.
+        """
+
+    def release(self, task: Task) -> bool:
+        """`task` ended: free what nobody needs any more; return whether anything was freed."""
+
+    def columns(self) -> dict[str, IntArray]:
+        """Return the log: ``time_ns, device, change, in_use, requested, reserved``, in order."""

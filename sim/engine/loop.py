@@ -1,0 +1,179 @@
+"""The loop over instants, and `simulate`, the way in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+from sim.engine.hooks import Memory, Observer
+from sim.engine.issuing import Issuing
+from sim.engine.state import State
+from sim.graph import Graph
+from sim.job import Job, make_job
+from sim.model import Linearizer, Machine, Placement, Policy, StreamAssignment
+from sim.stuck import stuck_error
+from sim.trace import Trace
+
+__all__ = ["Engine", "simulate"]
+
+
+class Engine(Issuing):
+    """One run of a job under a policy; `simulate` makes both."""
+
+    def run(self) -> Trace:
+        """Run to the end.
+
+        Raises
+        ------
+        StuckError
+            When tasks remain and nothing can happen any more.
+        """
+        self.policy.prepare(self.job)
+        peek, step = self.env.peek, self.env.step
+        never = float("inf")
+        with _collector_paused():
+            self._eligible(None, self.readiness.roots(), None, True)
+            now: float = 0
+            while now != never:
+                if self.ended:
+                    self._complete()
+                if self.paid:
+                    self._issue_paid()
+                if not self.by_group:
+                    self._ask_all()
+                elif self.dirty_groups:
+                    self._ask_groups()
+                if self.dirty_streams:
+                    self._start_heads()
+                now = peek()
+                if now != never:
+                    self.now_ns = now  # type: ignore[assignment]
+                    step()
+                    while peek() == now:
+                        step()
+        over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
+        if len(over) < self.readiness.total:
+            waiting = dict(self.readiness.unfinished(set(over)))
+            raise stuck_error(self.readiness.name, waiting, self.policy)
+        memory = self.memory.columns() if self.memory is not None else None
+        return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers, memory)
+
+    def _complete(self) -> None:
+        ended = self.ended[:]
+        self.ended.clear()
+        now = self.now_ns
+        for task in ended:
+            task.end_ns = now
+            issuer = task.issuer
+            if issuer is not None:
+                if task.dead or self.executed[task.op]:
+                    self._free(issuer)
+                else:
+                    self._leave_stream(task)
+        freed = False
+        if not self.plain:
+            for task in ended:
+                if self.shared and task.issuer is not None and not task.dead:
+                    self._leave_processor(task)
+                if self.observers:
+                    self._tell("ended", task)
+            if self.memory is not None:
+                for task in ended:
+                    freed |= self.memory.release(task)
+        now_ready_of = self.now_ready_of
+        asynchronous = self.asynchronous
+        for task in ended:
+            issuer = task.issuer
+            told = asynchronous and (
+                issuer is None or not (task.dead or self.executed[task.op])
+            )  # when issued
+            self._eligible(task, now_ready_of(task), issuer, not told)
+        if asynchronous:
+            for task in self.readiness.released():
+                if task.group < 0:
+                    self._carry(task)
+                else:
+                    self._touch(self.streams[task.stream])
+        if freed and self.starved:
+            self._feed()
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the garbage collector: a run makes many objects and no cycles worth collecting."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def simulate(
+    graph: Graph,
+    machine: Machine,
+    policy: Policy,
+    *,
+    placement: Placement | None = None,
+    streams: StreamAssignment | None = None,
+    linearize: Linearizer | None = None,
+    memory: Callable[[Job, State], Memory] | None = None,
+    iterations: int = 1,
+    knowledge: str = "exact",
+    seed: int = 0,
+    observers: Iterable[Observer] = (),
+) -> Trace:
+    """Run `graph` on `machine` under `policy` and return what happened.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    policy : Policy
+        Issues tasks; prepared anew for every run.
+    placement, streams, linearize, iterations, knowledge, seed
+        The other decisions; see `sim.job.make_job`.
+    memory : callable, optional
+        ``memory(job, engine)`` returns the `Memory` of the run; by default memory is unlimited.
+    observers : iterable of Observer
+        Told of every start and end.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    InputError
+        A wrong number, name or pin.
+    InfeasibleError
+        Refused before time 0: an op that no device can run, devices no link connects.
+    StuckError
+        Nothing can happen any more and tasks remain.
+    OutOfMemoryError
+        An allocation failed.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("fork")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), ReadyQueue()).makespan_ns
+    20
+    """
+    job = make_job(
+        graph,
+        machine,
+        placement=placement,
+        streams=streams,
+        linearize=linearize,
+        iterations=iterations,
+        knowledge=knowledge,
+        seed=seed,
+    )
+    return Engine(job, policy, memory=memory, observers=observers).run()

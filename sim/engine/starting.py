@@ -1,0 +1,112 @@
+"""Issued → start: streams, event waits, launch latency, and whatever else may hold a start up."""
+
+from __future__ import annotations
+
+from simpy.events import NORMAL
+
+from sim.engine.state import Event, State, Stream, by_index
+from sim.model import MANAGED, WAIT, Task
+from sim.trace import Wait
+
+__all__ = ["Starting"]
+
+
+class Starting(State):
+    """Starts what is issued, and frees the lane and the device's resources of what has ended."""
+
+    def _start_heads(self) -> None:
+        dirty, self.dirty_streams = self.dirty_streams, []
+        if len(dirty) > 1:
+            dirty.sort(key=by_index)
+        now = self.now_ns
+        may_start = self.readiness.may_start if self.asynchronous else None
+        for stream in dirty:
+            stream.dirty = False
+            if stream.running is not None or not stream.queue:
+                continue
+            task = stream.queue[0]
+            if may_start is not None and not may_start(task):
+                task.wait = Wait.EVENT
+                continue
+            at = max(now, task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
+            if at > now:
+                task.wait = task.wait or Wait.LAUNCH
+                if not self.plain:  # the device may have changed its mind by then
+                    if stream.wake_ns != at:
+                        stream.wake_ns = at
+                        self._schedule(Event(stream), self._on_wake, at - now)
+                    continue
+            if self.plain:
+                self._start(task, at)
+            elif not self._admit(task, stream):
+                continue
+            stream.queue.popleft()
+            stream.running = task
+
+    def _start(self, task: Task, at_ns: int) -> None:
+        """Start a task, now or later, that nothing can hold up any more."""
+        task.start_ns = at_ns
+        self.tasks.append(task)
+        task.callbacks = self._on_end
+        self.schedule(task, NORMAL, at_ns - self.now_ns + self.duration_ns[task.op])  # type: ignore[arg-type]
+
+    def _begin(self, task: Task) -> None:
+        """Start a task that a CPU worker has taken."""
+        task.stream = task.issuer.stream  # type: ignore[union-attr]
+        if self.plain:
+            self._start(task, self.now_ns)
+        else:
+            self._admit(task, task)
+
+    def _admit(self, task: Task, waiting: Stream | Task) -> bool:
+        """Start `task` if memory and the device's resources allow it now."""
+        op = task.op
+        if self.memory is not None and not self.memory.at_issue and self.memory.acquire(task) == WAIT:
+            task.wait = Wait.MEMORY
+            self.starved.append(task)
+            return False
+        ns = self.duration_ns[op]
+        if self.shared:
+            device = self.device_of[op]
+            processor = self.processors[device]
+            if processor is not None:
+                ns = processor.start(task)
+                if ns == WAIT:
+                    task.wait = Wait.RESOURCES
+                    self.blocked[device].append(waiting)
+                    return False
+        task.start_ns = self.now_ns
+        self.tasks.append(task)
+        if ns != MANAGED:
+            self._schedule(task, self._on_end, ns)
+        if self.observers:
+            self._tell("started", task)
+        return True
+
+    def _leave_stream(self, task: Task) -> None:
+        """Free the stream, and a place in the launch queue, of a task that ended."""
+        stream = self.streams[task.stream]
+        stream.running = None
+        stream.free_ns = task.end_ns + stream.gap_ns
+        if stream.queue and not stream.dirty:
+            stream.dirty = True
+            self.dirty_streams.append(stream)
+        if self.limited:
+            device = stream.device
+            self.outstanding[device] -= 1
+            if self.parked[device]:
+                self.paid.append(self.parked[device].popleft())
+
+    def _leave_processor(self, task: Task) -> None:
+        """Give back what the device's tasks share; whoever was refused may try again."""
+        device = self.device_of[task.op]
+        processor = self.processors[device]
+        if processor is None:
+            return
+        processor.end(task)
+        for what in self.blocked[device]:
+            if isinstance(what, Task):
+                self.paid.append(what)
+            else:
+                self._touch(what)
+        self.blocked[device].clear()

@@ -1,0 +1,206 @@
+"""The state of a run, and what everybody may do with it.
+
+Three classes add to it what happens along a task's way, each in a file of its own::
+
+    State ◄── Starting (issued → start)  ◄── Issuing (eligible → issued)  ◄── Engine (the loop, ends)
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL
+
+from sim.control_flow import TaggedTokenReadiness, has_control_flow
+from sim.engine.hooks import Memory, Observer
+from sim.errors import InfeasibleError, InputError
+from sim.job import Job
+from sim.model import Issuer, Network, Policy, Processor, Task
+from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
+from sim.transfers import Flow, make_flow
+
+__all__ = ["Event", "State", "Stream", "by_index"]
+
+
+class Event:
+    """Something of ours in SimPy's queue that is not a task."""
+
+    __slots__ = ("callbacks", "value")
+    _ok = True
+
+    def __init__(self, value: Any) -> None:
+        self.callbacks: Any = None
+        self.value = value
+
+
+class Stream:
+    """A queue of issued tasks; one runs at a time."""
+
+    __slots__ = ("device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running", "wake_ns")
+
+    def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
+        self.index, self.device, self.launch_ns, self.gap_ns = index, device, launch_ns, gap_ns
+        self.queue: deque[Task] = deque()
+        self.running: Task | None = None
+        self.free_ns = 0
+        self.wake_ns = -1
+        self.dirty = False
+
+
+by_index = attrgetter("index")
+
+
+class State:
+    """Everything that changes during a run. Implements `sim.model.Context` for devices and networks."""
+
+    job: Job
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        *,
+        memory: Callable[[Job, State], Memory] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        machine = job.machine
+        self.job, self.policy = job, policy
+        self.env = simpy.Environment(initial_time=0)
+        self.now_ns = 0
+        self.schedule = self.env.schedule
+        self.observers = list(observers)
+        self.flow: Flow = make_flow(job)
+        at_issue = policy.synchronisation == "issue"
+        dynamic = has_control_flow(job.graph)
+        self.readiness: Readiness
+        if dynamic:
+            self.readiness = TaggedTokenReadiness(job, self.flow, at_issue)
+        else:
+            self.readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, self.flow)
+        if dynamic and memory is not None:
+            raise InputError(
+                "an allocator cannot follow tensors through frames: leave memory out for control flow"
+            )
+        self.duration_ns: list[int] = job.duration_ns.tolist()
+        self.device_of: list[int] = job.device_of.tolist()
+        has_workers = [device.workers > 0 for device in machine.devices]
+        self.executed = [has_workers[d] for d in self.device_of]  # by a worker; else launched on a stream
+        self.stream_of: list[int] = []
+        self.issue_ns: list[int] | None = _issue_costs(job)
+        self.issuers = machine.issuers()
+        self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
+        for issuer in self.issuers:
+            self.idle[issuer.group].append(issuer)
+        self.by_group = policy.scope == "group"
+        self.is_dirty = [False] * job.n_groups
+        self.dirty_groups: list[int] = []
+        self.streams: list[Stream] = [
+            Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
+            for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
+            for lane in range(device.lanes)
+        ]
+        if not all(self.executed):
+            self.stream_of = job.stream_of.tolist()
+        self.dirty_streams: list[Stream] = []
+        self.processors: list[Processor | None] = [
+            device.processor(device, self) if device.processor else None for device in machine.devices
+        ]
+        self.shared = any(self.processors)
+        self.blocked: list[deque[Stream | Task]] = [deque() for _ in machine.devices]  # by a processor's WAIT
+        self.outstanding = [0] * len(machine.devices)
+        self.depth = [device.queue_depth for device in machine.devices]
+        self.limited = any(depth is not None for depth in self.depth)
+        self.parked: list[deque[Task]] = [
+            deque() for _ in machine.devices
+        ]  # launches that found the queue full
+        self.network: Network | None = None
+        if self.flow.n_nodes > self.flow.n_ops and machine.links:
+            if machine.network is None:
+                raise InfeasibleError("the machine has links but no network to carry transfers over them")
+            for a, b in sorted(
+                set(zip(self.flow.source.tolist(), self.flow.destination.tolist(), strict=True))
+            ):
+                machine.route(a, b)  # refuse before time 0 what can never arrive
+            self.network = machine.network(machine, self)
+        self.memory = memory(job, self) if memory else None
+        self.asynchronous = self.readiness.asynchronous
+        self.now_ready_of = self.readiness.ended
+        self.policy_ended = policy.ended
+        self.starved: list[Task] = []  # tasks that wait for memory
+        self.ended: list[Task] = []
+        self.paid: list[Task] = []
+        self.tasks: list[Task] = []
+        self.transfers: list[Task] = []
+        self.plain = not (self.shared or self.memory or self.observers or dynamic)
+        # One list of callbacks for each sort of event, shared by all of them. A completion only notes
+        # the task, so the callback is the list's own append.
+        self._on_end: list[Callable[[Any], None]] = [self.ended.append]
+        self._on_paid: list[Callable[[Any], None]] = [self.paid.append]
+        self._on_wake: list[Callable[[Any], None]] = [self._note_wake]
+        self._on_call: list[Callable[[Any], None]] = [self._note_call]
+
+    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
+        """Call ``callback(value)`` at `time_ns`."""
+        self._schedule(Event((callback, value)), self._on_call, time_ns - self.now_ns)
+
+    def finish(self, task: Task) -> None:
+        """End a task at the present instant."""
+        self.ended.append(task)
+
+    def _schedule(self, what: Any, callbacks: list[Callable[[Any], None]], delay_ns: int) -> None:
+        what.callbacks = callbacks  # SimPy runs through the list and never changes it
+        self.schedule(what, NORMAL, delay_ns)
+
+    def _note_wake(self, event: Event) -> None:
+        stream: Stream = event.value
+        if stream.wake_ns == self.now_ns:
+            stream.wake_ns = -1
+            self._touch(stream)
+
+    def _note_call(self, event: Event) -> None:
+        callback, value = event.value
+        callback(value)
+
+    def _touch(self, stream: Stream) -> None:
+        if not stream.dirty:
+            stream.dirty = True
+            self.dirty_streams.append(stream)
+
+    def _free(self, issuer: Issuer | None) -> None:
+        assert issuer is not None
+        group = issuer.group
+        idle = self.idle[group]
+        if idle:
+            insort(idle, issuer, key=by_index)
+        else:
+            idle.append(issuer)
+        if not self.is_dirty[group]:
+            self.is_dirty[group] = True
+            self.dirty_groups.append(group)
+
+    def _tell(self, what: str, task: Task) -> None:
+        for observer in tuple(self.observers):
+            try:
+                getattr(observer, what)(task)
+            except Exception as error:
+                self.observers.remove(observer)
+                warnings.warn(
+                    f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
+                )
+
+
+def _issue_costs(job: Job) -> list[int] | None:
+    """Return what issuing each op costs its issuer, or None when nothing costs anything."""
+    devices = job.machine.devices
+    if not any(device.issue_ns or device.issue_ns_by_kind for device in devices):
+        return None
+    kinds = job.graph.kinds
+    table = [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in kinds] for d in devices]
+    codes = job.graph.kind_code.tolist()
+    return [table[d][k] for d, k in zip(job.device_of.tolist(), codes, strict=True)]
