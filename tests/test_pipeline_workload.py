@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.issue.in_order import InOrder
-from policies.linearize.program import Program
 from policies.pipeline import generate
 from policies.pipeline.evaluate import StageTimes, evaluate
 from policies.pipeline.memory import StageActivations, peak_activations
 from policies.pipeline.schedule import Schedule
-from scenarios.build.pipeline import PipelineStage, pipeline_graph, plain_machine, program_order
+from scenarios.build.pipeline import AsWritten, PipelineStage, pipeline_graph, plain_machine, slot_name
 from sim import Trace, simulate
 from sim.memory_use import peak_bytes
 
@@ -23,13 +22,8 @@ FAMILIES = [
 
 
 def run(schedule: Schedule, stages: list[PipelineStage], transfer_ns: int) -> Trace:
-    order = Program(program_order(schedule))
-    return simulate(
-        pipeline_graph(schedule, stages),
-        plain_machine(schedule.ranks, transfer_ns),
-        InOrder(),
-        linearize=order,
-    )
+    graph, machine = pipeline_graph(schedule, stages), plain_machine(schedule.ranks, transfer_ns)
+    return simulate(graph, machine, InOrder(), linearize=AsWritten())
 
 
 @pytest.mark.parametrize(("name", "chunks"), FAMILIES)
@@ -46,9 +40,13 @@ def test_every_slot_runs_when_the_evaluation_says(
     each = [StageTimes(forward=f, input_grad=i, weight_grad=w) for f, i, w in times[: schedule.stages]]
     trace = run(schedule, [PipelineStage(t, boundary_nbytes=1) for t in each], transfer)
     expected = evaluate(schedule, each, transfer=transfer)
-    starts = dict(zip(trace.tasks["op"].tolist(), trace.tasks["start_ns"].tolist(), strict=True))
-    flat = [start for rank in expected.starts for start in rank]
-    assert [starts[op] for op in range(len(flat))] == flat
+    names = trace.job.graph.op_names
+    starts = {
+        names[op]: start
+        for op, start in zip(trace.tasks["op"].tolist(), trace.tasks["start_ns"].tolist(), strict=True)
+    }
+    for program, times_of_rank in zip(schedule.programs, expected.starts, strict=True):
+        assert [starts[slot_name(slot)] for slot in program] == list(times_of_rank)
     assert trace.makespan_ns == expected.makespan
     trace.check()
 
