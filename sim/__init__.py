@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from sim.trace import Trace
 
 _WHERE: Final = {
-    "Device": "sim.model",
+    "Device": "sim.device",
     "Graph": "sim.graph",
     "GraphBuilder": "sim.graph_builder",
-    "Host": "sim.model",
-    "Issuer": "sim.model",
+    "Host": "sim.machine",
+    "Issuer": "sim.task",
     "Job": "sim.job",
-    "Link": "sim.model",
-    "Machine": "sim.model",
+    "Link": "sim.machine",
+    "Machine": "sim.machine",
     "Plan": "sim.plan",
-    "Policy": "sim.model",
-    "Task": "sim.model",
+    "Policy": "sim.policy",
+    "Task": "sim.task",
     "Trace": "sim.trace",
     "simulate": "sim.engine",
 }

@@ -1,0 +1,93 @@
+"""What a cost model, a processor and a network have to offer, and what decides besides the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sim.graph import Graph, IntArray
+
+if TYPE_CHECKING:
+    from sim.device import Device
+    from sim.job import Job
+    from sim.machine import Machine
+    from sim.task import Task
+    from sim.transfers import Flow
+
+__all__ = [
+    "MANAGED",
+    "WAIT",
+    "Context",
+    "CostModel",
+    "Linearizer",
+    "Network",
+    "Placement",
+    "Processor",
+    "StreamAssignment",
+]
+
+
+class CostModel(Protocol):
+    """How long ops take on a device."""
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 where the model does not know the op."""
+
+
+WAIT: Final = -1
+"""`Processor.start`: not now; the engine asks again when a task of the device ends."""
+
+MANAGED: Final = -2
+"""`Processor.start`: begun; the processor itself calls `Context.finish` when it is over."""
+
+
+class Context(Protocol):
+    """What the engine offers to processors and networks."""
+
+    job: Job
+    flow: Flow
+    now_ns: int
+
+    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
+        """Call ``callback(value)`` at `time_ns`. It cannot be cancelled: let stale calls do nothing."""
+
+    def finish(self, task: Task) -> None:
+        """End a task at the present instant."""
+
+
+class Processor(Protocol):
+    """What the tasks of one device share: cores, SMs, memory bandwidth."""
+
+    def start(self, task: Task) -> int:
+        """Begin `task` and return how many ns it takes, or `WAIT`, or `MANAGED`."""
+
+    def end(self, task: Task) -> None:
+        """`task` is over: release what it held."""
+
+
+class Network(Protocol):
+    """Carries transfers over links."""
+
+    def start(self, task: Task) -> None:
+        """Take a transfer that is ready; set ``task.start_ns`` when it begins, finish it when it arrived."""
+
+
+class Placement(Protocol):
+    """Chooses a device for every op."""
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op. ``cost_ns[d][op]`` is -1 where device d cannot run op."""
+
+
+class Linearizer(Protocol):
+    """Puts all ops in one program order."""
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return a permutation of the ops; producers need not come first, but a stuck run is an error."""
+
+
+class StreamAssignment(Protocol):
+    """Chooses a stream of its device for every op that is launched."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op, counted within the op's device."""
