@@ -1,0 +1,82 @@
+"""The command ``sim`` itself: its verbs, and how every one of them ends.
+
+=====  ==================================================================================
+0      done
+1      a check failed, or the workload cannot run on the machine (out of memory, stuck)
+2      wrong usage, or a wrong scenario
+130    interrupted
+=====  ==================================================================================
+
+What the user did wrong is answered on stderr without a traceback; only the answer goes to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from scenarios.cli import check, compare, explain, importing, known, run, schema
+
+__all__ = ["app"]
+
+
+class _Sim(TyperGroup):
+    """Turns errors into exit statuses, for the shell and for tests that call the app alike."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                result = super().invoke(ctx)
+                sys.stdout.flush()  # here, where a pipe that nobody reads any more is still an exception
+                return result
+            except KeyboardInterrupt:
+                typer.echo("interrupted", err=True)
+                raise typer.Exit(130) from None
+            except BrokenPipeError:
+                raise  # click ends quietly
+            except Exception as error:
+                status = _exit_status(error)
+                if status is None:
+                    raise
+                typer.echo(_message(error), err=True)
+                raise typer.Exit(status) from None
+
+
+def _exit_status(error: Exception) -> int | None:
+    """Return how to exit for an error that is the user's or the run's; None: it is a bug of ours."""
+    from sim.errors import SimError
+
+    if isinstance(error, SimError):
+        return error.exit_status
+    return 2 if isinstance(error, OSError) else None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    typer.echo(f"warning: {message}", err=True)
+
+
+app = typer.Typer(
+    cls=_Sim,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="How would this computation graph run on this machine under this scheduling policy, and why?",
+)
+run.add_to(app)
+compare.add_to(app)
+explain.add_to(app)
+check.add_to(app)
+importing.add_to(app)
+known.add_to(app)
+schema.add_to(app)

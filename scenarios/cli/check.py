@@ -1,0 +1,72 @@
+"""``sim check PATH...``: run every ``expect:``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.options import AllowCode, Json
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("check", short_help="Run every `expect:` of scenarios; exit 1 when one fails.")(check)
+
+
+def check(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of them.")
+    ],
+    json: Json = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Run every `expect:` of these scenarios, and check the invariants of each run.
+
+    Exit status: 0 when everything held, 1 when something did not, 2 when a scenario is wrong.
+    """
+    from scenarios.check import check_file, scenario_files
+    from scenarios.cli.output import print_json
+    from scenarios.cli.progress import progress
+
+    done = []
+    for path in scenario_files(paths):
+        with progress(f"checking {path}"):
+            results = list(check_file(path, allow_code=allow_code))
+        done += results
+        if json:
+            continue
+        for one in results:
+            name = f"{one.path}: {one.label}" if one.label else one.path
+            if one.exit_status:
+                typer.echo(f"FAILED {name}")
+                for line in one.messages:
+                    typer.echo(f"       {line}")
+            elif one.outcomes:
+                typer.echo(f"passed {name} ({len(one.outcomes)} expected)")
+            else:
+                typer.echo(f"       {name}: expects nothing")
+    failed = sum(one.exit_status != 0 for one in done)
+    expected = sum(len(one.outcomes) for one in done)
+    if json:
+        print_json(
+            {
+                "schema": "sim.check/1",
+                "failed": failed,
+                "checks": [
+                    {
+                        "scenario": one.path,
+                        "policy": one.label or None,
+                        "passed": one.exit_status == 0,
+                        "expect": [outcome.to_json() for outcome in one.outcomes],
+                        "messages": one.messages,
+                    }
+                    for one in done
+                ],
+            }
+        )
+    else:
+        typer.echo(f"{failed} of {len(done)} runs failed" if failed else f"{expected} expectations hold")
+    raise typer.Exit(max((one.exit_status for one in done), default=0))

@@ -1,0 +1,44 @@
+"""``sim explain SCENARIO``: the critical path, and who is to blame for each idle gap."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.options import AllowCode, Json, Policies, ScenarioPath, Sets
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("explain", short_help="Show the critical path, and who left devices idle.")(explain)
+
+
+def explain(
+    scenario: ScenarioPath,
+    policy: Policies = None,
+    sets: Sets = None,
+    most: Annotated[
+        int, typer.Option("--most", min=0, help="Show so many steps and idle gaps, the longest ones.")
+    ] = 10,
+    json: Json = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Say what the makespan consists of, which chain of causes led to it, and who left devices idle."""
+    from scenarios.cli.output import print_json
+    from scenarios.cli.running import cases_of, run_all
+    from scenarios.explanation import explanation
+    from scenarios.load import load_scenario
+    from sim.explain import explain_text
+
+    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
+    results = run_all(cases_of(loaded, policy))
+    if json:
+        objects = [explanation(result, gaps=most) for result in results]
+        print_json(objects[0] if len(objects) == 1 else objects)
+        return
+    for i, result in enumerate(results):
+        typer.echo(f"{chr(10) if i else ''}{result.scenario}: {result.policy}\n")
+        typer.echo(explain_text(result.trace, gaps=most, longest=most), nl=False)

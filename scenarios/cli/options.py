@@ -1,0 +1,49 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["AllowCode", "Gantt", "Json", "Ops", "Policies", "ScenarioPath", "Sets", "TraceFile"]
+
+ScenarioPath = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
+
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times.",
+    ),
+]
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change the scenario: a dotted path and a YAML value, as in workload.batch=32.",
+    ),
+]
+
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let the scenario name module:Class, which runs its code.")
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+Gantt = Annotated[
+    str | None, typer.Option("--gantt", metavar="FILE", help="Draw a Gantt chart (.png, .svg, .pdf).")
+]
+
+TraceFile = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (.json, .json.gz)."),
+]
+
+Ops = Annotated[
+    str | None,
+    typer.Option("--ops", metavar="FILE", help="Write one row a task (.csv, .parquet, .json)."),
+]

@@ -1,0 +1,36 @@
+"""Running cases with a sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scenarios.cli.progress import progress
+from scenarios.load import Case, Scenario
+from scenarios.run import Result, run_case
+from sim.errors import InputError
+
+__all__ = ["cases_of", "run_all"]
+
+
+def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
+    """Return the runs that ``--policy`` names, each once; the scenario's own when it names none.
+
+    Raises
+    ------
+    InputError
+        A name that is given twice or unknown.
+    """
+    for i, name in enumerate(policies or ()):
+        if policies and name in policies[:i]:
+            raise InputError(f"--policy {name} is given twice")
+    return [scenario.case(name) for name in policies] if policies else [scenario.case()]
+
+
+def run_all(cases: Sequence[Case]) -> list[Result]:
+    """Run cases one after another; on stderr, say which one takes longer than a second."""
+    results = []
+    for i, case in enumerate(cases, start=1):
+        of = f" ({i} of {len(cases)})" if len(cases) > 1 else ""
+        with progress(f"simulating {case.label}{of}"):
+            results.append(run_case(case))
+    return results

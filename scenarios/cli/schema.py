@@ -1,0 +1,23 @@
+"""``sim schema``: the JSON Schema of scenario files, for editors."""
+
+from __future__ import annotations
+
+import typer
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("schema", short_help="Print the JSON Schema of scenario files, for editors.")(schema)
+
+
+def schema() -> None:
+    """Print the JSON Schema of scenario files.
+
+    Editors with a YAML language server use it when a scenario begins with the line
+    `# yaml-language-server: $schema=./scenario.schema.json`.
+    """
+    from scenarios.schema import json_schema_text
+
+    typer.echo(json_schema_text(), nl=False)

@@ -1,0 +1,57 @@
+"""The same work under several policies: who is fastest, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from scenarios.run import Result
+from scenarios.why import difference, makespan_parts, why_fast
+
+__all__ = ["COMPARISON_SCHEMA", "Comparison"]
+
+COMPARISON_SCHEMA: Final = "sim.comparison/1"
+"""What ``"schema"`` says in the output of ``sim compare --json``."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of one scenario.
+
+    Attributes
+    ----------
+    results : sequence of Result
+        In the order in which they were asked for.
+    """
+
+    results: Sequence[Result]
+
+    @cached_property
+    def ranked(self) -> list[Result]:
+        """The results, the fastest first; equal ones in the order in which they were asked for."""
+        return sorted(self.results, key=lambda result: result.trace.makespan_ns)
+
+    @property
+    def fastest(self) -> Result:
+        """The one with the least makespan."""
+        return self.ranked[0]
+
+    def why(self, result: Result) -> str:
+        """Return one line: why it is as fast as it is, or why it is slower than the fastest."""
+        if result is self.fastest:
+            return why_fast(result.trace)
+        return difference(result.trace, self.fastest.trace)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim compare --json`` prints: the results, the fastest first, each with its `why`."""
+        return {
+            "schema": COMPARISON_SCHEMA,
+            "scenario": self.fastest.scenario,
+            "fastest": self.fastest.policy,
+            "results": [
+                {**result.to_json(), "parts_ns": makespan_parts(result.trace), "why": self.why(result)}
+                for result in self.ranked
+            ],
+        }

@@ -1,0 +1,132 @@
+"""Files that runs leave behind: one figure, one trace, one table, however many policies were run.
+
+::
+
+    --gantt out.png          all runs, one above the other, on one time axis
+    --trace out.json.gz      all runs, side by side, for Perfetto
+    --ops   out.csv          one row a task; a first column `policy` when there are several runs
+
+Names are looked at before anything runs, so that a typing error does not cost a simulation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    from scenarios.run import Result
+
+__all__ = ["Outputs"]
+
+_ENDINGS: Final = {
+    "gantt": (".png", ".svg", ".pdf"),
+    "trace": (".json", ".json.gz"),
+    "ops": (".csv", ".csv.gz", ".parquet", ".json", ".json.gz"),
+}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is to be written, and where.
+
+    Attributes
+    ----------
+    gantt, trace, ops : str or None
+        Files; None: not wanted.
+
+    Raises
+    ------
+    InputError
+        An ending that is not known, a folder that does not exist, or one file for two things.
+    """
+
+    gantt: str | None = None
+    trace: str | None = None
+    ops: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that cannot be written, before anything runs."""
+        taken: dict[Path, str] = {}
+        for what, endings in _ENDINGS.items():
+            path = getattr(self, what)
+            if path is None:
+                continue
+            target = Path(path)
+            if not target.name.lower().endswith(endings):
+                raise InputError(f"--{what} {path}: should end in {', '.join(endings)}")
+            if target.is_dir():
+                raise InputError(f"--{what} {path}: is a directory")
+            if not target.parent.is_dir():
+                raise InputError(f"--{what} {path}: there is no folder {target.parent}")
+            if target.resolve() in taken:
+                raise InputError(f"--{what} {path}: is what --{taken[target.resolve()]} writes")
+            taken[target.resolve()] = what
+
+    def write(self, results: Sequence[Result]) -> list[str]:
+        """Write what is wanted, each file whole or not at all; return the files."""
+        written = []
+        for what in _ENDINGS:
+            path = getattr(self, what)
+            if path is not None:
+                _WRITERS[what](results, path)
+                written.append(path)
+        return written
+
+
+def _write_gantt(results: Sequence[Result], path: str) -> None:
+    from sim.plot import compare_gantt, save
+
+    save(compare_gantt({result.policy: result.trace for result in results}), path)
+
+
+def _write_trace(results: Sequence[Result], path: str) -> None:
+    from sim.export.atomic import write_text
+    from sim.export.chrome import chrome_events, write_chrome
+
+    if len(results) == 1:
+        write_chrome(results[0].trace, path)
+        return
+    events = [
+        _moved(event, run, result.policy)
+        for run, result in enumerate(results)
+        for event in chrome_events(result.trace)
+    ]
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+    write_text(path, f'{{"displayTimeUnit":"ns","traceEvents":[\n{lines}\n]}}\n')
+
+
+_APART: Final = 10_000
+"""Processes of one run are numbered below this; no machine has as many devices."""
+
+
+def _moved(event: dict[str, Any], run: int, label: str) -> dict[str, Any]:
+    """Return an event in processes of its run, named after it; flows of two runs never meet."""
+    event = {**event, "pid": event["pid"] + run * _APART}
+    if "id" in event:
+        event["id"] += run << 40
+    if event["name"] == "process_name":
+        event["args"] = {"name": f"{label}: {event['args']['name']}"}
+    if event["name"] == "process_sort_index":
+        event["args"] = {"sort_index": event["args"]["sort_index"] + run * _APART}
+    return event
+
+
+def _write_ops(results: Sequence[Result], path: str) -> None:
+    import pandas as pd
+
+    from sim.export.tables import write_table
+
+    tables = [result.trace.to_pandas() for result in results]
+    if len(results) > 1:
+        for result, table in zip(results, tables, strict=True):
+            table.insert(0, "policy", result.policy)
+    write_table(tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True), path)
+
+
+_WRITERS: Final = {"gantt": _write_gantt, "trace": _write_trace, "ops": _write_ops}
