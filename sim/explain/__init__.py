@@ -2,14 +2,18 @@
 
 from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
 from sim.explain.path import Step, executed_path
+from sim.explain.text import Gap, explain_text, largest_gaps
 from sim.explain.waits import final_waits
 
 __all__ = [
     "REASONS",
+    "Gap",
     "IdlePieces",
     "Step",
     "executed_path",
+    "explain_text",
     "final_waits",
     "idle_pieces",
     "idle_reasons",
+    "largest_gaps",
 ]

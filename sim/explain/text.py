@@ -1,0 +1,231 @@
+"""What `sim explain` says: where the time went, in words, with names.
+
+A gap is an idle stretch of a device; its sentence names the task that could have run first and what held
+that task back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.bounds import bounds
+from sim.explain.facts import Facts
+from sim.explain.idle import REASONS, IdlePieces, idle_pieces
+from sim.explain.path import Step, executed_path
+from sim.trace import Trace
+from sim.units import format_duration
+
+__all__ = ["Gap", "blame", "explain_text", "largest_gaps"]
+
+
+class Gap(NamedTuple):
+    """An idle stretch of a device, its reason, and a sentence that names who is to blame."""
+
+    device: str
+    start_ns: int
+    length_ns: int
+    reason: str
+    blame: str
+
+
+def largest_gaps(trace: Trace, limit: int = 5, facts: Facts | None = None) -> list[Gap]:
+    """Return the longest idle stretches of the machine, longest first.
+
+    Parameters
+    ----------
+    trace : Trace
+    limit : int
+        How many; stretches after a device's last task are left out.
+    facts : Facts, optional
+        Of this trace, when the caller has them already.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("ping")
+    >>> _ = b.op("a", duration_ns=10, device="gpu0")
+    >>> _ = b.op("b", duration_ns=7, device="gpu1", inputs=["a"])
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue())
+    >>> [(gap.device, gap.length_ns, gap.blame) for gap in largest_gaps(trace)]
+    [('gpu1', 10, "'b' needs 'a', which runs on gpu0/0")]
+    """
+    f = facts or Facts(trace)
+    pieces = idle_pieces(trace, f)
+    real = np.flatnonzero(pieces.reason != REASONS.index("finished"))
+    longest = real[np.lexsort((pieces.start_ns[real], pieces.device[real], -pieces.length_ns[real]))][:limit]
+    return [_gap(f, pieces, k) for k in longest.tolist()]
+
+
+def _gap(f: Facts, pieces: IdlePieces, k: int) -> Gap:
+    reason, row, start = REASONS[pieces.reason[k]], int(pieces.row[k]), int(pieces.start_ns[k])
+    device = f.devices[int(pieces.device[k])].name
+    return Gap(device, start, int(pieces.length_ns[k]), reason, blame(f, reason, row, start))
+
+
+def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:
+    """Return who keeps a task from starting, in one sentence.
+
+    Parameters
+    ----------
+    facts : Facts
+    reason : str
+        One of `sim.explain.REASONS`.
+    row : int
+        The task.
+    at_ns : int
+        When.
+    """
+    return _SENTENCES[reason](facts, row, at_ns)
+
+
+def _task(f: Facts, row: int) -> str:
+    name = f.job.graph.op_names[int(f.trace.tasks["op"][row])]
+    return f"{name!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
+
+
+def _iteration(f: Facts, iteration: int) -> str:
+    return f"[{iteration}]" if f.job.iterations > 1 else ""
+
+
+def _lane(f: Facts, row: int) -> str:
+    return f.job.machine.stream_name(int(f.trace.tasks["stream"][row]))
+
+
+def _transfer(f: Facts, row: int) -> str:
+    moved, k = f.trace.transfers, row - f.n
+    source, destination = (f.devices[int(moved[end][k])].name for end in ("source", "destination"))
+    name = f"{f.job.graph.tensor_name(int(moved['tensor'][k]))!r}{_iteration(f, int(moved['iteration'][k]))}"
+    return f"the transfer of {name} from {source} to {destination}"
+
+
+def _dependency(f: Facts, row: int, at_ns: int) -> str:
+    cause = int(f.last_producer[row])
+    if cause >= f.n:
+        cause = int(f.last_producer[cause])
+    verb = "runs" if f.start[cause] <= at_ns else "has not started yet"
+    return f"{_task(f, row)} needs {_task(f, cause)}, which {verb} on {_lane(f, cause)}"
+
+
+def _in_transit(f: Facts, row: int, at_ns: int) -> str:
+    transfer = int(f.last_producer[row])
+    queued = f.trace.transfers["start_ns"][transfer - f.n] > at_ns
+    return f"{_task(f, row)} needs {_transfer(f, transfer)}" + (", which waits for a link" if queued else "")
+
+
+def _issue(f: Facts, row: int, at_ns: int) -> str:
+    who = f.issuers[int(f.issuer[row])].name
+    busy = "issues it" if f.taken[row] <= at_ns else "is busy with other tasks"
+    return f"{_task(f, row)} is ready, and {who} {busy}"
+
+
+def _policy(f: Facts, row: int, at_ns: int) -> str:
+    group = f.group[f.device]
+    later = np.flatnonzero((group == group[row]) & (f.taken > at_ns))
+    ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
+    behind = f", behind {_task(f, ahead)}" if ahead != row else ""
+    return f"{_task(f, row)} is ready and an issuer is free, but {f.trace.policy} holds it back{behind}"
+
+
+def _stream(f: Facts, row: int, at_ns: int) -> str:
+    ahead = int(f.before_on_lane[row])
+    return f"{_task(f, row)} is issued and stands behind {_task(f, ahead)} on {_lane(f, row)}"
+
+
+_SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
+    "dependency": _dependency,
+    "transfer": _in_transit,
+    "issue": _issue,
+    "policy": _policy,
+    "stream": _stream,
+    "launch": lambda f, row, at: f"{_task(f, row)} is being launched on {_lane(f, row)}",
+    "event": lambda f, row, at: f"an event travels to {_lane(f, row)}, where {_task(f, row)} waits for it",
+    "resources": lambda f, row, at: f"{_task(f, row)} waits until what it needs of the device is free",
+    "memory": lambda f, row, at: f"{_task(f, row)} waits for memory",
+    "finished": lambda f, row, at: "nothing is left to do",
+}
+
+
+def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5) -> str:
+    """Return the explanation of a run, as text for a terminal.
+
+    Parameters
+    ----------
+    trace : Trace
+    gaps : int
+        How many of the longest idle stretches are listed.
+    longest : int
+        How many of the longest steps of the executed critical path are listed.
+    """
+    f = Facts(trace)
+    limits = bounds(trace)
+    makespan = trace.makespan_ns
+    over = f", {makespan / limits.lower_bound_ns:.3g} x" if limits.lower_bound_ns else ""
+    lines = [
+        f"{trace.job.graph.name} under {trace.policy}: {format_duration(makespan)}",
+        f"No schedule is shorter than {format_duration(limits.lower_bound_ns)} ({limits.binding}{over}).",
+        "",
+        *_path_lines(f, longest),
+        "",
+        *_device_lines(f),
+    ]
+    found = largest_gaps(trace, gaps, f)
+    if found:
+        lines += ["", "Longest gaps"]
+        for gap in found:
+            begin, length = format_duration(gap.start_ns), format_duration(gap.length_ns)
+            lines.append(f"  {gap.device:<12} at {begin:>10}  {length:>10}  {gap.reason:<10}  {gap.blame}")
+    return "\n".join(lines) + "\n"
+
+
+def _path_lines(f: Facts, longest: int) -> list[str]:
+    path = executed_path(f.trace, f)
+    total: dict[str, int] = {}
+    for step in path:
+        what = f"wait: {step.reason}" if step.kind == "wait" else step.kind
+        total[what] = total.get(what, 0) + step.end_ns - step.start_ns
+    lines = [f"Executed critical path, {len(path)} steps"]
+    for what, ns in sorted(total.items(), key=lambda item: (-item[1], item[0])):
+        lines.append(f"  {what:<20} {format_duration(ns):>10}  {_percent(ns, f.trace.makespan_ns)}")
+    lines.append("  longest steps:")
+    for step in sorted(path, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:longest]:
+        begin, length = format_duration(step.start_ns), format_duration(step.end_ns - step.start_ns)
+        lines.append(f"    at {begin:>10}  {length:>10}  {_step(f, step)}")
+    return lines
+
+
+def _step(f: Facts, step: Step) -> str:
+    if step.kind == "transfer":
+        return _transfer(f, step.row)
+    if step.row >= f.n:
+        return f"{_transfer(f, step.row)}, waits for a link"
+    name = _task(f, step.row)
+    if step.kind == "task":
+        return f"{name} on {_lane(f, step.row)}"
+    if step.kind == "issue":
+        return f"{f.issuers[int(f.issuer[step.row])].name} issues {name}"
+    return f"{name} waits ({step.reason})"
+
+
+def _device_lines(f: Facts) -> list[str]:
+    pieces = idle_pieces(f.trace, f)
+    makespan = f.trace.makespan_ns
+    lines = ["Devices"]
+    for d, device in enumerate(f.devices):
+        here = pieces.device == d
+        idle = (
+            np.bincount(pieces.reason[here], pieces.length_ns[here], len(REASONS)).astype(np.int64).tolist()
+        )
+        worst = sorted((-ns, reason) for ns, reason in zip(idle, REASONS, strict=True) if ns)
+        why = ", ".join(f"{reason} {_percent(-ns, makespan).strip()}" for ns, reason in worst)
+        lines.append(
+            f"  {device.name:<12} busy {_percent(makespan - sum(idle), makespan)}   idle: {why or 'never'}"
+        )
+    return lines
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole if whole else 0:5.1f} %"

@@ -1,0 +1,283 @@
+"""Idle time has the reason that one would give by hand, and the executed path explains every nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from drawn_runs import draw_run
+
+from devices.memory.tensors import tensor_memory
+from devices.network import make_network
+from devices.processor.cores import CorePool
+from policies.issue.in_order import InOrder
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from scenarios.build.control_flow import cond, while_loop
+from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
+from sim.explain import (
+    Step,
+    executed_path,
+    explain_text,
+    final_waits,
+    idle_pieces,
+    idle_reasons,
+    largest_gaps,
+)
+from sim.metrics import device_use
+from sim.trace import Wait
+
+ISSUE = ReadyQueue(synchronisation="issue")
+
+
+class Lanes:
+    """Puts ops on the given lanes."""
+
+    def __init__(self, *lanes: int) -> None:
+        self.lanes = lanes
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return self.lanes
+
+
+def chain(*durations: int, policy: Policy | None = None, **device: int) -> Trace:
+    """Return a chain of ops a, b, c, ... on one device."""
+    b = GraphBuilder("chain")
+    for k, ns in enumerate(durations):
+        b.op("abcdef"[k], inputs=["abcdef"[k - 1]] if k else [], duration_ns=ns)
+    return simulate(b.build(), Machine((Device("gpu0", **device),)), policy or ReadyQueue())
+
+
+def steps(trace: Trace) -> list[tuple[int, int, str]]:
+    """Return (start, end, what) of the executed path."""
+    names = trace.job.graph.op_names
+
+    def what(step: Step) -> str:
+        if step.row >= len(trace):
+            name = trace.job.graph.tensor_name(int(trace.transfers["tensor"][step.row - len(trace)]))
+        else:
+            name = names[int(trace.tasks["op"][step.row])]
+        return " ".join(filter(None, (step.kind, step.reason, name)))
+
+    return [(step.start_ns, step.end_ns, what(step)) for step in executed_path(trace)]
+
+
+# -- reasons, one by one ------------------------------------------------------------------------
+
+
+def test_dependency_and_finished() -> None:
+    b = GraphBuilder("ping pong")
+    b.op("a", duration_ns=10, device="gpu0")
+    b.op("b", duration_ns=20, device="gpu1", inputs=["a"])
+    trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue())
+    assert idle_reasons(trace) == {"gpu0": {"finished": 20}, "gpu1": {"dependency": 10}}
+    assert steps(trace) == [(0, 10, "task a"), (10, 30, "task b")]
+    assert [gap.blame for gap in largest_gaps(trace)] == ["'b' needs 'a', which runs on gpu0/0"]
+
+
+def test_transfer() -> None:
+    b = GraphBuilder("send")
+    b.op("a", duration_ns=10, device="gpu0", outputs=40)
+    b.op("b", duration_ns=20, device="gpu1", inputs=["a"])
+    b.op("c", duration_ns=0, device="gpu0", outputs=30)
+    b.op("d", duration_ns=20, device="gpu1", inputs=["c", "b"])
+    link = Link("wire", "gpu0", "gpu1", 5, 10**9)
+    machine = Machine((Device("gpu0", streams=2), Device("gpu1")), (link,), network=make_network)
+    trace = simulate(b.build(), machine, ReadyQueue(), streams=Lanes(0, 0, 1, 0))
+    # c's transfer holds the wire from 0 to 35, a's waits for it from 10 to 35 and takes until 80.
+    assert idle_reasons(trace)["gpu1"] == {"dependency": 10, "transfer": 70}
+    assert steps(trace) == [
+        (0, 35, "transfer c"),
+        (35, 80, "transfer a"),
+        (80, 100, "task b"),
+        (100, 120, "task d"),
+    ]
+    assert (
+        largest_gaps(trace)[0].blame
+        == "'b' needs the transfer of 'a' from gpu0 to gpu1, which waits for a link"
+    )
+
+
+def test_issue_and_launch() -> None:
+    trace = chain(10, 10, issue_ns=3, launch_latency_ns=4)
+    assert idle_reasons(trace) == {"gpu0": {"issue": 6, "launch": 8}}
+    assert steps(trace) == [
+        (0, 3, "issue a"),
+        (3, 7, "wait launch a"),
+        (7, 17, "task a"),
+        (17, 20, "issue b"),
+        (20, 24, "wait launch b"),
+        (24, 34, "task b"),
+    ]
+
+
+def test_the_gap_between_kernels_is_launch() -> None:
+    trace = chain(10, 10, policy=ISSUE, gap_ns=2)
+    assert idle_reasons(trace) == {"gpu0": {"launch": 2}}
+    assert steps(trace) == [(0, 10, "task a"), (10, 12, "wait launch b"), (12, 22, "task b")]
+
+
+def test_a_host_that_cannot_keep_up() -> None:
+    """Kernels of 1 ns that cost 5 ns to issue: the path runs through the host."""
+    trace = chain(1, 1, 1, policy=ISSUE, issue_ns=5)
+    assert idle_reasons(trace) == {"gpu0": {"issue": 13}}
+    assert steps(trace) == [(0, 5, "issue a"), (5, 10, "issue b"), (10, 15, "issue c"), (15, 16, "task c")]
+
+
+def test_what_a_worker_pays_is_issue() -> None:
+    trace = chain(10, 10, workers=1, issue_ns=3)
+    assert idle_reasons(trace) == {"gpu0": {"issue": 6}}
+    assert final_waits(trace).tolist() == [Wait.ISSUER, Wait.ISSUER]
+
+
+def head_of_line(policy: Policy) -> Trace:
+    """Return a run in which b waits for a (elsewhere) and c, behind it in the program, waits for nothing."""
+    b = GraphBuilder("head of line")
+    b.op("a", duration_ns=50, device="gpu0")
+    b.op("b", duration_ns=10, device="gpu1", inputs=["a"])
+    b.op("c", duration_ns=10, device="gpu1")
+    return simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), policy)
+
+
+def test_policy() -> None:
+    trace = head_of_line(InOrder())
+    assert idle_reasons(trace)["gpu1"] == {"policy": 50}
+    gap = largest_gaps(trace)[0]
+    assert (gap.device, gap.start_ns, gap.length_ns, gap.reason) == ("gpu1", 0, 50, "policy")
+    assert gap.blame == "'c' is ready and an issuer is free, but InOrder holds it back, behind 'b'"
+    assert final_waits(trace).tolist() == [0, 0, Wait.POLICY]
+    for other in (ReadyQueue(), OutOfOrder(window=2)):
+        trace = head_of_line(other)
+        assert idle_reasons(trace)["gpu1"] == {"dependency": 40}
+        assert not final_waits(trace).any()
+
+
+def test_stream() -> None:
+    """Both are issued to one stream: c could run, and b before it waits for a's event."""
+    trace = head_of_line(InOrder(synchronisation="issue"))
+    assert trace.tasks["op"].tolist() == [0, 1, 2]
+    assert idle_reasons(trace)["gpu1"] == {"stream": 50}
+    assert largest_gaps(trace)[0].blame == "'c' is issued and stands behind 'b' on gpu1/0"
+    assert final_waits(trace).tolist() == [0, Wait.EVENT, Wait.STREAM]
+    assert steps(trace) == [(0, 50, "task a"), (50, 60, "task b"), (60, 70, "task c")]
+
+
+def test_event() -> None:
+    b = GraphBuilder("hop")
+    b.op("a", duration_ns=10)
+    b.op("b", duration_ns=10, inputs=["a"])
+    machine = Machine((Device("gpu0", streams=2, event_ns=3),))
+    trace = simulate(b.build(), machine, ISSUE, streams=Lanes(0, 1))
+    assert idle_reasons(trace) == {"gpu0": {"event": 3}}
+    assert steps(trace) == [(0, 10, "task a"), (10, 13, "wait event b"), (13, 23, "task b")]
+    assert largest_gaps(trace)[0].blame == "an event travels to gpu0/1, where 'b' waits for it"
+
+
+def test_memory() -> None:
+    """b's output does not fit beside a's, which c keeps alive on the other device."""
+    b = GraphBuilder("memory")
+    b.op("a", duration_ns=10, outputs=80, device="gpu0")
+    b.op("b", duration_ns=10, outputs=80, device="gpu0")
+    b.op("c", duration_ns=50, inputs=["a"], device="gpu1")
+    machine = Machine((Device("gpu0", memory_bytes=100), Device("gpu1")))
+    trace = simulate(b.build(), machine, ReadyQueue(), memory=tensor_memory(when_full="wait"))
+    assert idle_reasons(trace)["gpu0"] == {"memory": 50}
+    assert largest_gaps(trace)[0].blame == "'b' waits for memory"
+    assert steps(trace)[-1] == (60, 70, "task b")
+
+
+def test_resources() -> None:
+    b = GraphBuilder("cores")
+    for name in "ab":
+        b.op(name, duration_ns=10)
+    device = Device("cpu0", "cpu", workers=2, cores=3, cores_per_op=2, processor=CorePool)
+    trace = simulate(b.build(), Machine((device,)), ReadyQueue())
+    assert final_waits(trace).tolist() == [Wait.NONE, Wait.RESOURCES]
+    assert idle_reasons(trace) == {"cpu0": {}}
+    assert steps(trace) == [(0, 10, "task a"), (10, 20, "task b")]
+
+
+# -- for every run ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_every_idle_nanosecond_has_one_reason(seed: int) -> None:
+    trace = draw_run(seed)
+    reasons = idle_reasons(trace)
+    for name, use in device_use(trace).items():
+        assert sum(reasons[name].values()) == use.idle_ns
+        assert all(ns > 0 for ns in reasons[name].values())
+    pieces = idle_pieces(trace)
+    assert (pieces.length_ns > 0).all()
+    assert (pieces.start_ns + pieces.length_ns <= trace.makespan_ns).all()
+    if trace.policy == "ReadyQueue":  # never holds anything back
+        assert not any("policy" in idle for idle in reasons.values())
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_the_path_covers_the_makespan(seed: int) -> None:
+    trace = draw_run(seed)
+    path = executed_path(trace)
+    bounds = [0, *(step.end_ns for step in path)]
+    assert [step.start_ns for step in path] == bounds[:-1]
+    assert bounds[-1] == trace.makespan_ns
+    for step in path:
+        if step.kind == "task":
+            assert trace.tasks["start_ns"][step.row] == step.start_ns
+            assert trace.tasks["end_ns"][step.row] == step.end_ns
+        elif step.kind == "transfer":
+            assert trace.transfers["end_ns"][step.row - len(trace)] == step.end_ns
+        if trace.policy == "ReadyQueue":
+            assert step.reason != "policy"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_run_can_be_told(seed: int) -> None:
+    trace = draw_run(seed)
+    text = explain_text(trace)
+    assert trace.policy in text
+    assert "Executed critical path" in text
+    for gap in largest_gaps(trace, 100):
+        assert gap.blame
+        assert gap.length_ns > 0
+
+
+@pytest.mark.parametrize("trips", [0, 1, 4])
+@pytest.mark.parametrize("outcome", [True, False])
+def test_branches_and_loops_are_explained(trips: int, outcome: bool) -> None:
+    b = GraphBuilder("control flow")
+    b.op("p", duration_ns=5, attributes={"outcome": outcome})
+    b.op("x", duration_ns=7)
+    merged = cond(
+        b,
+        "if",
+        "p",
+        ["x"],
+        lambda b, v: [b.op("yes", inputs=[v["x"]], duration_ns=30)],
+        lambda b, v: [b.op("no", inputs=[v["x"]], duration_ns=11)],
+    )
+    while_loop(
+        b,
+        "loop",
+        {"i": merged[0]},
+        lambda b, v: {"i": b.op("body", inputs=[v["i"]], duration_ns=10, device="gpu0")},
+        trips=trips,
+    )
+    machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0", issue_ns=2)))
+    trace = simulate(b.build(), machine, ReadyQueue())
+    reasons = idle_reasons(trace)
+    for name, use in device_use(trace).items():
+        assert sum(reasons[name].values()) == use.idle_ns
+    assert reasons["gpu0"].get("issue", 0) == 2 * trips
+    path = executed_path(trace)
+    assert sum(step.end_ns - step.start_ns for step in path) == trace.makespan_ns
+    assert "control flow under ReadyQueue" in explain_text(trace)
+
+
+def test_nothing_takes_no_time_to_explain() -> None:
+    b = GraphBuilder("nothing")
+    b.op("a", duration_ns=0)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    assert executed_path(trace) == []
+    assert idle_reasons(trace) == {"gpu0": {}}
+    assert "Longest gaps" not in explain_text(trace)
