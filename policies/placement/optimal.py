@@ -15,7 +15,7 @@ from policies.options import whole
 from policies.placement.heft import Heft
 from policies.placement.problem import NEVER, Problem
 from policies.placement.schedule import ListPlacement, Schedule
-from sim.errors import InputError, MissingExtraError
+from sim.errors import MissingExtraError
 
 __all__ = ["Optimal", "Optimum"]
 
@@ -47,8 +47,8 @@ class Optimal(ListPlacement):
 
     Parameters
     ----------
-    time_limit_s : float
-        How long to search, in the solver's deterministic time: about seconds, but counted in work
+    time_limit_ns : int
+        How long to search, in the solver's deterministic time: about that long, but counted in work
         done, so that a search that is cut short gives the same answer on every machine.
     workers : int
         Search strategies of the solver that take turns. One is enough for tens of ops; harder problems
@@ -61,12 +61,8 @@ class Optimal(ListPlacement):
         A time limit or number of workers that is not positive.
     """
 
-    def __init__(self, time_limit_s: float = 30.0, workers: int = 1, seed: int = 0) -> None:
-        if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or time_limit_s <= 0:
-            raise InputError(
-                f"optimal: time_limit_s must be a positive number of seconds, found {time_limit_s!r}"
-            )
-        self.time_limit_s = time_limit_s
+    def __init__(self, time_limit_ns: int = 30_000_000_000, workers: int = 1, seed: int = 0) -> None:
+        self.time_limit_ns = whole("optimal", "time_limit_ns", time_limit_ns)
         self.workers = whole("optimal", "workers", workers)
         self.seed = whole("optimal", "seed", seed, least=0)
 
@@ -89,7 +85,7 @@ class Optimal(ListPlacement):
         start = Heft().schedule(problem)
         model = _Model(cp_model, problem, start)
         solver: Any = cp_model.CpSolver()
-        solver.parameters.max_deterministic_time = self.time_limit_s
+        solver.parameters.max_deterministic_time = self.time_limit_ns * 1e-9
         solver.parameters.num_workers = self.workers
         solver.parameters.interleave_search = True  # deterministic, with however many workers
         solver.parameters.random_seed = self.seed
