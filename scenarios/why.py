@@ -14,14 +14,15 @@ asks not who, but what for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+import numpy as np
+
 from sim.bounds import bounds
-from sim.explain import final_waits
 from sim.explain.facts import Facts
-from sim.graph import UNSET
-from sim.trace import WAITS, Trace
+from sim.graph import UNSET, IntArray
+from sim.trace import Trace, Wait
 from sim.units import format_duration
 
 __all__ = ["PARTS", "difference", "makespan_parts", "why_fast"]
@@ -29,15 +30,14 @@ __all__ = ["PARTS", "difference", "makespan_parts", "why_fast"]
 PARTS: Final[Mapping[str, str]] = {
     "executing": "executing",
     "transfer": "moving data",
-    "transfer wait": "waiting for a link",
-    "issuer": "waiting for whoever issues",
+    "link": "waiting for a link",
+    "issuer": "waiting for the host or a worker",
     "policy": "held back by the policy",
-    "stream": "queued behind its stream",
+    "stream": "queued on a stream",
     "event": "waiting for an event",
     "launch": "launching",
     "resources": "waiting for resources of the device",
     "memory": "waiting for memory",
-    "start": "waiting",
 }
 """Parts of a makespan, and what they are called."""
 
@@ -56,25 +56,62 @@ def makespan_parts(trace: Trace) -> dict[str, int]:
     >>> makespan_parts(simulate(b.build(), machine, InOrder()))
     {'executing': 30, 'policy': 40}
     """
-    facts = Facts(trace)
-    waits = final_waits(trace, facts)
+    f = Facts(trace)
+    chain = _chain(f)
+    tasks, moves = chain[chain < f.n], chain[chain >= f.n]
     parts = dict.fromkeys(PARTS, 0)
-    row = int(facts.row_end.argmax()) if len(facts.row_end) else UNSET
-    while row != UNSET:
-        if row < facts.n:
-            start, executes = int(facts.start[row]), "executing"
-            waiting = WAITS[int(waits[row])] or "start"
-        else:
-            start, executes = int(trace.transfers["start_ns"][row - facts.n]), "transfer"
-            waiting = "transfer wait"
-        parts[executes] += int(facts.row_end[row]) - start
-        parts[waiting] += start - int(facts.data[row])
-        row = int(facts.last_producer[row])
+    parts["executing"] = _sum(f.end[tasks] - f.start[tasks])
+    started = trace.transfers["start_ns"][moves - f.n]
+    parts["transfer"] = _sum(f.row_end[moves] - started)
+    parts["link"] = _sum(started - f.data[moves])
+    for part, ns in _waits(f, tasks):
+        parts[part] += _sum(ns)
     return {part: ns for part, ns in parts.items() if ns}
 
 
+def _chain(f: Facts) -> IntArray:
+    """Return the rows from the one that ended last back over the producer that ended last."""
+    rows = []
+    row = int(f.row_end.argmax()) if len(f.row_end) else UNSET
+    while row != UNSET:
+        rows.append(row)
+        row = int(f.last_producer[row])
+    return np.array(rows, dtype=np.int64)
+
+
+def _waits(f: Facts, tasks: IntArray) -> Iterator[tuple[str, IntArray]]:
+    """Cut the time from data to start of some tasks into its parts (see `sim.explain.facts`)."""
+    worker, wait = f.by_worker[tasks], f.wait[tasks]
+    cursor, start = f.data[tasks], f.start[tasks]
+
+    def until(bound: IntArray) -> IntArray:
+        nonlocal cursor
+        begin, cursor = cursor, np.clip(bound, cursor, start)
+        return cursor - begin
+
+    begin, taken = cursor, until(f.taken[tasks])
+    busy = f.issuers_busy.between(begin, begin + taken, f.group[f.device[tasks]])
+    yield "issuer", busy
+    yield "policy", taken - busy
+    issued = until(np.where(worker, f.issue[tasks] + f.cost[tasks], f.issue[tasks]))
+    starved = ~worker & (wait == Wait.MEMORY)
+    yield "issuer", np.where(starved, 0, issued)
+    yield "memory", np.where(starved, issued, 0)
+    yield "stream", until(np.where(worker, 0, f.lane_end[tasks]))
+    yield "launch", until(np.where(worker, 0, f.launch_end[tasks]))
+    rest = until(start)
+    memory, resources = wait == Wait.MEMORY, worker | (wait == Wait.RESOURCES)
+    yield "memory", np.where(memory, rest, 0)
+    yield "resources", np.where(resources & ~memory, rest, 0)
+    yield "event", np.where(resources | memory, 0, rest)
+
+
+def _sum(ns: IntArray) -> int:
+    return int(ns.sum())
+
+
 def difference(trace: Trace, best: Trace) -> str:
-    """Say in one line why `trace` took longer (or less long) than `best`.
+    """Say in one line why `trace` took longer than `best`.
 
     The largest parts come first, and parts that are too small to matter, below a twentieth of the
     largest, are summed up as the rest.
@@ -83,8 +120,8 @@ def difference(trace: Trace, best: Trace) -> str:
     more = {part: mine.get(part, 0) - other.get(part, 0) for part in PARTS}
     total = trace.makespan_ns - best.makespan_ns
     largest = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))
-    if not largest:
-        return "the same"
+    if not total:
+        return "as fast" if largest else "the same"
     shown = [part for part in largest if 20 * abs(more[part]) >= abs(more[largest[0]])]
     rest = total - sum(more[part] for part in shown)
     terms = [f"{_signed(more[part])} {PARTS[part]}" for part in shown]

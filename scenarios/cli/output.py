@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scenarios.compare import Comparison
+from scenarios.expect import Outcome
 from scenarios.run import Result
 from sim.units import format_bytes, format_duration
 
@@ -105,7 +106,7 @@ def print_result(result: Result) -> None:
                 for name, use in used.items()
             ],
         )
-    _print_outcomes(result, out)
+    _print_outcomes(result.outcomes, out)
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -136,8 +137,8 @@ def print_comparison(comparison: Comparison) -> None:
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
         out.print(Text(f"{result.policy:{width}}  {comparison.why(result)}"), soft_wrap=True)
-    for result in ranked:
-        _print_outcomes(result, out)
+    expected = [outcome for result in ranked for outcome in result.outcomes]
+    _print_outcomes(expected, out)
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:
@@ -154,12 +155,12 @@ def reasons(idle: Mapping[str, int], *, shown: int = 3) -> str:
     return ", ".join(f"{reason} {format_duration(ns)}" for reason, ns in largest[:shown])
 
 
-def _print_outcomes(result: Result, out: Console) -> None:
-    failed = [outcome.message for outcome in result.outcomes if not outcome.passed]
-    if not result.outcomes:
-        return
-    out.print()
-    if not failed:
-        out.print(Text(f"{len(result.outcomes)} expectations of {result.policy} hold"))
+def _print_outcomes(outcomes: Sequence[Outcome], out: Console) -> None:
+    """Say what is not as expected, or that all is; nothing when nothing was expected."""
+    failed = [outcome.message for outcome in outcomes if not outcome.passed]
+    if outcomes:
+        out.print()
+    if outcomes and not failed:
+        out.print(Text("as expected" if len(outcomes) == 1 else f"as expected, all {len(outcomes)}"))
     for message in failed:
         out.print(Text(f"not as expected: {message}"), soft_wrap=True)
