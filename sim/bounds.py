@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.control_flow import has_control_flow
 from sim.critical_path import crossing_reads, longest_chain_ns, transfer_ns
+from sim.frames import has_control_flow
 from sim.graph import IntArray
 from sim.job import Job
 from sim.trace import Trace

@@ -28,19 +28,13 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from sim.errors import RunError
-from sim.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure
-from sim.graph import Graph
+from sim.frames import FrameStructure, frame_structure
 from sim.job import Job
 from sim.model import Task
 from sim.outcomes import Outcomes
 from sim.transfers import Flow
 
-__all__ = ["TaggedTokenReadiness", "has_control_flow"]
-
-
-def has_control_flow(graph: Graph) -> bool:
-    """Whether `graph` has any op that moves tokens between frames, or skips some."""
-    return not CONTROL_FLOW_KINDS.isdisjoint(graph.kinds)
+__all__ = ["TaggedTokenReadiness"]
 
 
 @dataclass(eq=False)

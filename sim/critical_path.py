@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.control_flow import has_control_flow
+from sim.frames import has_control_flow
 from sim.graph import UNSET, IntArray, Role
 from sim.job import Job
 from sim.units import NS_PER_S

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.control_flow import has_control_flow
+from sim.frames import has_control_flow
 from sim.graph import UNSET, Csr, IntArray
 from sim.trace import Trace
 

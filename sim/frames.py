@@ -10,13 +10,18 @@ from sim.errors import GraphError
 from sim.graph import Graph
 from sim.outcomes import predicate_of
 
-__all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure"]
+__all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure", "has_control_flow"]
 
 CONTROL_FLOW_KINDS: Final = frozenset({"switch", "merge", "enter", "exit", "next_iteration", "loop_cond"})
 """Kinds of op that move tokens between frames and iterations, or skip some."""
 
 DEFAULT_PARALLEL_ITERATIONS: Final = 10
 """As in TensorFlow's ``while_loop``."""
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Whether `graph` has any op that moves tokens between frames, or skips some."""
+    return not CONTROL_FLOW_KINDS.isdisjoint(graph.kinds)
 
 
 @dataclass(frozen=True)

@@ -237,8 +237,8 @@ def plan_of(trace: Trace) -> Plan:
         Control flow decided during the run what to run: no plan can say that beforehand.
     """
     from sim.bounds import issue_costs_ns
-    from sim.control_flow import has_control_flow
     from sim.dependencies import unroll
+    from sim.frames import has_control_flow
 
     job, tasks = trace.job, trace.tasks
     if has_control_flow(job.graph):

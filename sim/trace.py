@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.frames import has_control_flow
 from sim.graph import IntArray
 from sim.job import Job
 from sim.model import Policy, Task
@@ -47,7 +48,7 @@ WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources"
 blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
 kernels; cores, SMs or bandwidth; memory."""
 
-_FIELDS = ("id", "op", "iteration", "stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
+_FIELDS = ("id", "stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +94,16 @@ class Trace:
     ) -> Trace:
         """Collect the columns from the tasks of a finished run."""
         columns = {name: _column(tasks, name) for name in _FIELDS}
+        if has_control_flow(job.graph):  # ids are tags there
+            for name in ("op", "iteration", "dead"):
+                columns[name] = _column(tasks, name)
+        else:
+            columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
+            columns["dead"] = np.zeros(len(tasks), np.int64)
         columns["issuer"] = np.fromiter(map(attrgetter("issuer.index"), tasks), np.int64, len(tasks))
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
         by_issuer = columns["issue_ns"] > columns["ready_ns"]
         columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
-        columns["dead"] = np.fromiter((task.dead for task in tasks), np.int64, len(tasks))
         if (np.diff(columns["start_ns"]) < 0).any():
             order = np.argsort(columns["start_ns"], kind="stable")
             columns = {name: column[order] for name, column in columns.items()}

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from sim.control_flow import has_control_flow
 from sim.errors import InputError, RunError
+from sim.frames import has_control_flow
 from sim.graph import Csr
 from sim.job import Job
 from sim.model import Issuer, Policy, Task

@@ -17,9 +17,10 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL
 
-from sim.control_flow import TaggedTokenReadiness, has_control_flow
+from sim.control_flow import TaggedTokenReadiness
 from sim.engine.hooks import Memory, Observer
 from sim.errors import InfeasibleError, InputError
+from sim.frames import has_control_flow
 from sim.job import Job
 from sim.model import Issuer, Network, Policy, Processor, Task
 from sim.readiness import CompletionReadiness, IssueReadiness, Readiness

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.bounds import issue_costs_ns
-from sim.control_flow import has_control_flow
 from sim.errors import InvariantError
+from sim.frames import has_control_flow
 from sim.graph import IntArray
 from sim.trace import Trace
 
