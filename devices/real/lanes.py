@@ -296,6 +296,6 @@ def run_on_threads(
     return Observation(
         dataclasses.replace(trace, policy=decided_by),
         work.wrong(),
-        sum(delays) if delays else None,
+        max(delays) if delays else None,
         run.priority,
     )

@@ -66,7 +66,7 @@ def summary(samples: Sequence[int | float], seed: int = 0, rounds: int = 200) ->
     low, high = np.percentile(medians, (2.5, 97.5))
     mad = float(np.median(np.abs(values - median)))
     rounded = [int(np.floor(x + 0.5)) for x in (median, mad, p05, p95, low, high)]
-    return Summary(*rounded, len(values))
+    return Summary._make([*rounded, len(values)])
 
 
 def kendall_tau(a: Sequence[int], b: Sequence[int]) -> float:

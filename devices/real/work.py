@@ -45,7 +45,8 @@ class Observation:
     wrong : list of str
         Ops with a wrong result: the run broke an order.
     delayed_ns : int or None
-        How long threads of the run were runnable without running; None where it is not known.
+        How long a thread of the run was runnable without running, the worst of them; None where it is not
+        known.
     priority : str
         ``"fifo"`` when the threads had real-time priority, else ``"normal"``.
     """
@@ -57,7 +58,7 @@ class Observation:
 
     @property
     def delayed(self) -> float:
-        """Run-queue delay as a share of the makespan, summed over the threads; 0 where it is not known."""
+        """Run-queue delay of the worst thread, as a share of the makespan; 0 where it is not known."""
         return (self.delayed_ns or 0) / max(1, self.trace.makespan_ns)
 
 

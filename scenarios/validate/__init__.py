@@ -8,7 +8,7 @@
                         (numpy, torch)
 
 The steps are joined by files, one an experiment, so that a measurement may happen on another machine than
-the prediction, a lost experiment loses no other, and a run can be resumed. Predictions are written, with the digest
-of their plans and of their calibration, before the measurement, which writes their digest down. `draw` and
-`measure` import numpy and torch only.
+the prediction, a lost experiment loses no other, and a run can be resumed. Predictions are written, with
+the digest of their plans and of their calibration, before the measurement, which writes their digest down.
+Drawing and measuring import numpy and torch only.
 """

@@ -1,0 +1,58 @@
+"""Was the machine quiet? Sentinels around what is measured, and how long threads queued for a core.
+
+::
+
+    sentinel ── block of runs ── sentinel     accepted when the two agree within 2 % (GPU kernels, sleeps)
+                                              or 6 % (kernels on a CPU), and no thread of any run waited
+                                              for a core longer than 1 % of its makespan
+
+A measurement that fails is kept and marked; it never counts, and nothing is repeated because its result is
+unwelcome: whether it counts is settled without looking at it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from devices.real.work import Observation
+
+__all__ = ["MAX_DELAY", "MAX_DRIFT", "Sentinel", "verdict"]
+
+MAX_DELAY: Final = 0.01
+"""Run-queue delay, as a share of the makespan, above which a run does not count."""
+
+MAX_DRIFT: Final = {"timer": 0.02, "threads": 0.06, "cuda": 0.02}
+"""How far a sentinel may move across a block."""
+
+
+class Sentinel(NamedTuple):
+    """A fixed kernel before and after a block.
+
+    Attributes
+    ----------
+    before_ns, after_ns : int
+    """
+
+    before_ns: int
+    after_ns: int
+
+    @property
+    def drift(self) -> float:
+        """How far the two are apart, as a share of the smaller one."""
+        return abs(self.after_ns - self.before_ns) / max(1, min(self.before_ns, self.after_ns))
+
+
+def verdict(backend: str, seen: Observation, sentinel: Sentinel) -> str:
+    """Return why a run does not count; empty when it does.
+
+    Parameters
+    ----------
+    backend : str
+    seen : Observation
+    sentinel : Sentinel
+    """
+    if seen.delayed > MAX_DELAY:
+        return f"a thread waited {seen.delayed:.1%} of the makespan for a core"
+    if sentinel.drift > MAX_DRIFT[backend]:
+        return f"the sentinel moved by {sentinel.drift:.1%}"
+    return ""

@@ -1,0 +1,136 @@
+"""The backends by name, each with its sentinel and its provenance."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from devices.real.clock import now_ns, prefer_this_thread, sleep_until
+from devices.real.threads import Threads
+from devices.real.timer import Timer
+from devices.real.work import Observation
+from sim.errors import UnknownNameError
+from sim.job import Job
+from sim.model import Policy
+from sim.plan import Plan
+
+__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "sentinel_ns"]
+
+
+class Executor(Protocol):
+    """Runs jobs for real."""
+
+    name: str
+
+    def execute(self, job: Job, plan: Plan) -> Observation:
+        """Execute a plan."""
+
+    def drive(self, job: Job, policy: Policy) -> Observation:
+        """Let a policy drive."""
+
+
+def _cuda() -> Executor:
+    from devices.real.cuda import Cuda
+
+    return Cuda()
+
+
+BACKENDS: Final[dict[str, Callable[[], Executor]]] = {"timer": Timer, "threads": Threads, "cuda": _cuda}
+"""name → how to make it."""
+
+
+def make_backend(name: str) -> Executor:
+    """Return a backend.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of that name.
+    InputError, RunError
+        It cannot run here: no torch, no CUDA.
+    """
+    if name not in BACKENDS:
+        raise UnknownNameError("backend", name, BACKENDS)
+    return BACKENDS[name]()
+
+
+def sentinel_ns(backend: str, executor: Executor) -> int:
+    """Return how long a fixed piece of work takes now: the median of five.
+
+    A sleep of 2 ms and its waking up on the timer, a product of 256 x 256 and a copy of 2 MB on threads, and
+    what the GPU backend has for it.
+    """
+    if hasattr(executor, "sentinel_ns"):
+        return int(executor.sentinel_ns())
+    return _median_of_five(_sleep if backend == "timer" else _product)
+
+
+def _median_of_five(work: Callable[[], None]) -> int:
+    import threading
+
+    taken: list[int] = []
+
+    def body() -> None:
+        prefer_this_thread(0)
+        work()
+        for _ in range(5):
+            begin = now_ns()
+            work()
+            taken.append(now_ns() - begin)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return sorted(taken)[2]
+
+
+def _sleep() -> None:
+    sleep_until(now_ns() + 2_000_000)
+
+
+_A: Final = np.random.default_rng(1).normal(size=(256, 256))
+_C, _D = np.empty_like(_A), np.zeros(1 << 18)
+_E: Final = np.random.default_rng(2).normal(size=1 << 18)
+
+
+def _product() -> None:
+    from devices.real.blas import single_threaded_blas
+
+    with single_threaded_blas():
+        np.matmul(_A, _A, out=_C)
+        np.copyto(_D, _E)
+
+
+def provenance(backend: str, executor: Executor) -> dict[str, Any]:
+    """Return what a measurement depends on and a number does not tell: device, versions, protocol, date."""
+    facts: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "modules": sorted(m for m in ("torch", "simpy") if m in sys.modules),
+        "protocol": "medians; a sentinel before and after; run-queue delay at most 1 % of a makespan",
+    }
+    extra: Callable[[], dict[str, Any]] | None = getattr(executor, "provenance", None)
+    if extra is not None:
+        facts |= extra()
+    return facts
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,168 @@
+"""Measuring: run every case of a file of plans several times, and write down every run.
+
+Only numpy, torch and this project are imported here, so that it runs wherever torch does::
+
+    python -m scenarios.validate.measure OUT --backend cuda [--calibration FILE] [EXPERIMENT ...]
+
+A run counts when the machine was quiet around it (`devices.real.gate`), whatever it measured. There are
+`RUNS` runs that count, of at most `ATTEMPTS`; a case with fewer than `ENOUGH` is inconclusive.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.calibration import Calibration, load_calibration
+from devices.real.gate import Sentinel, verdict
+from devices.real.work import Observation
+from scenarios.validate import files
+from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
+from scenarios.validate.case import Case, digest
+from sim.errors import SimError
+from sim.plan import Plan
+
+__all__ = ["ATTEMPTS", "ENOUGH", "RUNS", "main", "measure"]
+
+RUNS: Final = 5
+ENOUGH: Final = 3
+ATTEMPTS: Final = 10
+
+
+def measure(
+    experiment: str,
+    out: Path,
+    backend: str,
+    executor: Executor,
+    calibration: Calibration | None = None,
+    *,
+    runs: int = RUNS,
+    deadline: float | None = None,
+) -> None:
+    """Measure an experiment whose plans are in `out`.
+
+    Parameters
+    ----------
+    experiment, backend : str
+    out : Path
+    executor : Executor
+    calibration : Calibration, optional
+        Tells policies that ask for them how long ops take, as it told them in the simulator.
+    runs : int
+        Runs that count, of each case.
+    deadline : float, optional
+        Of `time.monotonic`: cases that would begin after it are skipped, and say so.
+    """
+    plans = files.read(out, "plans", experiment)
+    if plans is None:
+        raise SimError(f"{files.step_path(out, 'plans', experiment)} is missing: draw the plans first")
+    predictions = files.read(out, "predictions", experiment)
+    entries: list[dict[str, Any]] = []
+    for case, entry in zip(files.read_cases(plans), plans["cases"], strict=True):
+        if deadline is not None and time.monotonic() > deadline:
+            entries.append({"name": case.name, "skipped": "the time was up", "runs": []})
+            continue
+        plan = None if entry["plan"] is None else Plan.from_json(_text(entry["plan"]))
+        try:
+            done = _measure_case(case, plan, backend, executor, calibration, runs)
+            entries.append({"name": case.name, "runs": done})
+        except SimError as error:  # one case lost, not the experiment
+            entries.append({"name": case.name, "skipped": str(error), "runs": []})
+    content = {
+        "plans": digest(plans),
+        "predictions": None if predictions is None else digest(predictions),
+        "provenance": provenance(backend, executor),
+        "cases": entries,
+    }
+    files.write(out, "measurements", experiment, content)
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def _measure_case(
+    case: Case,
+    plan: Plan | None,
+    backend: str,
+    executor: Executor,
+    calibration: Calibration | None,
+    runs: int,
+) -> list[dict[str, Any]]:
+    job = case.job(None if calibration is None else case.durations_ns(calibration))
+    done: list[dict[str, Any]] = []
+    good = 0
+    before = sentinel_ns(backend, executor)
+    _run(executor, case, job, plan)  # warm: threads, pages, caches; on a GPU everything that is made lazily
+    for _ in range(ATTEMPTS):
+        seen = _run(executor, case, job, plan)
+        after = sentinel_ns(backend, executor)
+        why = verdict(backend, seen, Sentinel(before, after))
+        done.append(_record(seen, Sentinel(before, after), why))
+        before = after
+        good += not why
+        if good == runs:
+            break
+    return done
+
+
+def _run(executor: Executor, case: Case, job: Any, plan: Plan | None) -> Observation:
+    return executor.drive(job, case.make_policy()) if plan is None else executor.execute(job, plan)
+
+
+def _record(seen: Observation, sentinel: Sentinel, why: str) -> dict[str, Any]:
+    """Return a run as JSON: times by op, on which lane, in which order issued."""
+    tasks = seen.trace.tasks
+    order = tasks["op"].argsort()
+    run: dict[str, Any] = {
+        "makespan_ns": seen.trace.makespan_ns,
+        "clean": not why,
+        "why": why,
+        "wrong": seen.wrong,
+        "delayed_ns": seen.delayed_ns,
+        "sentinel": list(sentinel),
+        "priority": seen.priority,
+    }
+    for column in ("issue_ns", "start_ns", "end_ns", "stream"):
+        run[column] = tasks[column][order].tolist()
+    return run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what a folder holds plans of; return the exit status."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m scenarios.validate.measure", description=main.__doc__)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder with plans/")
+    parser.add_argument(
+        "experiments", nargs="*", metavar="EXPERIMENT", help="default: all there are plans of"
+    )
+    parser.add_argument("--backend", required=True, choices=("timer", "threads", "cuda"))
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--runs", type=int, default=RUNS)
+    given = parser.parse_args(arguments)
+    status = 0
+    try:
+        executor = make_backend(given.backend)
+        calibration = load_calibration(given.calibration) if given.calibration else None
+        names = given.experiments or sorted(path.stem for path in (given.out / "plans").glob("*.json"))
+        for name in names:
+            try:
+                measure(name, given.out, given.backend, executor, calibration, runs=given.runs)
+                print(f"measured {name}", file=sys.stderr)
+            except SimError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                status = 1
+    except SimError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

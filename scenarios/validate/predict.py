@@ -1,0 +1,115 @@
+"""Drawing and predicting: what will be run, and what the simulator says of it before it is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from devices.cost.calibration import Calibration
+from devices.processor.corun import CorunSlowdown
+from scenarios.validate import files
+from scenarios.validate.case import Case, digest
+from scenarios.validate.draws import draw
+from sim.job import Job
+from sim.model import Machine
+from sim.trace import Trace
+
+__all__ = ["draw_plans", "predict", "predict_case", "with_interference"]
+
+
+def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
+    """Write the cases of an experiment, with the plans that are executed."""
+    entries = []
+    for case in draw(experiment, backend, split):
+        plan = case.plan()
+        entries.append(
+            {
+                "name": case.name,
+                "case": case.to_json(),
+                "digest": case.digest,
+                "plan": None if plan is None else json.loads(plan.to_json()),
+                "plan_digest": None if plan is None else plan.digest,
+            }
+        )
+    files.write(out, "plans", experiment, {"backend": backend, "split": split, "cases": entries})
+
+
+def with_interference(machine: Machine, calibration: Calibration) -> Machine:
+    """Return the machine with the slowdown of company that was measured on its workers, if there was one."""
+    from dataclasses import replace
+
+    factor = calibration.quantity("corun_slowdown_ppm", 1_000_000) / 1_000_000
+    if factor == 1:
+        return machine
+    devices = tuple(
+        replace(device, processor=CorunSlowdown, details={"corun_slowdown": [1, factor]})
+        if device.workers > 1
+        else device
+        for device in machine.devices
+    )
+    return replace(machine, devices=devices)
+
+
+def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration | None) -> Trace:
+    """Simulate a case; without a calibration nothing costs anything but the ops."""
+    from sim.engine import simulate
+
+    machine = case.machine(calibration)
+    if calibration is not None:
+        machine = with_interference(machine, calibration)
+    return simulate(case.graph(duration_ns), machine, case.make_policy(), **case.decisions())
+
+
+def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
+    """Return what the simulator predicts of a case, with what simpler predictors say.
+
+    Returns
+    -------
+    dict
+        ``makespan_ns``; ``order`` of starts (op indices); ``start_ns`` and ``end_ns`` by op; ``duration_ns``
+        given to the simulator; ``naive``: makespan by the sum of durations, by the critical path, and by
+        simulating without overheads.
+    """
+    duration_ns = case.durations_ns(calibration)
+    trace = simulate_case(case, duration_ns, calibration)
+    trace.check()
+    order = trace.tasks["op"]
+    start_ns, end_ns = by_op(trace, "start_ns"), by_op(trace, "end_ns")
+    job: Job = trace.job
+    return {
+        "name": case.name,
+        "digest": case.digest,
+        "makespan_ns": trace.makespan_ns,
+        "order": order.tolist(),
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "lane": by_op(trace, "stream"),
+        "duration_ns": duration_ns,
+        "naive": {
+            "sum of durations": sum(duration_ns),
+            "critical path": int(job.bottom_level_ns.max()),
+            "no overheads": simulate_case(case, duration_ns, None).makespan_ns,
+        },
+    }
+
+
+def by_op(trace: Trace, column: str) -> list[int]:
+    """Return a column of a trace of one iteration, by op."""
+    values = [0] * len(trace)
+    for op, value in zip(trace.tasks["op"].tolist(), trace.tasks[column].tolist(), strict=True):
+        values[op] = value
+    return values
+
+
+def predict(experiment: str, out: Path, calibration: Calibration) -> None:
+    """Predict all cases of an experiment that was drawn, and write it down with digests."""
+    plans = files.read(out, "plans", experiment)
+    assert plans is not None
+    predictions = [predict_case(case, calibration) for case in files.read_cases(plans)]
+    content = {
+        "plans": digest(plans),
+        "calibration": digest([calibration.quantities, calibration.tables]),
+        "cases": predictions,
+    }
+    files.write(out, "predictions", experiment, content)
