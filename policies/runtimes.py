@@ -55,7 +55,7 @@ tvm_graph_executor: Final = Runtime(
     streams="single",
 )
 tvm_vm: Final = Runtime(
-    "TVM's and Relax's virtual machine: one instruction after another, depth first; kernels are only enqueued",
+    "TVM's and Relax's virtual machine: one instruction after another; GPU kernels are only enqueued",
     name="sequential",
     linearize="depth-first",
     streams="single",
