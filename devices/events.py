@@ -1,4 +1,4 @@
-"""Two tools for whatever predicts when something ends: an alarm, and equal sharing in virtual time."""
+"""Tools for whatever predicts when something ends: an alarm, and equal sharing in virtual time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from sim.model import Context
 
-__all__ = ["Alarm", "EqualShare"]
+__all__ = ["Alarm", "EqualShare", "VirtualQueue"]
 
 
 class Alarm:
@@ -44,97 +44,112 @@ class Alarm:
             self._ring()
 
 
-class EqualShare:
-    """Work that advances equally for all who are there: n items, each at ``speed(n)`` per ns.
+class VirtualQueue:
+    """Items that all advance at the same speed, in virtual time.
 
-    This is egalitarian processor sharing, in the virtual time of Parekh and Gallager (*A generalized
-    processor sharing approach to flow control*, IEEE/ACM ToN 1(3), 1993). Virtual time is the work
-    that an item present from the beginning would have had done. An item is over when virtual time has
-    advanced by its work since it came; when others come or go, its tag does not change::
+    Virtual time is the work that an item present from the beginning would have had done (Parekh and
+    Gallager, *A generalized processor sharing approach to flow control*, IEEE/ACM ToN 1(3), 1993). An item is
+    over when virtual time has advanced by its work since it came. When the speed changes, because others
+    come or go, its tag does not::
 
         tag = virtual time on arrival + work        the least tag ends first: a heap, O(log n) an event
 
-    Exactness: virtual time is a whole number of ``1 / scale`` units of work, and `scale` grows by what
-    is missing whenever the speed is a fraction that it does not divide. No rounding, no epsilon. An item
-    ends at the first whole ns at which its work is done and is there until then.
-
-    Parameters
-    ----------
-    context : Context
-    speed : callable
-        ``speed(n)``: work per ns of each of n items.
-    done : callable
-        Called with the item, at the instant when it is over.
+    Exactness: virtual time is a whole number of ``1 / scale`` units of work, and `scale` grows by what is
+    missing whenever the speed is a fraction that it does not divide. All is integer arithmetic, without
+    rounding and without epsilon. An item ends at the first whole ns at which its work is done, and takes
+    part until then.
     """
 
-    __slots__ = (
-        "_alarm",
-        "_context",
-        "_done",
-        "_heap",
-        "_number",
-        "_scale",
-        "_since_ns",
-        "_speed",
-        "_step",
-        "_virtual",
-    )
+    __slots__ = ("_heap", "_number", "_scale", "_since_ns", "_step", "_virtual")
 
-    def __init__(
-        self, context: Context, speed: Callable[[int], Fraction], done: Callable[[Any], None]
-    ) -> None:
-        self._context, self._speed, self._done = context, speed, done
-        self._alarm = Alarm(context, self._ring)
+    def __init__(self) -> None:
         self._heap: list[list[Any]] = []  # [tag, number, item]
         self._number = 0
         self._virtual, self._scale = 0, 1
-        self._step = 0  # virtual time per ns, in 1 / scale
+        self._step = 0  # virtual time a ns, in 1 / scale
         self._since_ns = 0
 
     def __len__(self) -> int:
         """Return how many items are there."""
         return len(self._heap)
 
+    def advance(self, now_ns: int) -> None:
+        """Let time pass up to `now_ns`."""
+        self._virtual += self._step * (now_ns - self._since_ns)
+        self._since_ns = now_ns
+
     def add(self, item: Any, work: int) -> None:
-        """Begin an item that needs so much work (a whole number, at least 0)."""
-        self._advance()
+        """Begin an item with so much work (a whole number, at least 0); time must be up to date."""
         self._number += 1
         heapq.heappush(self._heap, [self._virtual + work * self._scale, self._number, item])
-        self._retime()
 
-    def _advance(self) -> None:
-        now = self._context.now_ns
-        self._virtual += self._step * (now - self._since_ns)
-        self._since_ns = now
-
-    def _retime(self) -> None:
-        """The number of items has changed: set the speed, and predict the next end."""
-        if not self._heap:
-            self._virtual, self._scale, self._step = 0, 1, 0
-            return
-        speed = self._speed(len(self._heap))
-        factor = speed.denominator // gcd(self._scale, speed.denominator)
+    def set_speed(self, speed: int | Fraction) -> None:
+        """Set the work a ns of each item, from now on; time must be up to date."""
+        numerator, denominator = speed.numerator, speed.denominator
+        factor = denominator // gcd(self._scale, denominator)
         if factor > 1:
             self._scale *= factor
             self._virtual *= factor
             for entry in self._heap:
                 entry[0] *= factor  # the same factor for all: the heap stays one
-        self._step = speed.numerator * (self._scale // speed.denominator)
+        self._step = numerator * (self._scale // denominator)
+
+    def next_end_ns(self) -> int:
+        """Return when the first item is over if the speed (not 0) stays; time must be up to date."""
+        left = self._heap[0][0] - self._virtual
+        # One that ends at this very instant may be past its end by a part of a ns.
+        return self._since_ns + (-(-left // self._step) if left > 0 else 0)
+
+    def take_out_ended(self) -> list[Any]:
+        """Return the items that are over, the first to end first; time must be up to date."""
+        heap = self._heap
+        ended = []
+        while heap and heap[0][0] <= self._virtual:
+            ended.append(heapq.heappop(heap)[2])
+        if not heap:  # begin anew, with small numbers
+            self._virtual, self._scale, self._step = 0, 1, 0
+        return ended
+
+
+class EqualShare:
+    """Egalitarian processor sharing: n items, each at ``speed(n)`` work a ns.
+
+    Parameters
+    ----------
+    context : Context
+    speed : callable
+        ``speed(n)``, positive.
+    done : callable
+        Called with the item, at the instant when it is over.
+    """
+
+    __slots__ = ("_alarm", "_context", "_done", "_queue", "_speed")
+
+    def __init__(
+        self, context: Context, speed: Callable[[int], Fraction], done: Callable[[Any], None]
+    ) -> None:
+        self._context, self._speed, self._done = context, speed, done
+        self._alarm = Alarm(context, self._ring)
+        self._queue = VirtualQueue()
+
+    def __len__(self) -> int:
+        """Return how many items are there."""
+        return len(self._queue)
+
+    def add(self, item: Any, work: int) -> None:
+        """Begin an item that needs so much work (a whole number, at least 0)."""
+        self._queue.advance(self._context.now_ns)
+        self._queue.add(item, work)
         self._predict()
 
     def _predict(self) -> None:
-        left = max(0, self._heap[0][0] - self._virtual)  # below 0 for one that ends at this very instant
-        self._alarm.by(self._context.now_ns + -(-left // self._step))
+        if len(self._queue):
+            self._queue.set_speed(self._speed(len(self._queue)))
+            self._alarm.by(self._queue.next_end_ns())
 
     def _ring(self) -> None:
-        self._advance()
-        heap = self._heap
-        over = []
-        while heap and heap[0][0] <= self._virtual:
-            over.append(heapq.heappop(heap)[2])
-        if over:
-            self._retime()
-            for item in over:
-                self._done(item)
-        elif heap:
-            self._predict()
+        self._queue.advance(self._context.now_ns)
+        ended = self._queue.take_out_ended()
+        self._predict()
+        for item in ended:
+            self._done(item)

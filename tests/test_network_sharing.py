@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of
 
 from devices.events import EqualShare
-from devices.network import max_min
+from devices.network import flows, max_min
 from sim import Link
 
 
@@ -190,16 +191,68 @@ def test_max_min_is_the_definition(routes: list[list[int]], capacities: list[int
         )
 
 
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), st.integers(1, 5)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.integers(10**15, 10**15 + 3), min_size=5, max_size=5),
+)
+def test_flows_of_one_route_count_one_by_one(
+    routes: list[tuple[list[int], int]], capacities: list[int]
+) -> None:
+    """Also where capacities differ by less than floating point tells apart."""
+    capacity = dict(enumerate(capacities))
+    one_by_one = max_min([route for route, n in routes for _ in range(n)], capacity)
+    together = max_min([route for route, _ in routes], capacity, [n for _, n in routes])
+    assert [rate for rate, (_, n) in zip(together, routes, strict=True) for _ in range(n)] == one_by_one
+    assert one_by_one == raise_together([tuple(route) for route, n in routes for _ in range(n)], capacity)
+
+
+class Clock:
+    """A context that only calls back; `run` returns how often."""
+
+    def __init__(self) -> None:
+        self.now_ns = self.number = 0
+        self.calls: list[tuple[int, int, Any, Any]] = []
+
+    def call_at(self, time_ns: int, callback: Any, value: Any = None) -> None:
+        self.number += 1
+        heapq.heappush(self.calls, (time_ns, self.number, callback, value))
+
+    def run(self) -> int:
+        fired = 0
+        while self.calls:
+            self.now_ns, _, callback, value = heapq.heappop(self.calls)
+            callback(value)
+            fired += 1
+        return fired
+
+
+def test_a_change_elsewhere_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are computed for the connected component of a change, and for routes, not for flows."""
+    clock: Any = Clock()
+    sizes: list[int] = []
+
+    def counting(routes: Any, capacity: Any, count: Any) -> Any:
+        sizes.append(len(routes))
+        return max_min(routes, capacity, count)
+
+    monkeypatch.setattr(flows, "max_min", counting)
+    arrived: list[int] = []
+    fair = flows.FairFlows(clock, {0: GB, 1: GB, 2: GB}, arrived.append)
+    for i in range(500):
+        fair.add(i, 100 + i, (0,))
+        fair.add(1000 + i, 100 + i, (1, 2))
+    clock.run()
+    assert sorted(arrived) == [*range(500), *range(1000, 1500)]
+    assert max(sizes) == 2  # once, when all began together
+    assert len(sizes) <= 1 + 2 * 500
+
+
 def test_a_thousand_flows_cost_little_each() -> None:
     """No flow looks at the others: calls grow with the number of flows, not with its square."""
-
-    class Clock:
-        def __init__(self) -> None:
-            self.now_ns, self.calls = 0, []
-
-        def call_at(self, time_ns: int, callback: Any, value: Any = None) -> None:
-            self.calls.append((time_ns, len(self.calls), callback, value))
-
     clock: Any = Clock()
     asked = []
     done: list[int] = []
@@ -211,13 +264,7 @@ def test_a_thousand_flows_cost_little_each() -> None:
     share = EqualShare(clock, speed, done.append)
     for i in range(1000):
         share.add(i, 10 + i)
-    fired = 0
-    while clock.calls:
-        clock.calls.sort(key=lambda call: call[:2])
-        time_ns, _, callback, value = clock.calls.pop(0)
-        clock.now_ns = time_ns
-        callback(value)
-        fired += 1
+    fired = clock.run()
     assert done == list(range(1000))
     assert len(asked) <= 2000
     assert fired <= 2001

@@ -5,6 +5,7 @@ In the pictures a row is an SM, a letter a load of kernel A, B, ... for one bloc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from devices.machine import make_device
 from devices.processor.dram import fair_shares
-from devices.processor.kernels import Demand, demand
+from devices.processor.gpu import SharedSMs
+from devices.processor.kernels import GROUPS, Demand, demand
+from devices.processor.leftover import LeftoverSMs, course
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Machine, Trace, simulate
 from sim.errors import InputError
@@ -44,10 +47,12 @@ class OnStream:
         ]
 
 
-def run(launches: list[Launch], **spec: Any) -> Trace:
+def run(launches: list[Launch], processor: Any = None, **spec: Any) -> Trace:
     """Run kernels; one that is ready later waits for an op on a host with workers enough."""
     streams = 1 + max(launch.stream for launch in launches)
     gpu = make_device("gpu0", {"kind": "gpu", "sharing": "sm", "streams": streams, **spec})
+    if processor is not None:
+        gpu = dataclasses.replace(gpu, processor=processor)
     b = GraphBuilder("kernels")
     for i, launch in enumerate(launches):
         after = []
@@ -419,6 +424,55 @@ def test_every_kernel_agrees_with_a_simulation_of_every_block(
         max_resident=max_resident,
     )
     assert spans(run(launches, **spec)) == expected
+
+
+@settings(max_examples=200)
+@given(st.lists(kernels, min_size=1, max_size=8), st.sampled_from([None, (3, 5)]))
+def test_what_is_known_at_arrival_is_what_happens(
+    launches: list[Launch], split: tuple[int, int] | None
+) -> None:
+    """The two ways to compute leftover dispatch agree: at arrival, and event by event."""
+    launches = sorted(launches, key=lambda launch: launch.ready_ns)
+    spec: dict[str, Any] = {"sms": 8, "partitions": {"a": split[0], "b": split[1]}} if split else {"sms": 8}
+    at_arrival = run(launches, **spec)
+    by_events = run(launches, processor=SharedSMs, **spec)
+    assert at_arrival.job.machine.devices[0].processor is LeftoverSMs
+    assert by_events.job.machine.devices[0].processor is SharedSMs
+    assert spans(at_arrival) == spans(by_events)
+    for name in ("start_ns", "end_ns", "wait"):
+        assert sorted(at_arrival.tasks[name].tolist()) == sorted(by_events.tasks[name].tolist())
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 10**6), st.integers(0, 10**5)), max_size=30),
+)
+def test_merging_instants_conserves_sms_and_time(rows: list[tuple[int, int, int]]) -> None:
+    """However many kernels overlap, few instants are kept, and all SMs, and no SM time is won."""
+    free: list[tuple[int, int]] = [(0, 132)]
+    now = busy = 0
+    for loads, duration_ns, later in rows:
+        now += later
+        asked = Demand(loads, -(-loads // 132), 0)
+        idle = sum(count * max(0, now - time) for time, count in free)
+        before = sum(count * time for time, count in free) + idle
+        start, end, free = course(free, asked, duration_ns, now)
+        assert now <= start < end
+        assert sum(count for _, count in free) == 132
+        assert free == sorted(free)
+        assert len(free) <= GROUPS
+        busy = Fraction(loads * duration_ns, asked.waves)
+        after = sum(count * time for time, count in free)
+        assert 0 <= after - before - busy <= 132 * 9 + loads  # rounding to whole ns, up
+
+
+def test_many_streams_of_odd_kernels_keep_few_cohorts() -> None:
+    """The same event by event: splinters are merged, and the SMs are as busy as before."""
+    launches = [Launch(i % 8, 1000 + 7 * i, {"grid": 100 + 13 * i}) for i in range(64)]
+    by_events = run(launches, processor=SharedSMs, sms=132).makespan_ns
+    at_arrival = run(launches, sms=132).makespan_ns
+    work = sum(x.duration_ns * x.attributes["grid"] / -(-x.attributes["grid"] // 132) for x in launches) / 132
+    for makespan in (by_events, at_arrival):
+        assert work <= makespan <= 1.05 * work
 
 
 # -- demands and refusals ---------------------------------------------------------------------------

@@ -4,9 +4,8 @@
 
     ready ──► turnstile: serial links of the route and copy engines, each for one transfer at a time
           ──► latency: the sum over the route
-          ──► bytes:   alone      at the least bandwidth of the route (all links serial)
-                       shared     max-min fairly with the others (`flows`), where a link is shared;
-                                  by virtual time (`EqualShare`) on a link that nothing else touches
+          ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
+                       shared     max-min fairly with the others (`flows`), when one of them is shared
           ──► arrived: everything held is given back
 
 A serial link is held whole, from the first moment of the latency to the last byte, and so is every other
@@ -23,10 +22,8 @@ CUDA devices).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from fractions import Fraction
 from typing import NamedTuple
 
-from devices.events import EqualShare
 from devices.network.flows import FairFlows
 from devices.network.turnstile import Turnstile
 from sim.errors import InputError
@@ -67,15 +64,7 @@ class Carrier:
         routes = {pair: _route(machine, *pair) for pair in dict.fromkeys(pairs)}
         self._routes = [routes[pair] for pair in pairs]
         self._turnstile: Turnstile[Task] = Turnstile()
-        # A link that always stands alone in its transfers' routes has equal shares, which cost O(log k).
-        meshed = {link for route in routes.values() if len(route.shared) > 1 for link in route.shared}
-        single = {route.shared[0] for route in routes.values() if len(route.shared) == 1} - meshed
-        capacity = _capacities(machine)
-        self._alone = {link: self._single_link(capacity[link]) for link in sorted(single)}
-        self._flows = FairFlows(context, {link: capacity[link] for link in sorted(meshed)}, self._arrived)
-
-    def _single_link(self, bandwidth_bytes_per_s: int) -> EqualShare:
-        return EqualShare(self._context, lambda n: Fraction(bandwidth_bytes_per_s, n), self._arrived)
+        self._flows = FairFlows(context, _capacities(machine), self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""
@@ -104,12 +93,7 @@ class Carrier:
         self._context.call_at(last_byte_ns, self._arrived, task)
 
     def _flow(self, task: Task) -> None:
-        shared, nbytes = self._route(task).shared, self._nbytes[task.op - self._n_ops]
-        alone = self._alone.get(shared[0])
-        if alone is None:
-            self._flows.add(task, nbytes, shared)
-        else:
-            alone.add(task, nbytes * NS_PER_S)
+        self._flows.add(task, self._nbytes[task.op - self._n_ops], self._route(task).shared)
 
     def _arrived(self, task: Task) -> None:
         self._context.finish(task)

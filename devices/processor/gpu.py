@@ -19,6 +19,8 @@
 
 A task *starts* when its first load is dispatched; until then its stream waits with it (``resources``).
 An SM changes hands at whole nanoseconds, the first at or after the end of a block.
+
+Without priorities and with ``sharing: sm`` the simpler `devices.processor.leftover` does the same.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any
 from devices.events import Alarm
 from devices.network.maxmin import quotient
 from devices.processor.dram import fair_shares
-from devices.processor.kernels import Demand, Kernel, demand
+from devices.processor.kernels import Kernel, demands
 from sim.model import MANAGED, Context, Device, Task
 from sim.trace import Wait
 
@@ -66,8 +68,7 @@ class SharedSMs:
         machine = context.job.machine
         here = machine.device_index(device.name)
         self._first_stream = machine.first_stream[here]
-        sms: int = details["sms_in_use"]
-        self._free: list[int] = list(details.get("partition_sms") or [sms])
+        self._free: list[int] = list(details.get("partition_sms") or [details["sms_in_use"]])
         self._partition_of: list[int] = list(details.get("partition_of") or [0] * device.lanes)
         priorities = list(details.get("stream_priorities", ()))
         self._priority: list[int] = priorities + [0] * (device.lanes - len(priorities))
@@ -76,7 +77,7 @@ class SharedSMs:
             details.get("bandwidth") if details.get("sharing") == "sm+dram" else None
         )
         self._duration_ns: list[int] = context.job.duration_ns.tolist()
-        self._demands = _demands(device, context, here, sms, self._bandwidth)
+        self._demands = demands(device, context, self._bandwidth)
         self._pending: list[list[Kernel]] = [[] for _ in self._free]  # with loads left, by rank
         self._resident: dict[Kernel, None] = {}
         self._arrivals = 0
@@ -201,26 +202,3 @@ class SharedSMs:
                 next_ns = at
         if next_ns is not None:
             self._alarm.by(next_ns)
-
-
-def _demands(
-    device: Device, context: Context, here: int, sms: int, bandwidth_bytes_per_s: int | None
-) -> dict[int, Demand]:
-    """Return what each op of the device asks for."""
-    job = context.job
-    graph = job.graph
-    nbytes = (graph.bytes_read + graph.bytes_written).tolist()
-    nothing: dict[str, Any] = {}
-    return {
-        op: demand(
-            graph.attributes.get(op, nothing),
-            int(job.duration_ns[op]),
-            sms=sms,
-            blocks_per_sm=device.details.get("blocks_per_sm", 1),
-            dram_bytes=nbytes[op],
-            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-            what=f"op {graph.op_names[op]!r}",
-        )
-        for op, where in enumerate(job.device_of.tolist())
-        if where == here
-    }

@@ -35,9 +35,12 @@ from typing import Any, NamedTuple
 
 from devices.network.maxmin import Rate
 from sim.errors import InputError
-from sim.model import Task
+from sim.model import Context, Device, Task
 
-__all__ = ["Demand", "Kernel", "demand"]
+__all__ = ["GROUPS", "Demand", "Kernel", "demand", "demands"]
+
+GROUPS = 8
+"""Cohorts of a kernel that are told apart; see `Kernel.take`."""
 
 
 class Demand(NamedTuple):
@@ -126,6 +129,28 @@ def demand(
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
+def demands(device: Device, context: Context, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
+    """Return what each op that is placed on `device` asks for."""
+    job = context.job
+    graph = job.graph
+    here = job.machine.device_index(device.name)
+    nbytes = (graph.bytes_read + graph.bytes_written).tolist()
+    nothing: dict[str, Any] = {}
+    return {
+        op: demand(
+            graph.attributes.get(op, nothing),
+            int(job.duration_ns[op]),
+            sms=device.details["sms_in_use"],
+            blocks_per_sm=device.details.get("blocks_per_sm", 1),
+            dram_bytes=nbytes[op],
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            what=f"op {graph.op_names[op]!r}",
+        )
+        for op, where in enumerate(job.device_of.tolist())
+        if where == here
+    }
+
+
 def _count(value: object, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{what} must be a whole number of at least 1, found {value!r}")
@@ -174,10 +199,20 @@ class Kernel:
         self._cohorts: deque[tuple[Rate, int]] = deque()  # (end, loads), earliest end first
 
     def take(self, loads: int) -> None:
-        """Dispatch so many loads now."""
+        """Dispatch so many loads now.
+
+        Kernels that overlap in their tails would in time splinter the SMs into groups of one, with an
+        event for each. A kernel keeps at most `GROUPS` cohorts: a further one is merged with the last, at
+        the mean of their ends weighted by loads (up to the next unit), so that no SM time is won or lost.
+        """
         self.left -= loads
         self.running += loads
-        self._cohorts.append((self._v + self._duration, loads))
+        end: Rate = self._v + self._duration
+        if len(self._cohorts) == GROUPS:
+            last, before = self._cohorts.pop()
+            end = ceil(Fraction(last * before + end * loads) / (before + loads))
+            loads += before
+        self._cohorts.append((end, loads))
 
     def advance(self, now_ns: int) -> int:
         """Bring the kernel up to date; return how many SMs it has left since the last time."""

@@ -1,0 +1,180 @@
+"""Leftover dispatch of SMs when nothing can change a kernel's future: all is known when it arrives.
+
+Without priorities and without competition for bandwidth, kernels get SMs strictly in the order of their
+arrival, and what is given is never taken back. So nothing that comes later can touch a kernel, and its whole
+course follows, at its arrival, from when the SMs come free::
+
+    4 SMs, 6 loads of 10 ns            SMs come free before    at 0: 2,  at 15: 2
+                                       loads are dispatched    at 0: 2,  at 10: 2,  at 15: 2
+    SM 0  [ load 0 ][ load 2 ]         SMs come free after     at 20: 2,  at 25: 2
+    SM 1  [ load 1 ][ load 3 ]
+    SM 2  ...............[ load 4 ]
+    SM 3  ...............[ load 5 ]
+
+No event is needed but the kernel's end, and most kernels, which fill the device, take a handful of
+operations. `devices.processor.gpu.SharedSMs` is the general case, event by event; where both apply they agree
+to the nanosecond (a test compares them).
+
+Backlogged streams of odd kernels would in time splinter the SMs into groups of one, each with its own
+instant. At most `GROUPS` instants are kept: the two nearest are merged, at their mean weighted by SMs (up to
+the next whole ns), so that no SM time is won or lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from devices.processor.kernels import GROUPS, Demand, demands
+from sim.model import Context, Device, Task
+from sim.trace import Wait
+
+__all__ = ["LeftoverSMs", "course"]
+
+Instants = list[tuple[int, int]]
+"""(time in ns, number of SMs that come free then), earliest first."""
+
+
+def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
+    """Return start and end of a kernel that arrives now, and when the SMs come free after it.
+
+    Parameters
+    ----------
+    free : list of (int, int)
+        When how many SMs come free, in ns; earliest first.
+    asked : Demand
+    duration_ns : int
+        Positive: what the kernel takes alone.
+    now_ns : int
+
+    Examples
+    --------
+    Two kernels of 6 loads on 4 SMs, 2 waves of 10 ns each: the second begins in the tail of the first.
+
+    >>> from devices.processor.kernels import Demand
+    >>> course([(0, 4)], Demand(6, 2, 0), 20, 0)
+    (0, 20, [(10, 2), (20, 2)])
+    >>> course([(10, 2), (20, 2)], Demand(6, 2, 0), 20, 0)
+    (10, 30, [(30, 4)])
+    """
+    if free[-1][0] <= now_ns:
+        return _together(now_ns, sum([count for _, count in free]), asked, duration_ns)
+    if len(free) == 1:
+        return _together(*free[0], asked, duration_ns)
+    return _one_by_one(free, asked, duration_ns, now_ns)
+
+
+def _together(start_ns: int, sms: int, asked: Demand, duration_ns: int) -> tuple[int, int, Instants]:
+    """Return the course of a kernel when all SMs come free at one instant."""
+    loads, waves, _ = asked
+    rounds, rest = divmod(loads, sms)
+    last_ns = start_ns + -(-rounds * duration_ns // waves)  # the end of the last full round
+    if not rest:
+        return start_ns, last_ns, [(last_ns, sms)]
+    end_ns = start_ns + -(-(rounds + 1) * duration_ns // waves)
+    if end_ns == last_ns:
+        return start_ns, end_ns, [(end_ns, sms)]
+    return start_ns, end_ns, [(last_ns, sms - rest), (end_ns, rest)]
+
+
+def _one_by_one(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
+    """Return the course of a kernel that gets its SMs at different instants."""
+    left, waves, _ = asked
+    # In units of 1 / waves ns every block takes exactly `duration_ns`: see `devices.processor.kernels`.
+    theirs = deque((max(time, now_ns) * waves, count) for time, count in free)
+    ours: deque[tuple[int, int]] = deque()
+    running = 0
+    after: Instants = []
+    start = theirs[0][0]
+    while left:
+        if theirs and not (ours and ours[0][0] <= theirs[0][0]):
+            time, count = theirs.popleft()
+            taken = min(count, left)
+            if taken < count:
+                theirs.appendleft((time, count - taken))
+            running += taken
+        else:
+            if ours[-1][0] <= (theirs[0][0] if theirs else ours[-1][0]) and left >= running:
+                # Whole rounds, in which each group of blocks is followed by an equal one.
+                rounds = left // running
+                if theirs:
+                    rounds = min(rounds, (theirs[0][0] - ours[-1][0]) // duration_ns + 1)
+                ours = deque((time + rounds * duration_ns, count) for time, count in ours)
+                left -= rounds * running
+                continue
+            time, count = ours.popleft()
+            taken = min(count, left)
+            if taken < count:
+                after.append((-(-time // waves), count - taken))
+        ours.append((time + duration_ns, taken))
+        left -= taken
+    after += [(-(-time // waves), count) for time, count in ours]
+    after += [(time // waves, count) for time, count in theirs]
+    return start // waves, -(-ours[-1][0] // waves), _few(sorted(after))
+
+
+def _few(instants: Instants) -> Instants:
+    """Add up what comes free at the same instant, and merge the nearest when there are too many."""
+    merged: Instants = []
+    for time, count in instants:
+        if merged and merged[-1][0] == time:
+            merged[-1] = (time, merged[-1][1] + count)
+        else:
+            merged.append((time, count))
+    while len(merged) > GROUPS:
+        i = min(range(len(merged) - 1), key=lambda i: merged[i + 1][0] - merged[i][0])
+        (a, m), (b, n) = merged[i : i + 2]
+        merged[i : i + 2] = [(-(-(a * m + b * n) // (m + n)), m + n)]
+    return merged
+
+
+class LeftoverSMs:
+    """A `sim.model.Processor` for GPUs whose kernels share SMs, all at one priority.
+
+    Parameters
+    ----------
+    device : Device
+        In its details: ``sms_in_use``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
+        `devices.processor.gpu.SharedSMs`). It has no more streams than kernels may be resident.
+    context : Context
+        The run.
+
+    Raises
+    ------
+    InputError
+        An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        details = device.details
+        machine = context.job.machine
+        self._context = context
+        self._first_stream = machine.first_stream[machine.device_index(device.name)]
+        self._partition_of: list[int] = list(details.get("partition_of") or [0] * device.lanes)
+        self._free: list[Instants] = [
+            [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
+        ]
+        self._duration_ns: list[int] = context.job.duration_ns.tolist()
+        self._demands = demands(device, context, None)
+        self._start_ns: dict[Task, int] = {}  # of those that were not served at once
+
+    def start(self, task: Task) -> int:
+        """Return when the kernel will be over, counted from now; its loads may have to wait."""
+        duration_ns = self._duration_ns[task.op]
+        if not duration_ns:
+            return 0
+        now = self._context.now_ns
+        partition = self._partition_of[task.stream - self._first_stream]
+        start_ns, end_ns, self._free[partition] = course(
+            self._free[partition], self._demands[task.op], duration_ns, now
+        )
+        if start_ns > now:
+            self._start_ns[task] = start_ns
+        return end_ns - now
+
+    def end(self, task: Task) -> None:
+        """Put down when the task really started, which it could not know when it was begun."""
+        if self._start_ns:
+            start_ns = self._start_ns.pop(task, None)
+            if start_ns is not None:
+                task.start_ns = start_ns
+                task.wait = Wait.RESOURCES
