@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.errors import InputError
+from sim.export.tables import TABLE_ENDINGS
 
 if TYPE_CHECKING:
     from scenarios.run import Result
@@ -27,7 +28,7 @@ __all__ = ["Outputs"]
 _ENDINGS: Final = {
     "gantt": (".png", ".svg", ".pdf"),
     "trace": (".json", ".json.gz"),
-    "ops": (".csv", ".csv.gz", ".parquet", ".json", ".json.gz"),
+    "ops": TABLE_ENDINGS,
 }
 
 

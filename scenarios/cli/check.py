@@ -49,7 +49,6 @@ def check(
             else:
                 typer.echo(f"       {name}: expects nothing")
     failed = sum(one.exit_status != 0 for one in done)
-    expected = sum(len(one.outcomes) for one in done)
     if json:
         print_json(
             {
@@ -68,5 +67,6 @@ def check(
             }
         )
     else:
-        typer.echo(f"{failed} of {len(done)} runs failed" if failed else f"{expected} expectations hold")
+        runs = "1 run" if len(done) == 1 else f"{len(done)} runs"
+        typer.echo(f"{failed} of {runs} failed" if failed else f"{runs}, all as expected")
     raise typer.Exit(max((one.exit_status for one in done), default=0))

@@ -161,6 +161,6 @@ def _print_outcomes(outcomes: Sequence[Outcome], out: Console) -> None:
     if outcomes:
         out.print()
     if outcomes and not failed:
-        out.print(Text("as expected" if len(outcomes) == 1 else f"as expected, all {len(outcomes)}"))
+        out.print(Text("all as expected"))
     for message in failed:
         out.print(Text(f"not as expected: {message}"), soft_wrap=True)

@@ -1,0 +1,115 @@
+"""What the user did wrong: one clear line on stderr, nothing on stdout, and the right exit status."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+from scenario_texts import GOOD, changed, write
+
+import scenarios.run
+
+MISTAKES = {
+    "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:6:3: workload.ops: "),
+    "input": (changed("inputs: [b, c]", "inputs: [b, cc]"), "{file}:10:36: workload.ops.d.inputs.1: unknown "),
+    "device": (changed("5us,", "5us, device: gpu0,"), "{file}:10:32: workload.ops.d.device: unknown "),
+    "policy": (changed("ready-queue", "raedy-queue"), "{file}:11:16: policy.name: unknown policy "),
+    "key": (changed("policy", "polici"), "{file}:11:1: polici: no such key; did you mean 'policy'?"),
+    "duplicate": (changed("    b: {", "    a: {"), "{file}:8:5: the key 'a' is given twice "),
+    "negative": (changed("20us", "-20us"), "{file}:8:19: workload.ops.b.duration: '-20us' is negative"),
+    "unit": (changed("20us", "20"), "{file}:8:19: workload.ops.b.duration: 20 has no unit; "),
+    "no device": (changed("{duration: 20us,", "{kind: conv, flops: 1GFLOP,"), "{file}:8:8: workload.ops.b: "),
+    "bomb": ("a: &a [x, x]\nb: &b [" + "*a, " * 9000 + "]\n", "{file}:2:"),
+    "no op": (GOOD.partition("  ops:")[0] + "  ops: {}\n", "{file}:6:8: workload.ops: is empty"),
+    "binary": ("\x00\x01\x02", "{file}: is a binary file, not a scenario (YAML text)"),
+    "empty": ("", "{file}: is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_wrong_input_is_one_clear_line_and_exit_status_2(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, text)
+    for verb in ("run", "compare", "explain"):
+        result = sim(verb, path, "--json")
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith(says.format(file=path))
+        assert result.stderr.count("\n") == 1
+    assert sim("check", path).exit_code == 2
+
+
+def test_a_directory_and_a_missing_file(tmp_path: Path) -> None:
+    assert sim("run", tmp_path).stderr == f"{tmp_path}: is a directory, not a scenario file\n"
+    missing = sim("run", tmp_path / "no.yaml")
+    assert (missing.exit_code, missing.stderr) == (2, f"{tmp_path}/no.yaml: no such file\n")
+
+
+def test_a_graph_file_that_is_not_what_it_says(tmp_path: Path) -> None:
+    write(tmp_path, "PK\x03\x04", "g.json.gz")
+    head, _, _ = GOOD.partition("  ops:")
+    result = sim("run", write(tmp_path, head + "  graph: g.json.gz\n"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"{tmp_path}/s.yaml:6:10: workload.graph: {tmp_path}/g.json.gz: no known format"
+    )
+
+
+def test_what_cannot_go_on_is_exit_status_1(tmp_path: Path) -> None:
+    text = changed("{name: ready-queue}", "{name: in-order, linearize: {name: program, ops: [b, a, c, d]}}")
+    result = sim("run", write(tmp_path, text))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("nothing can happen any more and 4 tasks remain:\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fly"], ["run"], ["run", "x.yaml", "--polcy", "y"], ["import", "x"], ["explain", "x", "--most=-1"]],
+)
+def test_wrong_usage_is_exit_status_2(arguments: list[str]) -> None:
+    result = sim(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+def test_a_policy_that_is_unknown_or_given_twice(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    result = sim("run", path, "--policy", "in-odrer")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--policy: unknown policy 'in-odrer'; did you mean 'in-order'?\n",
+    )
+    result = sim("compare", path, "--policy", "in-order", "--policy", "in-order")
+    assert (result.exit_code, result.stderr) == (2, "--policy in-order is given twice\n")
+
+
+def test_code_needs_permission(tmp_path: Path) -> None:
+    (tmp_path / "own_of_test_cli.py").write_text(
+        "from policies.issue.in_order import InOrder\nclass Own(InOrder):\n    'Mine.'\n"
+    )
+    path = write(tmp_path, changed("ready-queue", "'own_of_test_cli:Own'"))
+    refused = sim("run", path)
+    assert refused.exit_code == 2
+    assert "allow it with --allow-code" in refused.stderr
+    assert sim("run", path, "--allow-code").exit_code == 0
+
+
+def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(*arguments: object, **options: object) -> None:
+        warnings.warn("the sky is falling", stacklevel=1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scenarios.run, "make_job", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = sim("run", write(tmp_path))
+    assert result.exit_code == 130
+    assert result.stderr.splitlines() == ["warning: the sky is falling", "interrupted"]
+
+
+def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios.run, "make_job", lambda *a, **k: 1 / 0)
+    assert isinstance(sim("run", write(tmp_path)).exception, ZeroDivisionError)

@@ -1,0 +1,70 @@
+"""The command as a process: start-up, same bytes again, pipes, signs of life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_runner import COMPARE
+from scenario_texts import GOOD, write
+
+from scenarios.cli.progress import progress
+
+
+def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    code = "from scenarios.cli import app; app()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['sim', '--help']\n"
+        "from scenarios.cli import app\n"
+        "try:\n    app()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'pandas', 'matplotlib', 'simpy', 'numpy', 'pydantic', 'yaml', 'onnx', 'torch'}\n"
+        "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "compare" in done.stdout
+    assert done.stderr.strip() == ""
+
+
+def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + COMPARE)
+    kept = []
+    for hash_seed in ("0", "1"):
+        ops, trace = tmp_path / f"{hash_seed}.csv", tmp_path / f"{hash_seed}.json.gz"
+        done = process("compare", path, "--json", "--ops", ops, "--trace", trace, PYTHONHASHSEED=hash_seed)
+        assert done.returncode == 0
+        kept.append((done.stdout, ops.read_bytes(), trace.read_bytes()))
+    assert kept[0] == kept[1]
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path) -> None:
+    code = "from scenarios.cli import app; app()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
+
+
+def test_progress_appears_only_when_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("at once", after_s=5):
+        pass
+    with progress("taking long", after_s=0.01):
+        time.sleep(0.1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "taking long ...\n"
