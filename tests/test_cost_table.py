@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.cost.kriging import interpolate, nearest_rows
+from devices.cost.kriging import Kriging, nearest_rows
 from devices.cost.table import Axis, CostTable, ExtrapolationWarning
 from devices.cost.table_file import load_table, save_table
 from sim.errors import InputError, UnknownNameError
@@ -72,11 +72,17 @@ def test_inside_it_says_nothing() -> None:
         assert table(LINE, Axis("x")).lookup(x=[1, 3, 32]).tolist()[::2] == [1000, 243000]  # type: ignore[union-attr]
 
 
-def test_a_hole_larger_than_the_neighbourhood_is_outside_too() -> None:
-    # Thirty shapes crowd at 1 to 30, one lies at 10^6. Between them, the nearest 24 are all below.
-    measured = table([*((x, x) for x in range(1, 31)), (10**6, 10**6)], Axis("x"))
-    with pytest.warns(ExtrapolationWarning):
-        measured.lookup(x=100)
+def test_a_gap_is_bridged_from_both_sides() -> None:
+    # Fifty shapes crowd at 1 to 50, one lies at 10^6: nearest by distance to 100 are 32 of the crowd.
+    crowded = [(x, 1000) for x in range(1, 51)]
+    assert table([*crowded, (10**6, 9000)], Axis("x")).lookup(x=7071) == 3000  # half way in logarithms
+
+
+def test_a_corner_without_shapes_is_outside() -> None:
+    # Large a with large b was not measured (it would not fit): inside the range of each axis, and outside.
+    corner = [(2**i, 2**j, 2 ** (i + j)) for i in range(12) for j in range(12) if i + j < 12]
+    with pytest.warns(ExtrapolationWarning, match="a=2048, b=2048"):
+        assert table(corner, Axis("a"), Axis("b")).lookup(a=2048, b=2048) == pytest.approx(2**22, rel=1e-5)
 
 
 def test_order_of_rows_does_not_matter() -> None:
@@ -237,5 +243,6 @@ def test_neighbours_at_equal_distance_are_taken_in_row_order() -> None:
 def test_a_constant_is_reproduced_everywhere(
     points: list[tuple[float, float, float]], query: tuple[float, float, float], constant: float
 ) -> None:
-    estimate, _ = interpolate(np.array(points), np.full(len(points), constant), np.array([query]), noise=0.1)
+    flat = Kriging(np.array(points), np.full(len(points), constant), noise=0.1)
+    estimate, _ = flat.at(np.array([query]))
     assert estimate[0] == pytest.approx(constant, abs=1e-9)

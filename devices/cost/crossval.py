@@ -1,10 +1,12 @@
 """Splits by shape, and what is said of predictions: mean, maximum, bias, how many are off by a factor.
 
-Every prediction that is reported was made by something that had not seen the shape. Two splits:
+Every prediction that is reported was made by something that had not seen the shape. Three splits:
 
 * **shape**: shapes are dealt to the folds at random. What a user gets who measured most of a grid.
 * **layer**: all shapes of one layer (a weight matrix n x k; a head configuration) go to one fold. What a user
   gets for a model whose layers were never measured.
+* **size**: all shapes with one value of an axis (k; sequence length; bytes) go to one fold. What a user gets
+  between the lines of a grid, and, for the fold of its first or last line, beyond it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from sim.errors import InputError
 __all__ = ["Errors", "cross_validate", "errors", "folds_by"]
 
 IntArray = npt.NDArray[np.int64]
-Predict = Callable[[IntArray], IntArray]
+BoolArray = npt.NDArray[np.bool_]
+Predict = Callable[[IntArray], tuple[IntArray, BoolArray]]
 Train = Callable[[IntArray, IntArray], Predict]
 
 
@@ -113,7 +116,7 @@ def folds_by(groups: IntArray, count: int, seed: int) -> npt.NDArray[np.intp]:
 
 def cross_validate(
     train: Train, shapes: IntArray, latency_ns: IntArray, fold: npt.NDArray[np.intp]
-) -> Iterator[tuple[npt.NDArray[np.intp], IntArray]]:
+) -> Iterator[tuple[npt.NDArray[np.intp], IntArray, BoolArray]]:
     """Train without each fold in turn, and predict it.
 
     Yields
@@ -122,7 +125,9 @@ def cross_validate(
         The rows of the fold.
     predicted_ns : ndarray of int64
         What was predicted for them.
+    doubtful : ndarray of bool
+        Where the predictor itself warned.
     """
     for number in range(int(fold.max()) + 1):
         held, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        yield held, train(shapes[kept], latency_ns[kept])(shapes[held])
+        yield held, *train(shapes[kept], latency_ns[kept])(shapes[held])

@@ -5,8 +5,8 @@ when the points are no full grid (real tables have holes):
 
 * the value is a plane plus a deviation from it (universal kriging);
 * the deviations of two points differ, on average, in proportion to the distance (the linear variogram);
-* the estimate is the linear combination of the nearest measured values that is unbiased for every plane
-  and has the least expected squared error;
+* the estimate is the linear combination of the neighbouring values that is unbiased for every plane and has
+  the least expected squared error;
 * a share of the deviation may be the point's own (the nugget, here `noise`): a kernel that happens to be
   slow at one shape. Neighbours are then averaged over a little; with no noise, values are met exactly.
 
@@ -19,18 +19,28 @@ when the points are no full grid (real tables have holes):
 (Matheron, *Principles of geostatistics*, Economic Geology 58, 1963; Cressie, *Statistics for Spatial
 Data*, 1993, section 3.4.) The small ``e`` on the slopes makes the slope along an axis zero where the
 neighbours do not vary along it.
+
+Neighbours are the nearest in *steps*: how many measured values of an axis lie between. By distance alone, a
+query in a wide gap would see only the crowded side of it and be extrapolated across::
+
+    o o o o o   ?         o     nearest by distance: all on the left; by steps: from both sides
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["interpolate", "nearest_rows"]
+__all__ = ["Kriging", "nearest_rows"]
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.intp]
 _RIDGE = 1e-8
+_NEARER = 0.1  # weight of distances among points at equal steps: decides ties, and little else
 _CHUNK = 128  # queries at a time: bounds the distance table to a few tens of MB for 30,000 points
 
 
@@ -67,79 +77,99 @@ def nearest_rows(points: FloatArray, queries: FloatArray, count: int) -> IntArra
     return np.nonzero(chosen)[1].reshape(len(queries), count)
 
 
-def interpolate(
-    points: FloatArray,
-    values: FloatArray,
-    queries: FloatArray,
-    *,
-    neighbours: int = 24,
-    noise: float = 0.0,
-) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Estimate the value at each query from the points around it.
+@dataclass(frozen=True, eq=False)
+class Kriging:
+    """Measured values, ready to be interpolated.
 
-    Parameters
+    Attributes
     ----------
     points : ndarray, shape (n, d)
         Where was measured, n >= 1.
     values : ndarray, shape (n,)
         What was measured there.
-    queries : ndarray, shape (q, d)
-        Where to estimate.
     neighbours : int
         How many points each estimate uses (all, when there are fewer).
     noise : float
         The deviation of a point of its own, as the distance at which the shared one is as large.
 
-    Returns
-    -------
-    estimates : ndarray, shape (q,)
-        Equal to the measured value (up to rounding) where the query is a point and there is no noise.
-    outside : ndarray of bool, shape (q,)
-        True where the query lies outside the box of its neighbours along some axis: an extrapolation, even
-        when it falls into a hole inside the range of the whole table.
-
     Examples
     --------
     On a line it is linear interpolation; beyond the end the mean slope of the neighbours goes on.
 
-    >>> estimates, outside = interpolate(
-    ...     np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 10.0, 20.0]), np.array([[0.25], [2.0], [4.0]])
-    ... )
-    >>> estimates.round(6).tolist(), outside.tolist()
-    ([2.5, 15.0, 26.666667], [False, False, True])
+    >>> line = Kriging(np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 10.0, 20.0]))
+    >>> estimates, outside = line.at(np.array([[0.25], [2.0], [4.0]]))
+    >>> estimates.round(5).tolist(), outside.tolist()
+    ([2.5, 15.0, 26.66667], [False, False, True])
     """
-    count = min(neighbours, len(points))
-    estimates, outside = np.empty(len(queries)), np.empty(len(queries), np.bool_)
-    for begin in range(0, len(queries), _CHUNK):
-        part = slice(begin, begin + _CHUNK)
-        estimates[part], outside[part] = _chunk(points, values, queries[part], count, noise)
-    return estimates, outside
 
+    points: FloatArray
+    values: FloatArray
+    neighbours: int = 32
+    noise: float = 0.0
 
-def _chunk(
-    points: FloatArray, values: FloatArray, queries: FloatArray, count: int, noise: float
-) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    rows = nearest_rows(points, queries, count)
-    near, measured = points[rows], values[rows]  # (q, count, d), (q, count)
-    offset = near - queries[:, None, :]
-    to_query = np.sqrt((offset**2).sum(axis=2))
-    between = np.sqrt(((near[:, :, None, :] - near[:, None, :, :]) ** 2).sum(axis=3))
+    def at(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Estimate the value at each query from the points around it.
 
-    size, terms = len(queries), 1 + points.shape[1]
-    matrix = np.zeros((size, count + terms, count + terms))
-    matrix[:, :count, :count] = max(noise, _RIDGE) * np.eye(count) - between
-    matrix[:, :count, count] = matrix[:, count, :count] = 1.0
-    matrix[:, :count, count + 1 :] = offset
-    matrix[:, count + 1 :, :count] = offset.transpose(0, 2, 1)
-    slopes = np.arange(count + 1, count + terms)
-    matrix[:, slopes, slopes] = -_RIDGE
-    right = np.zeros((size, count + terms, 1))
-    right[:, :count, 0] = -to_query
-    right[:, count, 0] = 1.0
-    weights = np.linalg.solve(matrix, right)[:, :count, 0]
+        Parameters
+        ----------
+        queries : ndarray, shape (q, d)
+            Where to estimate.
 
-    # The weights add up to 1; taking the mean aside makes that so beyond the solver's last digits.
-    mean = measured.mean(axis=1)
-    estimates = mean + (weights * (measured - mean[:, None])).sum(axis=1)
-    outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
-    return estimates, outside
+        Returns
+        -------
+        estimates : ndarray, shape (q,)
+            Equal to the measured value (up to rounding) where the query is a point and there is no noise.
+        outside : ndarray of bool, shape (q,)
+            True where the query lies outside the box of its neighbours along some axis: an extrapolation,
+            even when it falls into a corner without points inside the range of them all.
+        """
+        estimates, outside = np.empty(len(queries)), np.empty(len(queries), np.bool_)
+        for begin in range(0, len(queries), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            estimates[part], outside[part] = self._chunk(queries[part])
+        return estimates, outside
+
+    @cached_property
+    def _levels(self) -> list[FloatArray]:
+        """The measured values of each axis, ascending (to twelve decimals: logarithms may differ below)."""
+        return [np.unique(np.round(column, 12)) for column in self.points.T]
+
+    @cached_property
+    def _stepped(self) -> FloatArray:
+        return self._steps(self.points)
+
+    def _steps(self, places: FloatArray) -> FloatArray:
+        """Coordinates in steps of each axis, and, at a small weight, in distances."""
+        steps = np.empty_like(places)
+        for axis, levels in enumerate(self._levels):
+            column = places[:, axis]
+            beyond = column - np.clip(column, levels[0], levels[-1])
+            steps[:, axis] = np.interp(column, levels, np.arange(len(levels))) + beyond
+        return np.hstack([steps, _NEARER * places])
+
+    def _chunk(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
+        count = min(self.neighbours, len(self.points))
+        rows = nearest_rows(self._stepped, self._steps(queries), count)
+        near, measured = self.points[rows], self.values[rows]  # (q, count, d), (q, count)
+        offset = near - queries[:, None, :]
+        to_query = np.sqrt((offset**2).sum(axis=2))
+        between = np.sqrt(((near[:, :, None, :] - near[:, None, :, :]) ** 2).sum(axis=3))
+
+        size, terms = len(queries), 1 + self.points.shape[1]
+        matrix = np.zeros((size, count + terms, count + terms))
+        matrix[:, :count, :count] = max(self.noise, _RIDGE) * np.eye(count) - between
+        matrix[:, :count, count] = matrix[:, count, :count] = 1.0
+        matrix[:, :count, count + 1 :] = offset
+        matrix[:, count + 1 :, :count] = offset.transpose(0, 2, 1)
+        slopes = np.arange(count + 1, count + terms)
+        matrix[:, slopes, slopes] = -_RIDGE
+        right = np.zeros((size, count + terms, 1))
+        right[:, :count, 0] = -to_query
+        right[:, count, 0] = 1.0
+        weights = np.linalg.solve(matrix, right)[:, :count, 0]
+
+        # The weights add up to 1; taking the mean aside makes that so beyond the solver's last digits.
+        mean = measured.mean(axis=1)
+        estimates = mean + (weights * (measured - mean[:, None])).sum(axis=1)
+        outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
+        return estimates, outside

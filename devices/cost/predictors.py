@@ -1,13 +1,12 @@
 """What is compared: the interpolated table, the fitted model, and rooflines, trained on some shapes only.
 
-A predictor is a function ``train(shapes, latency_ns) -> predict``, and ``predict(shapes) -> latency_ns``. The
-plain roofline is trained on nothing: it is the data sheet.
+A predictor is a function ``train(shapes, latency_ns) -> predict``, and ``predict(shapes)`` returns latencies
+and where it would warn. The plain roofline is trained on nothing: it is the data sheet.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,15 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
+from devices.cost.fitted import Region
 from devices.cost.gemm import GemmParameters, gemm_ns
 from devices.cost.nccl import COLLECTIVES, NcclParameters, collective_ns
 from devices.cost.optimise import minimise_in_box
 from devices.cost.parameters import from_vector, parameter, ranges
 from devices.cost.roofline import KindEfficiency, roofline_ns
-from devices.cost.table import CostTable, ExtrapolationWarning
+from devices.cost.table import CostTable
 
 __all__ = [
     "BANDWIDTH_BYTES_PER_S",
+    "KNOWN_REGIONS",
     "LINK_BYTES_PER_S",
     "PEAK_FLOP_PER_S",
     "Problem",
@@ -38,7 +39,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 P = TypeVar("P")
-Predict = Callable[[IntArray], IntArray]
+BoolArray = npt.NDArray[np.bool_]
+Predict = Callable[[IntArray], tuple[IntArray, BoolArray]]
 Train = Callable[[IntArray, IntArray], Predict]
 
 PEAK_FLOP_PER_S = 989_400_000_000_000
@@ -47,6 +49,24 @@ BANDWIDTH_BYTES_PER_S = 4_800_000_000_000
 """HBM3e; NVIDIA H200 data sheet."""
 LINK_BYTES_PER_S = 450_000_000_000
 """NVLink in one direction; NVIDIA H200 data sheet (900 GB/s in both)."""
+KNOWN_REGIONS = (
+    Region(
+        "gemm",
+        {"m": (1, 7), "n": (1024, 1024), "k": (1536, 2560)},
+        "the library takes a kernel that is up to 2.5 times as slow as those of neighbouring shapes",
+    ),
+    Region(
+        "attention",
+        {"head_dim": (512, 512), "seq_len": (1, 1)},
+        "the library takes another kernel for one token of 512 elements a head, up to 45 times as slow",
+    ),
+    Region(
+        "attention",
+        {"head_dim": (512, 512), "batch_heads": (1, 2)},
+        "one or two heads of 512 elements run on more SMs than the model gives them: up to 4 times too long",
+    ),
+)
+"""Where the models are off by more than a factor of 2; every such shape elsewhere is counted by the fit."""
 _SAMPLE = 3000  # shapes that a fit looks at: more change the parameters by less than the folds differ
 _RESTARTS, _ITERATIONS = 3, 250
 
@@ -84,6 +104,8 @@ class Problem:
         What was measured.
     layer : tuple of int
         The columns of a shape that make its layer.
+    size : int
+        The column of which whole values are held out, to see what happens between the lines of a grid.
     parameters : type
         The model's parameter class.
     model_ns : callable
@@ -97,6 +119,7 @@ class Problem:
     name: str
     table: CostTable
     layer: tuple[int, ...]
+    size: int
     parameters: type[Any]
     model_ns: Callable[[IntArray, Any], IntArray]
     work: Callable[[IntArray], tuple[IntArray, IntArray]]
@@ -147,18 +170,20 @@ def _collective_work(shapes: IntArray) -> tuple[IntArray, IntArray]:
 
 def gemm_problem(table: CostTable) -> Problem:
     """Return matrix products; a layer is a weight matrix n x k."""
-    return Problem("gemm", table, (1, 2), GemmParameters, _gemm_model, _gemm_work)
+    return Problem("gemm", table, (1, 2), 2, GemmParameters, _gemm_model, _gemm_work)
 
 
 def attention_problem(table: CostTable) -> Problem:
     """Return prefill attention; a layer is a head configuration."""
-    return Problem("attention", table, (2, 3, 4, 5), AttentionParameters, _attention_model, _attention_work)
+    return Problem(
+        "attention", table, (2, 3, 4, 5), 1, AttentionParameters, _attention_model, _attention_work
+    )
 
 
 def collective_problem(table: CostTable) -> Problem:
     """Return collectives of one node; a layer is a collective with a number of ranks."""
     return Problem(
-        "collective", table, (0, 1), NcclParameters, _collective_model, _collective_work, LINK_BYTES_PER_S
+        "collective", table, (0, 1), 2, NcclParameters, _collective_model, _collective_work, LINK_BYTES_PER_S
     )
 
 
@@ -189,27 +214,18 @@ def trainers(problem: Problem, seed: int) -> dict[str, Train]:
     """Return the predictors by name: ``table``, ``model``, ``fitted roofline``, ``plain roofline``."""
 
     def table(shapes: IntArray, latency_ns: IntArray) -> Predict:
-        known = problem.table
-        part = dataclasses.replace(known, shapes=shapes, latency_ns=latency_ns)
-        names = [axis.name for axis in known.axes]
-
-        def predict(asked: IntArray) -> IntArray:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExtrapolationWarning)  # held-out edges: their error counts
-                return np.asarray(part.lookup(**dict(zip(names, asked.T, strict=True))))
-
-        return predict
+        return dataclasses.replace(problem.table, shapes=shapes, latency_ns=latency_ns).estimate
 
     def model(shapes: IntArray, latency_ns: IntArray) -> Predict:
         found = fit(problem.parameters, problem.model_ns, shapes, latency_ns, seed)
-        return lambda asked: problem.model_ns(asked, found)
+        return lambda asked: (problem.model_ns(asked, found), _doubtful(problem, asked))
 
     def fitted_roofline(shapes: IntArray, latency_ns: IntArray) -> Predict:
         found = fit(RooflineParameters, roofline_model(problem), shapes, latency_ns, seed)
-        return lambda asked: roofline_model(problem)(asked, found)
+        return lambda asked: (roofline_model(problem)(asked, found), np.zeros(len(asked), np.bool_))
 
     def plain_roofline(shapes: IntArray, latency_ns: IntArray) -> Predict:
-        return lambda asked: _roofline(problem, asked, KindEfficiency())
+        return lambda asked: (_roofline(problem, asked, KindEfficiency()), np.zeros(len(asked), np.bool_))
 
     return {
         "table": table,
@@ -217,6 +233,17 @@ def trainers(problem: Problem, seed: int) -> dict[str, Train]:
         "fitted roofline": fitted_roofline,
         "plain roofline": plain_roofline,
     }
+
+
+def _doubtful(problem: Problem, shapes: IntArray) -> BoolArray:
+    """Return which shapes lie in a region where the model warns."""
+    names = [axis.name for axis in problem.table.axes]
+    sizes = dict(zip(names, shapes.T, strict=True))
+    inside = np.zeros(len(shapes), np.bool_)
+    for region in KNOWN_REGIONS:
+        if region.model == problem.name:
+            inside |= region.contains(sizes)
+    return inside
 
 
 def roofline_model(problem: Problem) -> Callable[[IntArray, RooflineParameters], IntArray]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.kriging import interpolate
+from devices.cost.kriging import Kriging
 from sim.errors import InputError, UnknownNameError
 
 __all__ = ["Axis", "CostTable", "ExtrapolationWarning"]
@@ -114,7 +114,7 @@ class CostTable:
     shapes: IntArray
     latency_ns: IntArray
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    neighbours: int = 24
+    neighbours: int = 32
     noise: float = 0.0
 
     @classmethod
@@ -126,7 +126,7 @@ class CostTable:
         rows: Iterable[Sequence[int]] | IntArray,
         provenance: Mapping[str, Any] | None = None,
         *,
-        neighbours: int = 24,
+        neighbours: int = 32,
         noise: float = 0.0,
     ) -> CostTable:
         """Build a table of rows (shape..., latency_ns); a shape that occurs repeatedly gets its median.
@@ -182,13 +182,15 @@ class CostTable:
         return dict(zip(map(tuple, self.shapes.tolist()), self.latency_ns.tolist(), strict=True))
 
     @cached_property
-    def _variants(self) -> dict[tuple[int, ...], tuple[FloatArray, FloatArray]]:
-        """Per combination of the exact axes: weighted log shapes, and log latencies."""
+    def _variants(self) -> dict[tuple[int, ...], Kriging]:
+        """Per combination of the exact axes: what interpolates log latencies between positions."""
         variants: dict[tuple[int, ...], list[int]] = {}
         for row, key in enumerate(map(tuple, self.shapes[:, self._exact].tolist())):
             variants.setdefault(key, []).append(row)
         return {
-            key: (self._position(self.shapes[rows]), np.log(self.latency_ns[rows]))
+            key: Kriging(
+                self._position(self.shapes[rows]), np.log(self.latency_ns[rows]), self.neighbours, self.noise
+            )
             for key, rows in variants.items()
         }
 
@@ -246,10 +248,32 @@ class CostTable:
                 raise InputError(f"{name} must be whole, not {column.dtype}")
         asked = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
         distinct, back = np.unique(asked, axis=0, return_inverse=True)
-        found = self._lookup_rows(distinct)[back.ravel()].reshape(columns[0].shape)
+        latency_ns, outside = self.estimate(distinct)
+        if outside.any():
+            self._warn(distinct[outside])
+        found = latency_ns[back.ravel()].reshape(columns[0].shape)
         return int(found) if found.ndim == 0 else found
 
-    def _lookup_rows(self, asked: IntArray) -> IntArray:
+    def estimate(self, asked: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """Return the latencies of shapes, and which of them are extrapolated, without a warning.
+
+        Parameters
+        ----------
+        asked : ndarray of int64, shape (n, axes)
+            Shapes, in the order of the axes.
+
+        Returns
+        -------
+        latency_ns : ndarray of int64, shape (n,)
+            As :meth:`lookup`.
+        outside : ndarray of bool, shape (n,)
+            True where :meth:`lookup` warns.
+
+        Raises
+        ------
+        InputError
+            A size is not positive, or a variant was never measured.
+        """
         for column, axis in enumerate(self.axes):
             if axis.scale == "log" and len(asked) and int(asked[:, column].min()) <= 0:
                 raise InputError(f"{axis.name} is {int(asked[:, column].min())}; it must be positive")
@@ -262,17 +286,12 @@ class CostTable:
         for key, rows in rows_of.items():
             if key not in self._variants:
                 raise InputError(self._unknown_variant(key))
-            points, values = self._variants[key]
-            queries = self._position(asked[rows])
-            log_ns[rows], outside[rows] = interpolate(
-                points, values, queries, neighbours=self.neighbours, noise=self.noise
-            )
+            log_ns[rows], outside[rows] = self._variants[key].at(self._position(asked[rows]))
         if log_ns.max(initial=0) > _LOG_LIMIT:
             worst = asked[int(log_ns.argmax())].tolist()
             raise InputError(f"the table of {self.kind!r} extrapolates to over 292 years at {worst}")
-        if outside.any():
-            self._warn(asked[outside])
-        return np.where(latency > 0, latency, np.floor(np.exp(log_ns) + 0.5).astype(np.int64))
+        estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
+        return np.where(latency > 0, latency, estimated), outside
 
     def _unknown_variant(self, key: tuple[int, ...]) -> str:
         names = [self.axes[column].name for column in self._exact]
@@ -297,5 +316,5 @@ class CostTable:
             f"the table of {self.kind!r} on {self.device!r} was asked for {first}{more}, outside the "
             f"measured shapes around it (whole table: {ranges}); the answer goes on with their slope",
             ExtrapolationWarning,
-            stacklevel=4,
+            stacklevel=3,
         )

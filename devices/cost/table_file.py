@@ -4,7 +4,7 @@
 
     {"schema": "sim.cost_table/1", "device": "NVIDIA H200", "unit": "ns", "kind": "matmul",
      "axes": [{"name": "m", "scale": "log", "weight": 1.0, "granule": 1}, ...],
-     "neighbours": 24, "noise": 0.0,
+     "neighbours": 32, "noise": 0.0,
      "provenance": {"source": ..., "licence": ..., "protocol": ...},
      "rows": [[m, n, k, latency_ns], ...]}
 
@@ -87,7 +87,7 @@ def load_table(path: str | Path) -> CostTable:
             [Axis(**axis) for axis in data["axes"]],
             data["rows"],
             data["provenance"],
-            neighbours=data.get("neighbours", 24),
+            neighbours=data.get("neighbours", 32),
             noise=data.get("noise", 0.0),
         )
     except KeyError as error:
