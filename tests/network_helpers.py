@@ -34,7 +34,9 @@ def run(machine: Machine, transfers: list[Transfer]) -> Trace:
     for i, move in enumerate(transfers):
         b.op(f"make{i}", outputs=move.nbytes, duration_ns=move.ready_ns, device=move.source)
         b.op(f"use{i}", inputs=[f"make{i}"], duration_ns=0, device=move.destination)
-    return simulate(b.build(), machine, ReadyQueue())
+    trace = simulate(b.build(), machine, ReadyQueue())
+    trace.check()
+    return trace
 
 
 def moved(machine: Machine, transfers: list[Transfer]) -> list[tuple[int, int]]:

@@ -32,7 +32,9 @@ def run(
             attributes=(attributes or {}).get(i),
         )
     cpu = make_device("cpu0", {"kind": "cpu", **spec})
-    return simulate(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
+    trace = simulate(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
+    trace.check()
+    return trace
 
 
 def spans(trace: Trace) -> list[tuple[int, int]]:

@@ -62,7 +62,9 @@ def run(launches: list[Launch], processor: Any = None, **spec: Any) -> Trace:
             f"k{i}", duration_ns=launch.duration_ns, device="gpu0", after=after, attributes=launch.attributes
         )
     machine = Machine((gpu, Device("host", "cpu", workers=len(launches))))
-    return simulate(b.build(), machine, ReadyQueue(), streams=OnStream(launches))
+    trace = simulate(b.build(), machine, ReadyQueue(), streams=OnStream(launches))
+    trace.check()
+    return trace
 
 
 def spans(trace: Trace) -> list[tuple[int, int]]:
