@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from drawn_runs import draw_run
+
+from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim import Device, GraphBuilder, Host, Link, Machine, Trace, simulate
+from sim.errors import InputError
 from sim.export.chrome import chrome_events, write_chrome
 
 
@@ -29,7 +35,11 @@ def trace() -> Trace:
 def test_slices_say_what_ran_where_and_when() -> None:
     slices = {e["name"]: e for e in chrome_events(trace()) if e["ph"] == "X"}
     assert (slices["a"]["ts"], slices["a"]["dur"], slices["a"]["cat"]) == (3.0, 10.001, "kernel")
-    assert (slices["launch b"]["ts"], slices["launch b"]["dur"]) == (3.0, 3.0)
+    launches = [e for e in chrome_events(trace()) if e.get("cat") == "cuda_runtime"]
+    assert [(e["name"], e["args"]["op"], e["ts"], e["dur"]) for e in launches] == [
+        ("cudaLaunchKernel", "a", 0.0, 3.0),
+        ("cudaLaunchKernel", "b", 3.0, 3.0),
+    ]
     assert slices["b"]["args"]["waited for"] == "event"
     assert slices["c"]["cat"] == "cpu_op"
     assert all(e["tid"] >= 1 for e in slices.values())
@@ -62,6 +72,106 @@ def test_files_are_equal_for_equal_traces_and_valid_json(tmp_path: Path) -> None
     assert content["distributedInfo"] == {"rank": 0}
     assert b'"distributedInfo": {"rank": 0}' in gzip.decompress(first.read_bytes())
     counters = [e for e in content["traceEvents"] if e["ph"] == "C"]
-    assert max(e["args"]["in use (bytes)"] for e in counters) == 1500
+    assert max(e["args"].get("in use (bytes)", 0) for e in counters) == 1500
     names = {e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"}
     assert names == {"hosts", "gpu0", "cpu0"}
+
+
+def ns(event: dict[str, Any]) -> tuple[int, int]:
+    """Return begin and end of a slice in whole ns."""
+    begin, length = round(event["ts"] * 1000), round(event["dur"] * 1000)
+    assert (begin / 1000, length / 1000) == (event["ts"], event["dur"]), "three decimals are exact"
+    return begin, begin + length
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_slices_of_a_thread_follow_one_another_and_flows_end_in_slices(seed: int) -> None:
+    run = draw_run(seed)
+    events = list(chrome_events(run))
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for e in events:
+        if e["ph"] == "X":
+            threads.setdefault((e["pid"], e["tid"]), []).append(ns(e))
+    for spans in threads.values():
+        spans.sort()
+        assert all(one[1] <= following[0] for one, following in itertools.pairwise(spans))
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert set(threads) <= named
+    assert all(tid >= 1 for _, tid in named)
+    for e in events:
+        if e["ph"] in "sf":
+            at = round(e["ts"] * 1000)
+            assert any(a <= at < b or a == at == b for a, b in threads[e["pid"], e["tid"]]), e
+    starts = [(e["cat"], e["id"]) for e in events if e["ph"] == "s"]
+    ends = [(e["cat"], e["id"]) for e in events if e["ph"] == "f"]
+    assert len(set(starts)) == len(starts)
+    assert starts == ends or sorted(starts) == sorted(ends)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counters_count_what_runs(seed: int) -> None:
+    run = draw_run(seed)
+    for d, device in enumerate(run.job.machine.devices):
+        mine = [e for e in chrome_events(run) if e["ph"] == "C" and f"tasks on {device.name}" in e["args"]]
+        rows = run.device == d
+        for e in mine:
+            at = round(e["ts"] * 1000)
+            running = (run.tasks["start_ns"][rows] <= at) & (at < run.tasks["end_ns"][rows])
+            assert e["args"][f"tasks on {device.name}"] == int(running.sum())
+
+
+def test_transfers_that_overlap_get_threads_of_their_own() -> None:
+    builder = GraphBuilder("shared link")
+    for name in "ab":
+        builder.op(name, outputs=1000, device="gpu0")
+        builder.op(f"to {name}", inputs=[name], device="gpu1")
+    link = Link("wire", "gpu0", "gpu1", 0, 10**9, "shared")
+    machine = Machine((Device("gpu0", streams=2), Device("gpu1")), (link,), network=make_network)
+    run = simulate(builder.build(), machine, ReadyQueue())
+    events = list(chrome_events(run))
+    assert [(e["tid"], e["dur"], e["args"]["bytes"]) for e in events if e["name"].startswith("transfer")] == [
+        (1, 2.0, 1000),
+        (2, 2.0, 1000),
+    ]
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 2]
+    assert names == ["wire", "wire (2)"]
+
+
+def test_workers_launch_from_their_own_lanes() -> None:
+    """A pool of CPU workers that serves a GPU has no host thread besides."""
+    builder = GraphBuilder("pool")
+    builder.op("a", duration_ns=10, device="cpu0")
+    builder.op("b", inputs=["a"], duration_ns=10, device="gpu0")
+    machine = Machine(
+        (Device("cpu0", "cpu", workers=1), Device("gpu0", issue_ns=2)),
+        hosts=(Host("pool", ("cpu0", "gpu0")),),
+    )
+    events = list(chrome_events(simulate(builder.build(), machine, ReadyQueue())))
+    (launch,) = (e for e in events if e.get("cat") == "cuda_runtime")
+    (op,) = (e for e in events if e.get("cat") == "cpu_op")
+    assert (launch["pid"], launch["tid"]) == (op["pid"], op["tid"])
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"cpu0", "gpu0"}
+
+
+def test_several_runs_in_one_file(tmp_path: Path) -> None:
+    write_chrome({"first": trace(), "second": trace()}, tmp_path / "both.json")
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == [f"{run}: {name}" for run in ("first", "second") for name in ("hosts", "gpu0", "cpu0")]
+    flows = [(e["cat"], e["id"]) for e in events if e["ph"] == "s"]
+    assert len(set(flows)) == len(flows)
+    assert len(events) == 2 * len(list(chrome_events(trace())))
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    builder = GraphBuilder("names")
+    builder.op('quote " and \\ and ü', kind='k"', duration_ns=1)
+    write_chrome(simulate(builder.build(), Machine((Device("gpu0"),)), ReadyQueue()), tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert 'quote " and \\ and ü' in {e["name"] for e in events}
+
+
+def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        write_chrome(trace(), tmp_path / "nowhere" / "t.json")
+    assert list(tmp_path.iterdir()) == []

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from sim.errors import InputError
 
-__all__ = ["atomic_path", "write_bytes", "write_text"]
+__all__ = ["atomic_path", "atomic_text", "write_bytes", "write_text"]
 
 
 @contextmanager
@@ -42,6 +44,24 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """Yield a text file to write to, for content that is too large to be held; as `atomic_path`.
+
+    Gzipped when the name ends in ``.gz``.
+    """
+    with atomic_path(path) as beside, beside.open("wb") as raw:
+        if Path(path).suffix != ".gz":
+            with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file:
+                yield file
+            return
+        with (
+            gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file,
+        ):
+            yield file
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
