@@ -104,7 +104,7 @@ def bounds(what: Job | Trace, duration_ns: IntArray | None = None) -> Bounds:
         One duration per op instead of the job's.
     """
     job = what.job if isinstance(what, Trace) else what
-    ns = job.duration_ns if duration_ns is None else duration_ns
+    ns = least_durations_ns(job) if duration_ns is None else duration_ns
     runs = runs_of_ops(what)
     static = not has_control_flow(job.graph)
     launched = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
@@ -143,7 +143,12 @@ def critical_path_ns(what: Job | Trace) -> int:
     20
     """
     job = what.job if isinstance(what, Trace) else what
-    return longest_chain_ns(job, np.where(runs_of_ops(what) > 0, job.duration_ns, 0))
+    return longest_chain_ns(job, np.where(runs_of_ops(what) > 0, least_durations_ns(job), 0))
+
+
+def least_durations_ns(job: Job) -> IntArray:
+    """Return the duration of each op, the shortest of its tasks where noise makes them differ."""
+    return job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
 
 
 def issue_costs_ns(job: Job) -> IntArray:

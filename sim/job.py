@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.errors import InfeasibleError, InputError
+from sim.frames import has_control_flow
 from sim.graph import UNSET, Graph, IntArray, longest_path_ns
 from sim.model import Device, Linearizer, Machine, Placement, StreamAssignment
+from sim.noise import Noise, draw_durations
 
 __all__ = ["Job", "costs_ns", "make_job"]
 
@@ -32,12 +34,14 @@ class Job:
     device_of : array of int
         Device index of every op.
     duration_ns : array of int64
-        How long each op takes on its device.
+        How long each op takes on its device, noise left out.
     known_ns : array of int64
         What the policy may know of that (the scenario's `knowledge`).
     iterations : int
     seed : int
         For decisions that draw: use ``job.rng("what for")``.
+    noisy_ns : array of int64, shape (iterations, ops), optional
+        How long each task really takes, when there is noise.
     """
 
     graph: Graph
@@ -49,6 +53,14 @@ class Job:
     seed: int = 0
     linearize: Linearizer | None = None
     streams: StreamAssignment | None = None
+    noisy_ns: IntArray | None = None
+
+    def task_ns(self, op: IntArray, iteration: IntArray) -> IntArray:
+        """Return how long tasks take when nothing else disturbs them, noise included."""
+        if self.noisy_ns is None:
+            return self.duration_ns[op]
+        drawn: IntArray = self.noisy_ns[iteration, op]
+        return drawn
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return a generator that depends on the seed and on what it is for, and on nothing else."""
@@ -199,6 +211,8 @@ def make_job(
     linearize: Linearizer | None = None,
     iterations: int = 1,
     knowledge: str = "exact",
+    estimate_error: float = 0.2,
+    noise: Noise | None = None,
     seed: int = 0,
 ) -> Job:
     """Place the ops and put everything together that is known before time 0.
@@ -215,7 +229,12 @@ def make_job(
     iterations : int
         How many times the graph runs.
     knowledge : str
-        What a policy may know of durations: ``exact``, ``mean`` (of the op's kind), ``none`` (1 each).
+        What a policy may know of durations (noise is never known): ``exact``; ``mean`` of the op's
+        kind; ``estimate``, off by a factor drawn for each op; ``none``, 1 for each.
+    estimate_error : float
+        Standard deviation of the logarithm of that factor.
+    noise : Noise, optional
+        How the durations of tasks vary.
     seed : int
 
     Raises
@@ -243,22 +262,25 @@ def make_job(
         raise InfeasibleError(
             f"the placement puts op {graph.op_names[op]!r} on {device}, which cannot run it"
         )
-    return Job(
-        graph,
-        machine,
-        device_of,
-        duration_ns,
-        _known(knowledge, graph, duration_ns),
-        iterations,
-        seed,
-        linearize,
-        streams,
-    )
+    job = Job(graph, machine, device_of, duration_ns, duration_ns, iterations, seed, linearize, streams)
+    job.known_ns = _known(knowledge, job, estimate_error)
+    if noise is not None:
+        if has_control_flow(graph):
+            raise InputError(
+                "noise is drawn for each task before time 0; control flow decides on tasks later"
+            )
+        job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, job.rng("noise"))
+    return job
 
 
-def _known(knowledge: str, graph: Graph, duration_ns: IntArray) -> IntArray:
+def _known(knowledge: str, job: Job, estimate_error: float) -> IntArray:
+    graph, duration_ns = job.graph, job.duration_ns
     if knowledge == "exact":
         return duration_ns
+    if knowledge == "estimate":
+        error = Noise(sigma=estimate_error)
+        rng = job.rng("estimates")
+        return draw_durations(error, duration_ns, job.device_of, job.machine, 1, rng).ravel()
     if knowledge == "none":
         return np.ones_like(duration_ns)
     if knowledge == "mean":
@@ -266,7 +288,7 @@ def _known(knowledge: str, graph: Graph, duration_ns: IntArray) -> IntArray:
         count = np.bincount(graph.kind_code)
         mean = np.rint(total / np.maximum(count, 1)).astype(np.int64)
         return mean[graph.kind_code]
-    raise InputError(f"knowledge must be exact, mean or none; found {knowledge!r}")
+    raise InputError(f"knowledge must be exact, mean, estimate or none; found {knowledge!r}")
 
 
 def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:

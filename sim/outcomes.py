@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.errors import GraphError
 from sim.graph import Graph
-from sim.job import Job
+
+if TYPE_CHECKING:
+    from sim.job import Job
 
 __all__ = ["Outcomes"]
 

@@ -51,6 +51,9 @@ class Context(Protocol):
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`. It cannot be cancelled: let stale calls do nothing."""
 
+    def duration_of(self, task: Task) -> int:
+        """Return how long `task` takes when nothing else disturbs it, noise included."""
+
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""
 

@@ -13,6 +13,7 @@ from sim.engine.state import State
 from sim.graph import Graph
 from sim.job import Job, make_job
 from sim.model import Linearizer, Machine, Placement, Policy, StreamAssignment
+from sim.noise import Noise
 from sim.stuck import stuck_error
 from sim.trace import Trace
 
@@ -123,6 +124,8 @@ def simulate(
     memory: Callable[[Job, State], Memory] | None = None,
     iterations: int = 1,
     knowledge: str = "exact",
+    estimate_error: float = 0.2,
+    noise: Noise | None = None,
     seed: int = 0,
     observers: Iterable[Observer] = (),
 ) -> Trace:
@@ -134,7 +137,7 @@ def simulate(
     machine : Machine
     policy : Policy
         Issues tasks; prepared anew for every run.
-    placement, streams, linearize, iterations, knowledge, seed
+    placement, streams, linearize, iterations, knowledge, estimate_error, noise, seed
         The other decisions; see `sim.job.make_job`.
     memory : callable, optional
         ``memory(job, engine)`` returns the `Memory` of the run; by default memory is unlimited.
@@ -174,6 +177,8 @@ def simulate(
         linearize=linearize,
         iterations=iterations,
         knowledge=knowledge,
+        estimate_error=estimate_error,
+        noise=noise,
         seed=seed,
     )
     return Engine(job, policy, memory=memory, observers=observers).run()

@@ -65,7 +65,7 @@ class Starting(State):
             task.wait = Wait.MEMORY
             self.starved.append(task)
             return False
-        ns = self.duration_ns[op]
+        ns = self.duration_of(task)
         if self.shared:
             device = self.device_of[op]
             processor = self.processors[device]

@@ -89,6 +89,7 @@ class State:
                 "an allocator cannot follow tensors through frames: leave memory out for control flow"
             )
         self.duration_ns: list[int] = job.duration_ns.tolist()
+        self.noisy_ns: list[list[int]] | None = None if job.noisy_ns is None else job.noisy_ns.tolist()
         self.device_of: list[int] = job.device_of.tolist()
         has_workers = [device.workers > 0 for device in machine.devices]
         self.executed = [has_workers[d] for d in self.device_of]  # by a worker; else launched on a stream
@@ -138,7 +139,7 @@ class State:
         self.paid: list[Task] = []
         self.tasks: list[Task] = []
         self.transfers: list[Task] = []
-        self.plain = not (self.shared or self.memory or self.observers or dynamic)
+        self.plain = not (self.shared or self.memory or self.observers or self.noisy_ns or dynamic)
         # One list of callbacks for each sort of event, shared by all of them. A completion only notes
         # the task, so the callback is the list's own append.
         self._on_end: list[Callable[[Any], None]] = [self.ended.append]
@@ -149,6 +150,12 @@ class State:
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""
         self._schedule(Event((callback, value)), self._on_call, time_ns - self.now_ns)
+
+    def duration_of(self, task: Task) -> int:
+        """Return how long `task` takes when nothing else disturbs it."""
+        if self.noisy_ns is not None:
+            return self.noisy_ns[task.iteration][task.op]
+        return self.duration_ns[task.op]
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""

@@ -29,7 +29,7 @@ def cores(c: Columns) -> None:
             continue
         rows = np.flatnonzero(c.device == d)
         start, end, need = c.start[rows], c.end[rows], of_op[c.op[rows]]
-        alone = np.where(c.live[rows], c.job.duration_ns[c.op[rows]], 0)
+        alone = np.where(c.live[rows], c.job.task_ns(c.op[rows], c.iteration[rows]), 0)
         if (end - start > alone).any():
             work = int((np.minimum(alone, end - start) * need).sum())
             busy = int(union(start, end, np.zeros(len(rows), np.int64)).lengths(1)[0])
@@ -74,7 +74,8 @@ def serial_links(c: Columns) -> None:
 
 def lower_bounds(c: Columns) -> None:
     """The makespan is at least every lower bound, for durations as they were."""
-    fastest = c.job.duration_ns.copy()
+    noisy = c.job.noisy_ns
+    fastest = c.job.duration_ns.copy() if noisy is None else noisy.min(axis=0)
     live = np.flatnonzero(c.live)
     np.minimum.at(fastest, c.op[live], (c.end - c.start)[live])  # where the device decides them
     limits = bounds(c.trace, fastest)
