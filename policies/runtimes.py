@@ -55,8 +55,8 @@ tvm_graph_executor: Final = Runtime(
     streams="single",
 )
 tvm_vm: Final = Runtime(
-    "TVM's and Relax's virtual machine: one instruction after another; GPU kernels are only enqueued",
-    name="sequential",
+    "TVM's and Relax's virtual machine: a linear program with jumps; GPU kernels are only enqueued",
+    name="virtual-machine",
     linearize="depth-first",
     streams="single",
 )

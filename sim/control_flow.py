@@ -81,12 +81,16 @@ class _Frame:
 
 
 class Tag:
-    """Where a task runs: frame and iteration; its text is what the trace shows."""
+    """Where a task runs: frame and iteration; its text is what the trace shows.
 
-    __slots__ = ("frame", "iteration")
+    Of a switch that has passed its token on, `taken` is the side it took (0 false, 1 true).
+    """
+
+    __slots__ = ("frame", "iteration", "taken")
 
     def __init__(self, frame: _Frame, iteration: _Iteration) -> None:
         self.frame, self.iteration = frame, iteration
+        self.taken = -1
 
     def __str__(self) -> str:
         """Return ``outer:2/inner:0``; empty outside all loops."""
@@ -226,7 +230,9 @@ class TaggedTokenReadiness:
             if not dead:
                 self._next_iteration(task, frame, iteration, ready)
         else:
-            taken = self._taken(op, frame, iteration) if kind == "switch" and not dead else None
+            taken = None
+            if kind == "switch" and not dead:
+                taken = task.frame.taken = self._taken(op, frame, iteration)
             self._deliver(task, op, frame, iteration, dead, taken, ready)
         iteration.outstanding -= 1
         self._maybe_over(frame, iteration, ready)

@@ -1,0 +1,209 @@
+"""Linear programs with jumps: their instructions, what they compute, and the times they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.issue.ready_queue import ReadyQueue
+from policies.issue.sequential import Sequential
+from policies.issue.virtual_machine import VirtualMachine
+from policies.linearize.instructions import Goto, If, Ret
+from policies.linearize.program_with_jumps import compile_program
+from scenarios.build.control_flow import cond, while_loop
+from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+
+CPU = Machine((Device("cpu0", "cpu", workers=1),))
+
+
+def live(trace: Trace) -> list[str]:
+    """Return the ops that are instructions, in the order in which they ran."""
+    graph, tasks = trace.job.graph, trace.tasks
+    rows = zip(tasks["op"].tolist(), tasks["dead"].tolist(), strict=True)
+    return [graph.op_names[op] for op, dead in rows if not dead and graph.kind(op) == "op"]
+
+
+def listing(builder: GraphBuilder) -> str:
+    graph = builder.build()
+    return compile_program(graph, graph.topological_order.tolist()).listing(graph)
+
+
+def branches(outcome: Any) -> GraphBuilder:
+    b = GraphBuilder("branches")
+    b.op("x", duration_ns=1)
+    b.op("p", duration_ns=2, attributes={"outcome": outcome})
+    (y,) = cond(b, "if", "p", ["x"], lambda b, v: [b.op("f", inputs=[v["x"]], duration_ns=10)],
+                lambda b, v: [b.op("g", inputs=[v["x"]], duration_ns=20)])  # fmt: skip
+    b.op("out", inputs=[y], duration_ns=4)
+    return b
+
+
+def test_a_condition_becomes_an_if_and_a_goto() -> None:
+    assert listing(branches(True)).splitlines() == [
+        "0  r0 = call x",
+        "1  r1 = call p",
+        "2  if r1 else +4",
+        "3  r2 = call f r0",
+        "4  r3 = copy r2",
+        "5  goto +3",
+        "6  r4 = call g r0",
+        "7  r3 = copy r4",
+        "8  r5 = call out r3",
+        "9  ret r5",
+    ]
+
+
+@pytest.mark.parametrize(("outcome", "ran", "makespan"), [(True, "f", 17), (False, "g", 27)])
+def test_only_the_branch_taken_runs(outcome: bool, ran: str, makespan: int) -> None:
+    trace = simulate(branches(outcome).build(), CPU, VirtualMachine())
+    assert live(trace) == ["x", "p", ran, "out"]
+    assert trace.makespan_ns == makespan
+
+
+def test_a_branch_that_returns_what_it_was_given_copies_a_register() -> None:
+    b = GraphBuilder("max")
+    b.op("x"), b.op("p", attributes={"outcome": False})
+    cond(b, "if", "p", ["x"], lambda b, v: [b.op("f", inputs=[v["x"]])], lambda b, v: [v["x"]])
+    assert listing(b).splitlines() == [
+        "0  r0 = call x",
+        "1  r1 = call p",
+        "2  if r1 else +4",
+        "3  r2 = call f r0",
+        "4  r3 = copy r2",
+        "5  goto +2",
+        "6  r3 = copy r0",
+        "7  ret r3",
+    ]
+
+
+def swap(trips: int) -> Graph:
+    """(i, j) = (step(j), i), so that both old values are needed."""
+    b = GraphBuilder("swap")
+    b.op("zero", duration_ns=1), b.op("one", duration_ns=1)
+    body = lambda b, v: {"i": b.op("step", inputs=[v["j"]], duration_ns=10), "j": v["i"]}  # noqa: E731
+    while_loop(b, "loop", {"i": "zero", "j": "one"}, body, trips=trips, condition_ns=3)
+    return b.build()
+
+
+def test_loop_variables_get_their_next_values_at_once() -> None:
+    graph = swap(2)
+    text = compile_program(graph, graph.topological_order.tolist()).listing(graph)
+    assert "r6 = copy r2" in text  # i's old value is put aside before i is written
+    assert text.index("r6 = copy r2") < text.index("r2 = copy r5") < text.index("r3 = copy r6")
+
+
+@pytest.mark.parametrize("trips", [0, 1, 2, 7])
+def test_a_loop_takes_its_trips_one_after_another(trips: int) -> None:
+    trace = simulate(swap(trips), Machine((Device("cpu0", "cpu", workers=4),)), VirtualMachine())
+    assert trace.makespan_ns == 2 + 3 * (trips + 1) + 10 * trips
+    assert live(trace).count("step") == trips
+
+
+def test_loops_in_loops_and_conditions_in_loops() -> None:
+    def inner(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        return {"j": b.op("work", inputs=[v["j"]], duration_ns=10)}
+
+    def outer(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("p", inputs=[v["i"]], duration_ns=1, attributes={"outcome": [True, False, True]})
+        out = while_loop(b, "inner", {"j": v["i"]}, inner, trips=[2, 0, 1])
+        (y,) = cond(b, "if", "p", [out["j"]], lambda b, w: [b.op("f", inputs=[w[out["j"]]], duration_ns=100)],
+                    lambda b, w: [b.op("g", inputs=[w[out["j"]]], duration_ns=1000)])  # fmt: skip
+        return {"i": y}
+
+    b = GraphBuilder("nested")
+    b.op("zero", duration_ns=0)
+    while_loop(b, "outer", {"i": "zero"}, outer, trips=3)
+    trace = simulate(b.build(), CPU, VirtualMachine())
+    assert [name for name in live(trace) if name in ("work", "f", "g")] == [
+        "work", "work", "f", "g", "work", "f",
+    ]  # fmt: skip
+    assert trace.makespan_ns == 3 * 10 + 3 * 1 + 2 * 100 + 1000
+
+
+def test_repetitions_run_one_after_another() -> None:
+    trace = simulate(branches([True, False]).build(), CPU, VirtualMachine(), iterations=2)
+    assert live(trace) == ["x", "p", "f", "out", "x", "p", "g", "out"]
+    assert trace.makespan_ns == 17 + 27
+
+
+def test_without_control_flow_it_is_sequential() -> None:
+    b = GraphBuilder("tree")
+    for name, inputs in {"root": [], "a": ["root"], "b": ["root"], "c": ["a", "b"]}.items():
+        b.op(name, inputs=inputs, duration_ns=10)
+    machine = Machine((Device("gpu0", issue_ns=3, launch_latency_ns=2),))
+    one, other = (simulate(b.build(), machine, policy) for policy in (VirtualMachine(), Sequential()))
+    for column in ("op", "issue_ns", "start_ns", "end_ns"):
+        assert one.tasks[column].tolist() == other.tasks[column].tolist()
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Graph:
+    """Random nests of chains, conditions and loops over one or two values."""
+    b = GraphBuilder("random")
+    b.op("x", duration_ns=1), b.op("y", duration_ns=2)
+    count = iter(range(1000))
+
+    def block(b: GraphBuilder, values: list[str], depth: int) -> list[str]:
+        for _ in range(draw(st.integers(1, 3))):
+            k, n = draw(st.integers(0, len(values) - 1)), next(count)
+            what = draw(st.sampled_from(["op", "join", "if", "while"] if depth else ["op", "join"]))
+            if what in ("op", "join"):
+                inputs = [values[k]] if what == "op" else values
+                values = [*values[:k], b.op(f"op{n}", inputs=inputs, duration_ns=draw(st.integers(0, 9))),
+                          *values[k + 1 :]]  # fmt: skip
+            elif what == "if":
+                values = condition(b, values, k, n, depth)
+            else:
+                values = loop(b, values, n, depth)
+        return values
+
+    def condition(b: GraphBuilder, values: list[str], k: int, n: int, depth: int) -> list[str]:
+        outcome = draw(st.one_of(st.booleans(), st.lists(st.booleans(), min_size=1, max_size=4)))
+        b.op(f"p{n}", inputs=[values[k]], duration_ns=1, attributes={"outcome": outcome})
+
+        def side(b: GraphBuilder, inside: dict[str, str]) -> list[str]:
+            return block(b, [inside[x] for x in values], depth - 1)
+
+        return cond(b, f"if{n}", f"p{n}", list(dict.fromkeys(values)), side, side)
+
+    def loop(b: GraphBuilder, values: list[str], n: int, depth: int) -> list[str]:
+        names = [f"v{i}" for i in range(len(values))]
+
+        def body(b: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
+            return dict(zip(names, block(b, [inside[x] for x in names], depth - 1), strict=True))
+
+        out = while_loop(
+            b,
+            f"loop{n}",
+            dict(zip(names, values, strict=True)),
+            body,
+            trips=draw(st.one_of(st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=3))),
+            parallel_iterations=draw(st.sampled_from([1, 2, 10])),
+            condition_ns=1,
+        )
+        return [out[name] for name in names]
+
+    last = block(b, ["x", "y"], 2)
+    b.op("end", inputs=last, duration_ns=1)
+    return b.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph=programs())
+def test_the_same_ops_run_as_under_the_executor_and_take_as_long_as_one_thread(graph: Graph) -> None:
+    machine, tokens = simulate(graph, CPU, VirtualMachine()), simulate(graph, CPU, ReadyQueue())
+    machine.check()
+    assert sorted(live(machine)) == sorted(live(tokens))
+    assert machine.makespan_ns == tokens.makespan_ns  # one thread never idles, and dead ops take no time
+    program = compile_program(graph, graph.topological_order.tolist())
+    n = len(program.instructions)
+    assert isinstance(program.instructions[-1], Ret)
+    for pc, instruction in enumerate(program.instructions):
+        if isinstance(instruction, If):
+            assert pc < pc + instruction.false_offset < n
+        if isinstance(instruction, Goto):
+            assert 0 <= pc + instruction.offset < n
+            assert instruction.offset
