@@ -31,7 +31,8 @@ def test_public_names() -> None:
 def test_policy_and_plan_need_neither_simpy_nor_pandas() -> None:
     """The measuring step of validation runs where only numpy and torch are installed."""
     code = (
-        "import sys; from sim import GraphBuilder, Issuer, Plan, Policy, Task; import policies.issue.ready_queue;"
+        "import sys; from sim import GraphBuilder, Issuer, Plan, Policy, Task;"
+        "import policies.issue.ready_queue;"
         "print(*sorted({'simpy', 'pandas', 'pydantic', 'typer', 'matplotlib'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
