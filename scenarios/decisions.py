@@ -13,7 +13,7 @@ own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from sim.model import Linearizer, Placement, StreamAssignment
 from sim.model import Policy as IssuePolicy
 from sim.units import parse_bytes, parse_duration
 
-__all__ = ["Decisions", "overlay", "resolve"]
+__all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
 
 _SUFFIXES: Final = {"_ns": parse_duration, "_bytes": parse_bytes}
 """Endings of a parameter that carry its unit, and how such a quantity is read."""
@@ -66,9 +66,11 @@ class _Source:
 def overlay(base: Policy, over: Policy) -> Policy:
     """Return `base` with what `over` says in its place.
 
-    A policy or runtime that `over` names comes with its own options; decisions that `over` does not
-    mention stay as they are in `base`.
+    A policy that `over` names comes with its own options; decisions that `over` does not mention stay as
+    they are in `base`. A runtime is a set of all decisions, and nothing of `base` stays.
     """
+    if over.runtime is not None:
+        base = Policy()
     own = {key: value for key, value in over if key in over.model_fields_set and key in Policy.model_fields}
     named = over.name is not None or over.runtime is not None
     old = {key: value for key, value in base if key in base.model_fields_set and key in Policy.model_fields}
@@ -123,6 +125,31 @@ def resolve(
         linearize=choose("linearize", "sim.linearizers"),
         knowledge=spec.knowledge or knowledge,
     )
+
+
+def resolve_schedule(
+    spec: Policy, label: str, schedules: Collection[str], document: Document, loc: Loc
+) -> tuple[Decisions, Policy]:
+    """Return the decisions of a pipeline, and its policy with the name of a schedule.
+
+    The programs of the ranks decide: every rank issues its own, in order.
+
+    Raises
+    ------
+    ScenarioError
+        The policy names no schedule.
+    """
+    from policies.issue.in_order import InOrder
+    from scenarios.build.pipeline import AsWritten, CommunicationStream
+
+    source = _Source(document, loc)
+    spec = _with_runtime(spec, source)
+    if spec.name not in schedules:
+        what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
+        message = f"{what}{hint(spec.name or '', schedules)}"
+        raise document.error(_below(source, "name").loc if spec.name else loc, message)
+    streams = CommunicationStream()
+    return Decisions(label, InOrder(), streams=streams, linearize=AsWritten()), spec
 
 
 def _below(source: _Source, key: str) -> _Source:

@@ -111,6 +111,7 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
         return
     # A union or an annotated type; pydantic names the member of a tagged union in the path.
     tag = str(loc[0]) if loc and str(loc[0]).startswith("<") else None
+    named = tag is not None or (bool(loc) and str(loc[0]).startswith("list["))
     for member in get_args(annotation):
         if tag is None or any(isinstance(part, Tag) and part.tag == tag for part in get_args(member)):
-            yield from _models_at(member, loc[1:] if tag else loc)
+            yield from _models_at(member, loc[1:] if named else loc)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,12 @@ from pydantic import ValidationError
 
 from devices.machine import make_machine
 from devices.presets import machine_preset
-from scenarios.decisions import Decisions, overlay, resolve
+from scenarios.decisions import Decisions, overlay, resolve, resolve_schedule
 from scenarios.document import Document, Loc, hint
 from scenarios.expect import Expectation, read_expectations
 from scenarios.faults import scenario_error
 from scenarios.schema import Policy, ScenarioFile
+from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
 from sim import plugins
 from sim.errors import InputError, UnknownNameError
@@ -82,11 +83,21 @@ class Case:
         With the settings of the case.
     decisions : Decisions
     expectations : tuple of Expectation
+    make : callable, optional
+        Returns graph and machine, where they depend on the policy (a pipeline's schedule).
     """
 
     scenario: Scenario
     decisions: Decisions
     expectations: tuple[Expectation, ...] = ()
+    make: Callable[[], Work] | None = None
+
+    @cached_property
+    def work(self) -> Work:
+        """Graph, machine, and what the summary tells besides."""
+        if self.make is not None:
+            return self.make()
+        return Work(self.scenario.graph, self.scenario.machine, lambda trace: {}, lambda trace: None)
 
     @property
     def label(self) -> str:
@@ -182,7 +193,8 @@ class Scenario:
         for label, i in self.variants:
             if label == policy:
                 return self._variant(i, label)
-        known = plugins.names("sim.policies")
+        schedules = content.workload.schedules()
+        known = list(schedules) or plugins.names("sim.policies")
         runtimes = plugins.names("sim.runtimes")
         if policy in runtimes and policy not in known:
             spec = Policy(runtime=policy)
@@ -193,6 +205,8 @@ class Scenario:
             message = f"unknown policy {policy!r}{hint(policy, [*labels, *known, *runtimes])}"
             raise Place("--policy").error(message)
         named = Document(Node({}, Place(f"--policy {policy}")), self.document.path)
+        if schedules:
+            return self._scheduled(spec, policy, named, ())
         decisions = resolve(spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge)
         return Case(self, decisions)
 
@@ -216,8 +230,35 @@ class Scenario:
 
     def _case(self, spec: Policy, label: str, loc: Loc, expect: Mapping[str, Any], expect_loc: Loc) -> Case:
         document, knowledge = self.document, self.content.knowledge
+        expectations = read_expectations(expect, document, expect_loc)
+        if self.content.workload.schedules():
+            return self._scheduled(spec, label, document, loc, expectations)
         decisions = resolve(spec, label, document, loc, allow_code=self.allow_code, knowledge=knowledge)
-        return Case(self, decisions, read_expectations(expect, document, expect_loc))
+        return Case(self, decisions, expectations)
+
+    def _scheduled(
+        self,
+        spec: Policy,
+        label: str,
+        document: Document,
+        loc: Loc,
+        expectations: tuple[Expectation, ...] = (),
+    ) -> Case:
+        """Return the run of a workload of which the policy is a schedule."""
+        content = self.content
+        if "policy" not in content.model_fields_set and spec.name == content.policy.name:
+            message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
+            raise self.document.error((), f"policy: {message}")
+        decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)
+
+        def make() -> Work:
+            machine = None if content.machine is None else self.machine
+            workload = content.workload
+            return workload.work(
+                self.document, machine, named, loc if document.root.value else (), seed=content.seed
+            )
+
+        return Case(self, decisions, expectations, make)
 
 
 def _own_label(policy: Policy) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from scenarios.document import Loc
-from scenarios.expect import Outcome
+from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
 from sim.engine import Engine, Observer
 from sim.errors import InfeasibleError, InputError, ScenarioError
@@ -26,15 +26,15 @@ class Result:
 
     Attributes
     ----------
-    scenario, policy : str
-        What they are called.
+    case : Case
     trace : Trace
-    outcomes : tuple of Outcome
-        One for each expectation.
+    expectations : tuple of Expectation
+        What is expected of it: that of the case, less what settings have made meaningless.
     """
 
     case: Case
     trace: Trace
+    expectations: tuple[Expectation, ...] = ()
 
     @property
     def scenario(self) -> str:
@@ -49,12 +49,12 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers: see `sim.metrics.summary`."""
-        return summary(self.trace)
+        return {**summary(self.trace), **self.case.work.report(self.trace)}
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
-        return tuple(expectation.hold(self.summary, self.trace) for expectation in self.case.expectations)
+        return tuple(expectation.hold(self.summary, self.trace) for expectation in self.expectations)
 
     @property
     def passed(self) -> bool:
@@ -106,12 +106,19 @@ def run_case(case: Case, *, observers: Iterable[Observer] = (), check: bool = Fa
         "link": [link.name for link in job.machine.links],
         "op": _task_names(job),
     }
-    for expectation in case.expectations:
+    expectations = tuple(
+        expectation
+        for expectation in case.expectations
+        # A setting may have taken away what the file expects something of.
+        if not case.scenario.document.changed or expectation.has_names(known)
+    )
+    for expectation in expectations:
         expectation.check_name(known)
     trace = Engine(job, case.decisions.policy, observers=observers).run()
     if check:
         trace.check()
-    return Result(case, trace)
+    case.work.fits(trace)
+    return Result(case, trace, expectations)
 
 
 def job_of(case: Case) -> Job:
@@ -123,7 +130,7 @@ def job_of(case: Case) -> Job:
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
     scenario, decisions = case.scenario, case.decisions
-    graph, machine, content = scenario.graph, scenario.machine, scenario.content
+    graph, machine, content = case.work.graph, case.work.machine, scenario.content
     try:
         return make_job(
             graph,

@@ -21,7 +21,7 @@ from policies.pipeline.memory import StageActivations, peak_activations, transfo
 from policies.pipeline.picture import picture
 from policies.pipeline.pipedream import Staleness, staleness
 from policies.pipeline.recompute import with_recompute
-from policies.pipeline.registry import generate, options, schedules
+from policies.pipeline.registry import default_chunks, generate, options, schedules
 from policies.pipeline.schedule import Schedule
 from policies.pipeline.text import parse_csv, read_csv, to_csv, write_csv
 from policies.pipeline.validate import problems, validate
@@ -42,6 +42,7 @@ __all__ = [
     "clock_cycles",
     "clock_table",
     "closed_form",
+    "default_chunks",
     "evaluate",
     "generate",
     "options",

@@ -23,7 +23,7 @@ from policies.pipeline.action import Action, Slot
 from policies.pipeline.options import require_choice
 from policies.pipeline.schedule import Schedule
 
-__all__ = ["Checkpoint", "with_recompute"]
+__all__ = ["Checkpoint", "with_recompute", "without_backward_dependency"]
 
 Checkpoint = Literal["never", "except_last", "always"]
 """Which micro-batches are recomputed."""
@@ -68,3 +68,35 @@ def _recomputed(slot: Slot, last: int) -> Iterator[Slot]:
         if phase in "BI" and k < last:
             yield Action(stage, "R", k)
     yield slot
+
+
+def without_backward_dependency(schedule: Schedule) -> Schedule:
+    """Return `schedule` as an autograd runs it that knows of no order between micro-batches.
+
+    On the last stage no gradient has to arrive, so nothing holds back a recomputation: all of them run
+    before the first backward, and all that they compute is alive at once. torchgpipe's fork and join
+    (its "backward dependency") is there to prevent this.
+
+    Source: Kim et al., "torchgpipe", arXiv 2004.09910, section 3.2.2.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> gpipe = generate("gpipe", ranks=1, micro_batches=3, checkpoint="always")
+    >>> print(*without_backward_dependency(gpipe).programs[0])
+    0F0 0F1 0F2 0R2 0R1 0R0 0B2 0B1 0B0
+    """
+    last = schedule.stages - 1
+    programs = []
+    for program in schedule.programs:
+        again = [slot for slot in program if isinstance(slot, Action) and slot[:2] == (last, "R")]
+        backwards = [
+            i
+            for i, slot in enumerate(program)
+            if any(a.stage == last and a.phase in "RBI" for a in slot.parts)
+        ]
+        if again:
+            first, moved = backwards[0], set(again)
+            program = (*program[:first], *again, *(slot for slot in program[first:] if slot not in moved))
+        programs.append(program)
+    return replace(schedule, programs=tuple(programs))

@@ -29,7 +29,7 @@ from policies.pipeline.zb_h import zb_h1, zb_h2
 from policies.pipeline.zb_v import zb_v
 from sim.errors import InputError, UnknownNameError, nearest
 
-__all__ = ["generate", "options", "schedules"]
+__all__ = ["default_chunks", "generate", "options", "schedules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,22 @@ def schedules() -> list[tuple[str, str]]:
     ('1f1b', 'one forward, one backward (PipeDream-flush)')
     """
     return [(name, family.line) for name, family in _FAMILIES.items()]
+
+
+def default_chunks(name: str) -> int:
+    """Return how many stages a rank has of a schedule when nothing is said: 2 in a V, else 1.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such schedule.
+
+    Examples
+    --------
+    >>> default_chunks("zb-v")
+    2
+    """
+    return _family(name).chunks
 
 
 def options(name: str) -> Mapping[str, Any]:

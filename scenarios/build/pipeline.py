@@ -97,6 +97,7 @@ def pipeline_graph(
     *,
     around: Around | None = None,
     copy_ns: Callable[[int, int, int], int] | None = None,
+    shares: Sequence[tuple[int, int]] = (),
 ) -> Graph:
     """Build the graph of `schedule`.
 
@@ -112,6 +113,9 @@ def pipeline_graph(
     copy_ns : callable, optional
         ``copy_ns(source rank, destination rank, nbytes)``, where copies run on compute streams; by
         default they take no time.
+    shares : sequence of (int, int), optional
+        The part (numerator, denominator) of the stages' times that each micro-batch takes; by default
+        they are all whole. A smaller one is taken to need as much memory.
 
     Returns
     -------
@@ -137,7 +141,9 @@ def pipeline_graph(
     devices = devices or [rank_name(r) for r in range(schedule.ranks)]
     if len(devices) != schedule.ranks:
         raise InputError(f"{len(devices)} devices are given, the schedule has {schedule.ranks} ranks")
-    return Writer(schedule, stages, devices, around or Around(), copy_ns or (lambda a, b, nbytes: 0)).build()
+    return Writer(
+        schedule, stages, devices, around or Around(), copy_ns or (lambda a, b, nbytes: 0), shares
+    ).build()
 
 
 def slot_name(slot: Slot) -> str:

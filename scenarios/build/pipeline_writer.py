@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Final, NamedTuple
 
 from policies.pipeline import Schedule
@@ -30,6 +31,7 @@ from scenarios.build.pipeline_end import End
 from scenarios.build.pipeline_stage import Around, PipelineStage
 from sim import Graph, GraphBuilder
 from sim.errors import StuckError
+from sim.units import round_half_up
 
 __all__ = ["Writer"]
 
@@ -77,9 +79,11 @@ class Writer:
         devices: Sequence[str],
         around: Around,
         copy_ns: Callable[[int, int, int], int],
+        shares: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.schedule, self.stages, self.devices = schedule, stages, devices
         self.around, self.copy_ns = around, copy_ns
+        self.shares = {k: Fraction(*share) for k, share in enumerate(shares) if share[0] != share[1]}
         self.builder = GraphBuilder(schedule.name)
         self.end = End(self.builder, schedule, stages, devices, around)
         self.m = m = schedule.micro_batches
@@ -298,6 +302,11 @@ class Writer:
         return found
 
     def _duration(self, slot: Slot) -> int:
+        if self.shares:  # micro-batches of unequal size
+            return sum(
+                round_half_up(self.shares.get(a.micro_batch, 1) * self.stages[a.stage].times.of(a.phase))
+                for a in slot.parts
+            )
         if isinstance(slot, Action):
             found = self.durations.get(slot[:2])
             if found is None:

@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from scenarios.cli import check, compare, explain, importing, known, run, schema
+from scenarios.cli import check, compare, explain, importing, known, run, schedule, schema
 
 __all__ = ["app"]
 
@@ -79,4 +79,5 @@ explain.add_to(app)
 check.add_to(app)
 importing.add_to(app)
 known.add_to(app)
+schedule.add_to(app)
 schema.add_to(app)

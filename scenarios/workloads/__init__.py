@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from scenarios.workloads.base import Workload
+from scenarios.workloads.base import Work, Workload
 from scenarios.workloads.file import GraphFile, OnnxFile
 from scenarios.workloads.inline import InlineOps
+from scenarios.workloads.pipeline import Pipeline
 
-__all__ = ["WORKLOADS", "Workload"]
+__all__ = ["WORKLOADS", "Work", "Workload"]
 
 WORKLOADS: Final[Mapping[str, type[Workload]]] = {
     "ops": InlineOps,
     "graph": GraphFile,
     "onnx": OnnxFile,
+    "pipeline": Pipeline,
 }
 """The key that tells a kind, and the kind."""

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from scenarios.document import Document
+from scenarios.document import Document, Loc
 from scenarios.quantities import Strict
 from sim.graph import Graph
 from sim.model import Machine
 
-__all__ = ["Workload"]
+if TYPE_CHECKING:
+    from scenarios.schema import Policy
+    from sim.trace import Trace
+
+__all__ = ["Work", "Workload"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What runs, where the policy has a say in it: a schedule makes the graph.
+
+    Attributes
+    ----------
+    graph, machine
+    report : callable
+        ``report(trace)`` returns what the summary of a run has besides, by key.
+    fits : callable
+        ``fits(trace)`` raises a `RunError` when the run needs more than the machine has.
+    """
+
+    graph: Graph
+    machine: Machine
+    report: Callable[[Trace], dict[str, Any]]
+    fits: Callable[[Trace], None]
 
 
 class Workload(Strict):
@@ -37,6 +61,33 @@ class Workload(Strict):
             The graph cannot be built, or names what the machine has not.
         """
         raise TypeError(f"{type(self).__name__} must define build()")
+
+    def schedules(self) -> Collection[str]:
+        """Return the policies that are schedules of this workload; none: any policy of the project."""
+        return ()
+
+    def work(
+        self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0
+    ) -> Work:
+        """Return what runs under one of the `schedules`.
+
+        Parameters
+        ----------
+        document : Document
+        machine : Machine or None
+            The scenario's, if it has one.
+        policy : Policy
+            Names the schedule, with its options.
+        loc : Loc
+            Where the policy stands.
+        seed : int
+
+        Raises
+        ------
+        InputError
+            The schedule cannot be made.
+        """
+        raise TypeError(f"{type(self).__name__} has no schedules")
 
     def default_machine(self) -> Mapping[str, Any] | None:
         """Return the machine that is meant when a scenario has none; None: it must have one."""

@@ -1,0 +1,34 @@
+"""Where to cut a chain of layers into the stages of a pipeline.
+
+    costs   4  1  3  2  2  4        time or bytes of each layer, in order
+    cut     [4  1  3] [2  2] [4]    → balance (3, 2, 1): how many layers each stage gets
+
+========== =====================================================================================
+given      the user's own balance
+block      Bárány and Grinberg's block partition (torchgpipe): blocks differ by at most one layer
+min-max    the largest stage as small as possible, by dynamic programming
+time       block partition of forward + backward times
+size       block partition of scaled parameters + activations of a micro-batch
+pipedream  stages, replicas of each, and levels of bandwidth (PipeDream's optimizer)
+========== =====================================================================================
+
+A block partition keeps blocks even and is not always min-max optimal: of costs 3, 3, 2, 2, 2 in two
+blocks it may stop at [3 3] [2 2 2], and where it stops depends on where it began.
+"""
+
+from policies.pipeline.planners.balance import block_partition, check_balance, min_max
+from policies.pipeline.planners.layers import LayerCost, by_size, by_time
+from policies.pipeline.planners.pipedream import Level, PipedreamPlan, StagePlan, plan_pipedream
+
+__all__ = [
+    "LayerCost",
+    "Level",
+    "PipedreamPlan",
+    "StagePlan",
+    "block_partition",
+    "by_size",
+    "by_time",
+    "check_balance",
+    "min_max",
+    "plan_pipedream",
+]

@@ -1,0 +1,254 @@
+"""A transformer as pipeline stages: arithmetic, memory and messages of its layers from its sizes.
+
+Per layer, for b samples of s tokens, hidden size h, a heads, t devices that share the layer::
+
+    parameters     12h² + 13h
+    forward        24·b·s·h² + 4·b·s²·h flop            products of weights, and of attention
+    activations    s·b·h·(10 + 24/t + 5·a·s/(h·t))      bytes at 16 bit
+      selective    s·b·h·(10 + 24/t)                    attention's inside is computed again
+      full         2·s·b·h                              only the layer's input is kept
+    sent on        2·s·b·h bytes
+    left for W     s·b·h·(8 + 24/t)                     of what is kept: inputs of products with weights
+
+The backward of a product of weights is two products of the same size: one for the input (I), one for the
+weight (W); attention has no weights, so both of its halves belong to I. The last stage has the output layer
+too: 2·b·s·h·V flop for V words, and 4·s·b·(h + V) bytes of activations; the first one the embedding.
+
+Mixed precision with Adam: 2 bytes of weights, 2 of gradients and 12 of optimizer state a parameter.
+
+Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+arXiv 2205.05198, sections 4 and 5, appendix A; what is left for W: Qi et al., arXiv 2401.10241, table 1;
+bytes a parameter: Rajbhandari et al., "ZeRO", arXiv 1910.02054, section 3.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from policies.pipeline.evaluate import StageTimes
+from scenarios.build.pipeline_stage import PipelineStage
+from sim import Device, GraphBuilder
+from sim.errors import InputError
+from sim.job import costs_ns
+from sim.units import round_half_up
+
+__all__ = ["Recompute", "Transformer", "transformer_stages"]
+
+Recompute = Literal["none", "selective", "full"]
+
+_NS_PER_S = 1_000_000_000
+_BYTES = 2
+"""A number of 16 bit."""
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Sizes of a decoder.
+
+    Attributes
+    ----------
+    layers, hidden, heads, sequence, vocabulary : int
+    micro_batch : int
+        Samples in a micro-batch.
+    recompute : {"none", "selective", "full"}
+        Which activations a layer computes again in its backward.
+    tensor_parallel : int
+        Devices that share each layer.
+    dtype : str
+        In which its products are computed.
+
+    Examples
+    --------
+    GPT-3 has 175 billion parameters:
+
+    >>> gpt3 = Transformer(layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
+    >>> round(gpt3.parameters / 1e9, 1), gpt3.activation_nbytes // 2**20
+    (175.2, 2736)
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int = 0
+    micro_batch: int = 1
+    recompute: Recompute = "none"
+    tensor_parallel: int = 1
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit each other."""
+        if self.hidden % self.heads:
+            raise InputError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
+        if self.heads % self.tensor_parallel:
+            raise InputError(f"{self.heads} heads cannot be shared by {self.tensor_parallel} devices")
+
+    @property
+    def _tokens(self) -> int:
+        return self.micro_batch * self.sequence
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a layer, on all devices that share it."""
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding of words and positions."""
+        return (self.vocabulary + self.sequence) * self.hidden if self.vocabulary else 0
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; the output layer's are the embedding's."""
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    @property
+    def weight_flops(self) -> int:
+        """Flop of a layer's products with weights, forward, for a micro-batch."""
+        return 24 * self._tokens * self.hidden**2
+
+    @property
+    def attention_flops(self) -> int:
+        """Flop of a layer's attention, forward."""
+        return 4 * self._tokens * self.sequence * self.hidden
+
+    @property
+    def output_flops(self) -> int:
+        """Flop of the output layer, forward."""
+        return 2 * self._tokens * self.hidden * self.vocabulary
+
+    @property
+    def boundary_nbytes(self) -> int:
+        """What a stage sends on."""
+        return _BYTES * self._tokens * self.hidden
+
+    def _per_token(self, recompute: Recompute) -> Fraction:
+        t = self.tensor_parallel
+        if recompute == "full":
+            return Fraction(2 * self.hidden)
+        attention = Fraction(5 * self.heads * self.sequence, t) if recompute == "none" else Fraction(0)
+        return self.hidden * (10 + Fraction(24, t)) + attention
+
+    @property
+    def activation_nbytes(self) -> int:
+        """What a layer keeps of a micro-batch for its backward."""
+        return round_half_up(self._tokens * self._per_token(self.recompute))
+
+    @property
+    def weight_grad_nbytes(self) -> int:
+        """The part of it that the gradients of the weights still need."""
+        left = self.hidden * (8 + Fraction(24, self.tensor_parallel))
+        return min(self.activation_nbytes, round_half_up(self._tokens * left))
+
+
+def transformer_stages(
+    model: Transformer, stages: int, *, rate: int | None = None, device: Device | None = None
+) -> list[PipelineStage]:
+    """Cut a transformer into equal stages; the output layer is on the last, the embedding on the first.
+
+    Parameters
+    ----------
+    model : Transformer
+    stages : int
+        A divisor of its layers.
+    rate : int, optional
+        What a device achieves, in flop/s.
+    device : Device, optional
+        Instead: whose cost model times the products.
+
+    Raises
+    ------
+    InputError
+        The layers cannot be shared evenly, or there is nothing to time them with.
+
+    Examples
+    --------
+    >>> model = Transformer(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50304)
+    >>> first, *_, last = transformer_stages(model, 4, rate=100 * 10**12)
+    >>> first.times.forward < last.times.forward, first.boundary_nbytes
+    (True, 2097152)
+    """
+    if model.layers % stages:
+        raise InputError(f"{model.layers} layers cannot be shared evenly by {stages} stages")
+    clock = _Clock(model, rate, device)
+    per_stage = model.layers // stages
+    weight, attention, output = clock.weight_ns, clock.attention_ns, clock.output_ns
+    again = {"none": 0, "selective": attention, "full": weight + attention}[model.recompute]
+    return [_stage(model, s, stages, per_stage, (weight, attention, again, output)) for s in range(stages)]
+
+
+def _stage(
+    model: Transformer, s: int, stages: int, layers: int, ns: tuple[int, int, int, int]
+) -> PipelineStage:
+    weight, attention, again, output = ns
+    output = output if s == stages - 1 else 0
+    tokens, t = model.micro_batch * model.sequence, model.tensor_parallel
+    parameters = layers * model.layer_parameters
+    if s in (0, stages - 1):
+        parameters += model.embedding_parameters
+    logits = (
+        4 * tokens * (model.hidden + model.vocabulary) // t if s == stages - 1 and model.vocabulary else 0
+    )
+    kept = layers * model.activation_nbytes + logits
+    if model.recompute == "full":  # while a layer's backward runs, what it has computed again is there too
+        kept += round_half_up(tokens * model._per_token("none"))
+    parameters = -(-parameters // t)
+    return PipelineStage(
+        StageTimes(
+            forward=layers * (weight + attention) + output,
+            input_grad=layers * (weight + 2 * attention + again) + output,
+            weight_grad=layers * weight + output,
+        ),
+        boundary_nbytes=model.boundary_nbytes,
+        activation_nbytes=kept,
+        weight_grad_nbytes=layers * model.weight_grad_nbytes,
+        parameter_nbytes=2 * parameters,
+        gradient_nbytes=2 * parameters,
+        optimizer_nbytes=12 * parameters,
+    )
+
+
+class _Clock:
+    """Times the parts of a layer, by a rate or by a device's cost model."""
+
+    def __init__(self, model: Transformer, rate: int | None, device: Device | None) -> None:
+        self.model, self.rate, self.device = model, rate, device
+        if rate is None and (device is None or device.cost is None):
+            raise InputError(
+                "nothing tells how long its products take: give the model a rate (150TFLOP/s), or the "
+                "scenario a machine whose devices have a cost model"
+            )
+        tokens, h, t = model.micro_batch * model.sequence, model.hidden, model.tensor_parallel
+        # rows × inner × columns of the four products with weights: qkv, projection, up, down
+        products = [
+            (tokens, h, 3 * h // t),
+            (tokens, h // t, h),
+            (tokens, h, 4 * h // t),
+            (tokens, 4 * h // t, h),
+        ]
+        self.weight_ns = sum(self._product(*sizes) for sizes in products)
+        heads = model.micro_batch * model.heads // t
+        self.attention_ns = self._op(
+            "attention", model.attention_flops // t, 8 * tokens * h // t, 2 * heads * model.sequence
+        )
+        self.output_ns = self._product(tokens, h, model.vocabulary // t) if model.vocabulary else 0
+
+    def _product(self, m: int, k: int, n: int) -> int:
+        return self._op("matmul", 2 * m * k * n, _BYTES * (m * k + k * n), _BYTES * m * n)
+
+    def _op(self, kind: str, flops: int, read: int, written: int) -> int:
+        if self.rate is not None:
+            return round_half_up(Fraction(flops * _NS_PER_S, self.rate))
+        assert self.device is not None
+        builder = GraphBuilder("op")
+        builder.op(
+            kind, kind=kind, flops=flops, bytes_read=read, bytes_written=written, dtype=self.model.dtype
+        )
+        found = int(costs_ns(builder.build(), self.device)[0])
+        if found < 0:
+            raise InputError(
+                f"the cost model of {self.device.name} does not know {kind}; give the model a rate"
+            )
+        return found

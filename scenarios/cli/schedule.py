@@ -1,0 +1,108 @@
+"""``sim schedule NAME --ranks P --micro-batches M``: a pipeline schedule by itself, drawn or as a table."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["add_to"]
+
+
+class Format(StrEnum):
+    """How a schedule is printed."""
+
+    text = "text"
+    torch_csv = "torch-csv"
+    clock = "clock"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("schedule", short_help="Print a pipeline schedule: a picture, or torch's CSV.")(schedule)
+
+
+def schedule(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A schedule, as `sim policies` lists them.")],
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="P", help="Devices.")] = None,
+    micro_batches: Annotated[int | None, typer.Option("--micro-batches", metavar="M")] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option("--chunks", metavar="V", help="Stages a rank; default: what the schedule has."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the schedule, as in order=fifo, or a time of the picture, as in forward=2.",
+        ),
+    ] = None,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", help="A picture rank × time; one row a rank for torch; GPipe's clock cycles."
+        ),
+    ] = Format.text,
+) -> None:
+    """Print a schedule.
+
+    The picture has F = I = W = R = 1 and B = 2 ticks, unless --set forward, backward, input_grad,
+    weight_grad, recompute or transfer says otherwise. GPipe comes with its clock cycles.
+    """
+    from policies.pipeline import clock_table, evaluate, generate, picture, to_csv
+    from sim.errors import InputError
+
+    times, given = _times_and_options(name, sets or ())
+    if name != "custom":
+        for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
+            if value is None:
+                raise InputError(f"{name} needs {option}")
+    found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
+    if format is Format.torch_csv:
+        typer.echo(to_csv(found), nl=False)
+        return
+    clock = clock_table(found.micro_batches, found.stages) if name == "gpipe" else None
+    if format is Format.clock:
+        if clock is None:
+            raise InputError(f"{name} does not go by clock cycles; gpipe does")
+        typer.echo(clock)
+        return
+    if clock is not None:
+        typer.echo(f"{clock}\n")
+    transfer = times.pop("transfer", 0)
+    typer.echo(picture(found, evaluate(found, _stage_times(times), transfer=transfer)))
+
+
+def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """Split what --set says into times of the picture and options of the schedule."""
+    from policies.pipeline import options
+    from scenarios.yaml_read import read_yaml_text
+    from sim.errors import InputError
+
+    known = options(name)
+    times: dict[str, int] = {}
+    given: dict[str, Any] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set {text}: should be KEY=VALUE, as in --set order=fifo")
+        read = read_yaml_text(value, f"--set {text}", places=False).plain()
+        if key in _TIMES:
+            if isinstance(read, bool) or not isinstance(read, int) or read < 0:
+                raise InputError(f"--set {text}: should be a whole number of ticks")
+            times[key] = read
+        if key in known or key not in _TIMES:
+            given[key] = read
+    return times, given
+
+
+_TIMES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped", "transfer")
+
+
+def _stage_times(times: dict[str, int]) -> Any:
+    from policies.pipeline import StageTimes
+
+    halves = {"input_grad": 1, "weight_grad": 1}
+    return StageTimes(**{"forward": 1, **halves, **times})

@@ -1,0 +1,218 @@
+"""What ``workload: {pipeline: ...}`` may hold, as pydantic models; `scenarios.workloads.pipeline` uses it.
+
+::
+
+    pipeline:
+      stages: 4                    how many, or a list with one mapping a stage; or ranks: 4
+      micro_batches: 8
+      forward: 1ms                 what is said here holds for every stage that does not say otherwise
+      backward: 2ms                or input_grad and weight_grad
+      activation: 4MB              sent to the next stage; transfer: 0.1ms where no machine has links
+      kept: 40MB                   what a micro-batch keeps for its backward
+      parameters: 1GB
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from scenarios.quantities import (
+    Bytes,
+    Count,
+    Duration,
+    File,
+    Name,
+    Strict,
+    Whole,
+    fault,
+    quantity_schema,
+    reader,
+)
+from sim.dimensions import BANDWIDTH, FLOP_RATE
+from sim.units import parse_bandwidth, parse_flop_rate
+
+__all__ = ["DataParallel", "ModelFields", "Optimizer", "PipelineFields", "StageFields"]
+
+_Bandwidth = Annotated[
+    int,
+    BeforeValidator(reader(lambda value: parse_bandwidth(value, what=""))),
+    WithJsonSchema(quantity_schema(BANDWIDTH)),
+]
+_FlopRate = Annotated[
+    int,
+    BeforeValidator(reader(lambda value: parse_flop_rate(value, what=""))),
+    WithJsonSchema(quantity_schema(FLOP_RATE)),
+]
+
+
+class StageFields(Strict):
+    """Times and sizes of one micro-batch on one stage, and what is resident there."""
+
+    forward: Annotated[Duration | None, Field(description="time of F")] = None
+    backward: Annotated[Duration | None, Field(description="time of B; default: I + W")] = None
+    input_grad: Annotated[Duration | None, Field(description="time of I, the first half of B")] = None
+    weight_grad: Annotated[Duration | None, Field(description="time of W, the second half of B")] = None
+    recompute: Annotated[Duration | None, Field(description="time of R; default: that of F")] = None
+    overlapped: Annotated[
+        Duration | None, Field(description="time of F and B in one slot (DualPipe); default: their sum")
+    ] = None
+    activation: Annotated[Bytes | None, Field(description="sent to the next stage; default 0")] = None
+    kept: Annotated[
+        Bytes | None, Field(description="activations kept from F (or R) to B; default: as `activation`")
+    ] = None
+    kept_for_weight_grad: Annotated[
+        Bytes | None, Field(description="the part of `kept` that W reads; default: all of it")
+    ] = None
+    stage_input: Annotated[
+        Bytes | None,
+        Field(description="kept of a recomputed micro-batch from F to R; default: as `activation`"),
+    ] = None
+    parameters: Annotated[Bytes | None, Field(description="weights; default 0")] = None
+    gradients: Annotated[Bytes | None, Field(description="gradients of the weights; default 0")] = None
+    optimizer_state: Annotated[Bytes | None, Field(description="what the optimizer keeps; default 0")] = None
+
+
+class SkipFields(Strict):
+    """A skip connection over at least one stage."""
+
+    source: Annotated[Whole, Field(alias="from", description="stage that makes the tensor")]
+    to: Annotated[Whole, Field(description="stage that reads it")]
+    size: Bytes
+
+
+class Optimizer(Strict):
+    """The optimizer step at the end."""
+
+    time: Annotated[Duration, Field(description="of a stage")]
+    synchronisation: Annotated[
+        Duration | None,
+        Field(description="all ranks wait for each other before it and spend this; default: they do not"),
+    ] = None
+
+
+class DataParallel(Strict):
+    """Replicas of the pipeline, whose gradients are summed."""
+
+    all_reduce: Annotated[Duration | None, Field(description="time of a stage's all-reduce")] = None
+    replicas: Annotated[Count | None, Field(description="instead: how many, with their bandwidth")] = None
+    bandwidth: Annotated[_Bandwidth | None, Field(description="of each replica's link")] = None
+    overlap: Annotated[bool, Field(description="on a stream of its own, as soon as it can")] = True
+    buckets: Annotated[Count, Field(description="in so many parts")] = 1
+    sharded: Annotated[bool, Field(description="optimizer state is sharded (ZeRO-1)")] = False
+
+    @model_validator(mode="after")
+    def _one_way(self) -> DataParallel:
+        if self.all_reduce is None and (self.replicas is None or self.bandwidth is None):
+            raise fault("needs all_reduce, or replicas and bandwidth")
+        if self.all_reduce is not None and (self.replicas is not None or self.bandwidth is not None):
+            raise fault("has all_reduce and what it would follow from; give one of them")
+        return self
+
+
+class ModelFields(Strict):
+    """A transformer, from which times and sizes of the stages follow."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    sequence: Count
+    vocabulary: Whole = 0
+    micro_batch: Annotated[Count, Field(description="samples in a micro-batch")] = 1
+    dtype: Annotated[Name, Field(description="in which it computes")] = "bf16"
+    recompute: Annotated[
+        Literal["none", "selective", "full"], Field(description="which activations are computed again")
+    ] = "none"
+    tensor_parallel: Annotated[Count, Field(description="devices that share a layer")] = 1
+    rate: Annotated[
+        _FlopRate | None, Field(description="achieved on a device; default: the machine's cost model")
+    ] = None
+
+
+def _optimizer(value: Any) -> Any:
+    return value if value is None or isinstance(value, dict) else {"time": value}
+
+
+def _stages(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if (
+        value is None
+        or isinstance(value, list)
+        or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+    ):
+        return value
+    raise fault(f"should be a number of stages, or a list of them, not {value!r}")
+
+
+Checkpoint = Literal["always", "except_last", "never"]
+
+
+class PipelineFields(StageFields):
+    """A pipeline: its stages, its micro-batches, and what is around them."""
+
+    stages: Annotated[
+        Count | list[StageFields] | None,
+        BeforeValidator(_stages),
+        Field(description="how many, chunks counted; or a list with times and sizes of each"),
+    ] = None
+    ranks: Annotated[
+        Count | None,
+        Field(description="instead of stages: times and sizes are a rank's, shared among its chunks"),
+    ] = None
+    layers: Annotated[
+        list[StageFields] | None, Field(description="layers, cut into stages by `partition`")
+    ] = None
+    profile: Annotated[File | None, Field(description="layers from a PipeDream profile")] = None
+    model: Annotated[ModelFields | None, Field(description="a transformer cut into equal stages")] = None
+    partition: Annotated[
+        Literal["min-max", "block", "time", "size", "pipedream"] | list[Count],
+        Field(description="how layers are cut: a planner, or how many layers each stage gets"),
+    ] = "min-max"
+    bandwidth: Annotated[
+        _Bandwidth | None, Field(description="between workers, for the planner pipedream")
+    ] = None
+    micro_batches: Count
+    batch: Annotated[
+        Count | None, Field(description="samples; they are split as tensor.chunk does, into fewer if uneven")
+    ] = None
+    chunks: Annotated[Count | None, Field(description="stages a rank; default: what the schedule has")] = None
+    transfer: Annotated[
+        Duration | None, Field(description="between two ranks, where there is no machine with links")
+    ] = None
+    dispatch: Annotated[
+        Duration | None, Field(description="host time to launch an op, where there is no machine")
+    ] = None
+    checkpoint: Annotated[Checkpoint, Field(description="which micro-batches are recomputed")] = "never"
+    backward_dependency: Annotated[
+        bool, Field(description="false: the last stage recomputes all before any backward, as autograd would")
+    ] = True
+    skips: Annotated[list[SkipFields], Field(default_factory=list, description="skip connections")]
+    portals: Annotated[bool, Field(description="skips go straight to where they are read")] = True
+    copy_streams: Annotated[
+        bool, Field(description="copies overlap with computation; false: they block both ends")
+    ] = True
+    optimizer: Annotated[Optimizer | None, BeforeValidator(_optimizer)] = None
+    data_parallel: DataParallel | None = None
+    devices: Annotated[
+        list[Name] | None, Field(description="device of each rank; default: those of the machine, in order")
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PipelineFields:
+        sources = ("stages", "ranks", "layers", "profile", "model")
+        given = [key for key in sources if getattr(self, key) is not None]
+        counted = "stages" in given and isinstance(self.stages, int)
+        if not given:
+            raise fault(f"has no stages; give one of {', '.join(sources)}")
+        cut = [key for key in given if key in ("layers", "profile", "model")]
+        if len(cut) > 1 or (given != cut and cut and not (counted and len(given) == 2)):
+            raise fault(f"has {' and '.join(given)}; layers, a profile or a model are cut into `stages: N`")
+        if not cut and len(given) > 1:
+            raise fault("has stages and ranks; stages counts chunks, ranks does not: give one of them")
+        if cut and not counted and isinstance(self.partition, str):
+            raise fault(f"has {cut[0]} and no number of stages to cut them into; give stages: N")
+        if not cut and self.forward is None and not isinstance(self.stages, list):
+            raise fault("has no times; give forward, and backward or input_grad and weight_grad")
+        return self

@@ -1,0 +1,163 @@
+"""From the fields of a pipeline to its stages: given, shared by chunks, or cut from layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from policies.pipeline import StageTimes
+from policies.pipeline.planners import Level, plan_pipedream
+from scenarios.build.pipeline_layers import balance_of, cut, layer_costs, profile_layers
+from scenarios.build.pipeline_stage import PipelineStage
+from scenarios.build.transformer import Transformer, transformer_stages
+from scenarios.document import Document
+from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
+from sim.errors import InputError
+from sim.model import Machine
+from sim.units import round_half_up
+
+__all__ = ["Stages", "make_stages"]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages, and on how many workers each is where a planner said so."""
+
+    each: list[PipelineStage]
+    replicas: tuple[int, ...] | None = None
+
+
+def make_stages(fields: PipelineFields, document: Document, machine: Machine | None, chunks: int) -> Stages:
+    """Return the stages of a pipeline.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+        Finds a profile.
+    machine : Machine or None
+        Times a model.
+    chunks : int
+        Stages a rank, for ``ranks:``.
+
+    Raises
+    ------
+    InputError
+        A stage without a time, or a cut that is impossible.
+    """
+    if fields.model is not None:
+        assert isinstance(fields.stages, int)
+        model = fields.model.model_dump(exclude={"rate"})
+        device = (
+            machine.devices[machine.device_index(fields.devices[0]) if fields.devices else 0]
+            if machine
+            else None
+        )
+        return Stages(
+            transformer_stages(Transformer(**model), fields.stages, rate=fields.model.rate, device=device)
+        )
+    if fields.layers is not None or fields.profile is not None:
+        return _cut(fields, document)
+    if fields.ranks is not None:
+        each = _shared(_stage(fields, fields), chunks)
+        return Stages([each] * (fields.ranks * chunks))
+    given = fields.stages if isinstance(fields.stages, list) else [fields] * (fields.stages or 0)
+    return Stages(_with_inputs([_stage(stage, fields, i) for i, stage in enumerate(given)]))
+
+
+def _stage(own: StageFields, common: StageFields, number: int | None = None) -> PipelineStage:
+    """Return one stage: what it says itself, else what the pipeline says of all."""
+    values = {
+        key: getattr(own, key) if getattr(own, key) is not None else getattr(common, key)
+        for key in StageFields.model_fields
+    }
+    if own.backward is not None and own.input_grad is None:  # its own B, not I and W of the others
+        values["input_grad"] = values["weight_grad"] = None
+    elif own.input_grad is not None and own.backward is None:
+        values["backward"] = None
+    where = "" if number is None else f"stage {number}: "
+    if values["forward"] is None:
+        raise InputError(f"{where}has no time of its forward")
+    split = values["input_grad"] is not None and values["weight_grad"] is not None
+    if values["backward"] is None and not split:
+        raise InputError(f"{where}has no time of its backward; give backward, or input_grad and weight_grad")
+    if values["backward"] is not None and split:
+        total = values["input_grad"] + values["weight_grad"]
+        if total != values["backward"]:
+            raise InputError(
+                f"{where}backward is {values['backward']} ns, and input_grad and weight_grad add up to "
+                f"{total} ns; give one of them"
+            )
+    times = StageTimes(
+        **{
+            key: values[key]
+            for key in ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped")
+        }
+    )
+    activation = values["activation"] or 0
+    kept = activation if values["kept"] is None else values["kept"]
+    for_weights = values["kept_for_weight_grad"]
+    if for_weights is not None and for_weights > kept:
+        raise InputError(f"{where}kept_for_weight_grad is a part of kept and cannot exceed it")
+    return PipelineStage(
+        times,
+        boundary_nbytes=activation,
+        activation_nbytes=kept,
+        weight_grad_nbytes=for_weights,
+        parameter_nbytes=values["parameters"] or 0,
+        gradient_nbytes=values["gradients"] or 0,
+        optimizer_nbytes=values["optimizer_state"] or 0,
+        checkpoint_nbytes=values["stage_input"],
+    )
+
+
+def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+    """Let a recomputed micro-batch keep what the stage before sends, where nothing else is said."""
+    return [
+        replace(stage, checkpoint_nbytes=stages[i - 1].boundary_nbytes)
+        if i and stage.checkpoint_nbytes is None
+        else stage
+        for i, stage in enumerate(stages)
+    ]
+
+
+def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
+    """Return a chunk of a rank's work; what is sent on does not depend on how it is cut."""
+
+    def part(whole: int | None) -> int | None:
+        return None if whole is None else round_half_up(Fraction(whole, chunks))
+
+    times = StageTimes(
+        **{key: part(getattr(stage.times, key)) for key in StageTimes.__dataclass_fields__}  # type: ignore[arg-type]
+    )
+    sizes = {
+        key: part(getattr(stage, key))
+        for key in (
+            "activation_nbytes",
+            "weight_grad_nbytes",
+            "parameter_nbytes",
+            "gradient_nbytes",
+            "optimizer_nbytes",
+        )
+    }
+    return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
+
+
+def _cut(fields: PipelineFields, document: Document) -> Stages:
+    if fields.profile is not None:
+        from scenarios.importers.pipedream import read_profile
+
+        layers = profile_layers(read_profile(document.file(fields.profile)))
+    else:
+        layers = [_stage(layer, fields, i) for i, layer in enumerate(fields.layers or [])]
+    if fields.partition == "pipedream":
+        assert isinstance(fields.stages, int)
+        if fields.bandwidth is None:
+            raise InputError("the planner pipedream needs the bandwidth between workers: bandwidth: 1GB/s")
+        # `stages` is here the number of workers; how many stages they make is the plan.
+        plan = plan_pipedream(layer_costs(layers), [Level(fields.stages, fields.bandwidth)])
+        return Stages(cut(layers, plan.balance), plan.replicas)
+    count = len(fields.partition) if not isinstance(fields.partition, str) else fields.stages
+    assert isinstance(count, int)
+    return Stages(cut(layers, balance_of(layers, count, fields.partition)))
