@@ -1,0 +1,91 @@
+"""``sim calibrate`` and ``sim validate``: measure a machine, and measure the simulator against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.options import Json
+
+__all__ = ["add_to"]
+
+Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, threads or cuda.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verbs."""
+    app.command("calibrate", short_help="Measure what single steps cost on this machine.")(calibrate)
+    app.command("validate", short_help="Run plans for real, and compare with what was predicted.")(validate)
+
+
+def calibrate(
+    backend: Backend,
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="Where to write the calibration.")],
+) -> None:
+    """Measure a backend; write nothing when the machine was disturbed (exit status 1).
+
+    A scenario uses the file's tables as `cost: {table: FILE}`.
+    """
+    from devices.cost.calibration import save_calibration
+    from scenarios.calibrate import calibrate as measure
+    from scenarios.cli.progress import progress
+
+    with progress(f"calibrating {backend}"):
+        found = measure(backend)
+    save_calibration(found, out)
+    typer.echo(f"{out}: {len(found.quantities)} quantities, {len(found.tables)} tables of {found.device}")
+
+
+def validate(
+    backend: Backend,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where plans, runs and report go.")],
+    experiments: Annotated[
+        str | None, typer.Option("--experiments", metavar="A,B,...", help="Letters or names; default: all.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", metavar="FILE", help="Default: DIR/calibration.json.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", min=3, help="Quiet runs of each case.")] = 5,
+    limit: Annotated[
+        float | None, typer.Option("--limit", metavar="SECONDS", help="Begin no case after so long.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what has been measured.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the steps and take none.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Predict anew and report on recorded measurements.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Predict, then measure, then report; go on where an earlier run stopped.
+
+    Exit status: 0 when every goal was met or could not be decided, 1 when one was missed.
+    """
+    from devices.cost.calibration import load_calibration
+    from scenarios.cli.output import print_json
+    from scenarios.validate import steps
+
+    chosen = steps.choose(experiments)
+    if dry_run:
+        listed = steps.steps(backend, chosen, calibrated=calibration is not None)
+        for step in listed:
+            typer.echo(
+                f"{step.name:26} {step.budget_s:4d} s  {step.does}\n{'':26}         needs {step.needs}; "
+                f"writes {out / step.writes}"
+            )
+        typer.echo(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
+        return
+    if report_only:
+        found = load_calibration(calibration or out / "calibration.json")
+        result = steps.write_report(out, backend, found, chosen, recompute=True)
+    else:
+        result = steps.run(
+            backend, out, chosen, calibration_file=calibration, runs=runs, limit_s=limit, again=again,
+            say=lambda text: typer.echo(text, err=True),
+        )  # fmt: skip
+    if json:
+        print_json(result)
+    else:
+        typer.echo((out / "report.md").read_text().partition("\n## ")[0])
+    raise typer.Exit(1 if result["failed"] else 0)

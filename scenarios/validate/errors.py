@@ -1,0 +1,165 @@
+"""Errors: of the prediction, of a replay, and of the best predictor there could be; never mixed.
+
+For every run that counts, with measured makespan m::
+
+    prediction   (simulated with a calibration that never saw the graph - m) / m
+    replay       (simulated with the durations and decisions of that very run - m) / m
+    decided      (simulated with calibrated durations and the decisions of that run - m) / m
+    noise floor  (median of the other runs of the same case - m) / m
+
+A prediction error below the floor cannot be told from noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from devices.cost.calibration import Calibration
+from devices.real.statistics import kendall_tau
+from scenarios.validate.case import Case
+from scenarios.validate.redecide import Redecide
+from sim.engine import simulate
+from sim.model import Policy, Task
+from sim.plan import Plan
+from sim.trace import Trace
+from sim.transfers import make_flow
+
+__all__ = ["GAP", "Point", "Spread", "inversions", "points_of", "rebuild", "spread"]
+
+GAP = 0.02
+"""Two starts further apart than this share of the makespan have to come in the predicted order."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run that counts.
+
+    Attributes
+    ----------
+    case, group, label : str
+    measured_ns, predicted_ns : int
+    prediction, replay, decided, floor : float
+        Signed errors as shares of the measured makespan.
+    naive : mapping of str to float
+        The errors of simpler predictors.
+    tau : float
+        Of the order of starts, predicted against measured.
+    inversions : int
+        Pairs of ops that started in the other order although the prediction has them far apart.
+    """
+
+    case: str
+    group: str
+    label: str
+    measured_ns: int
+    predicted_ns: int
+    prediction: float
+    replay: float
+    decided: float
+    floor: float
+    naive: Mapping[str, float]
+    tau: float
+    inversions: int
+
+
+class Spread(dict[str, float]):
+    """Mean and maximum of the absolute errors, and the bias (mean with sign), with the number of them."""
+
+
+def spread(errors: Sequence[float]) -> Spread:
+    """Summarise signed errors; no point is dropped.
+
+    Examples
+    --------
+    >>> spread([0.5, -0.25])
+    {'mean': 0.375, 'max': 0.5, 'bias': 0.125, 'n': 2}
+    """
+    size = [abs(error) for error in errors]
+    return Spread(mean=statistics.fmean(size), max=max(size), bias=statistics.fmean(errors), n=len(errors))
+
+
+def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
+    """Return the trace of a recorded run."""
+    duration_ns = np.subtract(run["end_ns"], run["start_ns"]).tolist()
+    job = case.job(duration_ns)
+    issuers = job.machine.issuers()
+    by_lane = {issuer.stream: issuer for issuer in issuers if issuer.executes}
+    by_group = {issuer.group: issuer for issuer in issuers}
+    group_of = job.group_of.tolist()
+    tasks = []
+    for op in range(len(job.graph)):
+        task = Task(op, op, 0, group_of[op])
+        task.stream = int(run["stream"][op])
+        task.issuer = by_lane.get(task.stream) or by_group[task.group]
+        task.ready_ns = task.issue_ns = int(run["issue_ns"][op])
+        task.start_ns, task.end_ns = int(run["start_ns"][op]), int(run["end_ns"][op])
+        tasks.append(task)
+    tasks.sort(key=lambda task: (task.start_ns, task.id))
+    return Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
+
+
+def _follow(case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration) -> int:
+    """Simulate a plan with given durations and the overheads of a calibration; return the makespan."""
+    policy = Redecide(plan, case.make_policy().synchronisation)
+    trace = simulate(case.graph(duration_ns), case.machine(calibration), policy, **case.decisions())
+    return trace.makespan_ns
+
+
+def inversions(start_ns: Sequence[int], measured_ns: Sequence[int], gap_ns: float) -> int:
+    """Return how many pairs of ops start in another order than predicted, although far apart there."""
+    predicted, measured = np.asarray(start_ns), np.asarray(measured_ns)
+    later = predicted[None, :] - predicted[:, None] > gap_ns
+    return int((later & (measured[None, :] < measured[:, None])).sum())
+
+
+def points_of(
+    case: Case, plan: Plan | None, predicted: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
+    calibration: Calibration,
+) -> list[Point]:  # fmt: skip
+    """Return one point for each run that counts.
+
+    Parameters
+    ----------
+    case : Case
+    plan : Plan or None
+        The plan that was executed; None when a policy drove.
+    predicted : mapping
+        As `scenarios.validate.predict.predict_case` returned it.
+    runs : sequence of mapping
+        As measured.
+    calibration : Calibration
+    """
+    clean = [run for run in runs if run["clean"]]
+    points = []
+    for k, run in enumerate(clean):
+        m = run["makespan_ns"]
+        others = [other["makespan_ns"] for i, other in enumerate(clean) if i != k]
+        followed = plan if plan is not None else rebuild(case, run).plan()
+        lasted = np.subtract(run["end_ns"], run["start_ns"]).tolist()
+
+        def error(ns: float, m: int = m) -> float:
+            return (ns - m) / m
+
+        order = np.argsort(run["start_ns"], kind="stable").tolist()
+        points.append(
+            Point(
+                case.name,
+                case.group,
+                case.label,
+                m,
+                predicted["makespan_ns"],
+                error(predicted["makespan_ns"]),
+                error(_follow(case, followed, lasted, calibration)),
+                error(_follow(case, followed, predicted["duration_ns"], calibration)),
+                error(statistics.median(others)) if others else 0.0,
+                {name: error(ns) for name, ns in predicted["naive"].items()},
+                kendall_tau(predicted["order"], order),
+                inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"]),
+            )
+        )
+    return points

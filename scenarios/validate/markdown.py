@@ -1,0 +1,105 @@
+"""The report as Markdown: one table for all experiments, then one section each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["to_markdown"]
+
+
+def to_markdown(report: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
+    """Return the report as Markdown.
+
+    Parameters
+    ----------
+    report : mapping
+        As `scenarios.validate.report.report` returned it.
+    figures : sequence of str
+        Names of image files beside it.
+    """
+    date = report["calibrated"].get("date", "")
+    lines = [
+        f"# Simulated against measured: {report['device']}",
+        "",
+        f"Backend `{report['backend']}`, calibrated {date}. Every quiet run is a point; none is dropped. "
+        "*Prediction*: simulated with a calibration that never saw the graph. *Replay*: simulated with the "
+        "durations and decisions of the very run. *Noise floor*: the median of the other runs of the same case "
+        "as a predictor. Errors are of makespans, mean / maximum.",
+        "",
+        "| experiment | cases | runs | prediction | bias | replay | noise floor | tau | ratio | regret | verdict |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        *[_row(result) for result in report["experiments"]],
+        "",
+    ]
+    lines += [f"![{name}]({name})" for name in figures]
+    for result in report["experiments"]:
+        lines += ["", *_section(result)]
+    lines += ["", "## Provenance", ""]
+    lines += [f"- {key}: {value}" for key, value in report["calibrated"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"
+
+
+def _row(result: Mapping[str, Any]) -> str:
+    m = result.get("metrics")
+    if m is None:
+        return (
+            f"| {result['experiment']} | {result.get('cases', 0)} | 0 | | | | | | | | "
+            f"{result['status']}: {result['why']} |"
+        )
+
+    def pair(name: str) -> str:
+        return f"{_percent(m[f'{name}.mean'])} / {_percent(m[f'{name}.max'])}"
+
+    noise = " (indistinguishable from noise)" if m["prediction.mean"] <= m["floor.mean"] else ""
+    some = f", {len(result['inconclusive'])} cases inconclusive" if result["inconclusive"] else ""
+    late = "" if result["predicted_before_measuring"] else ", predicted after measuring"
+    why = f": {result['why']}" if result["why"] else ""
+    return (
+        f"| {result['experiment']} | {result['cases'] - len(result['inconclusive'])} | "
+        f"{int(m['prediction.n'])} | {pair('prediction')}{noise} | {_percent(m['prediction.bias'])} | "
+        f"{pair('replay')} | {pair('floor')} | {m['tau.mean']:.3f} | {_percent(m.get('ratio.max'))} | "
+        f"{_percent(m.get('regret.max'))} | {result['status']}{why}{some}{late} |"
+    )
+
+
+def _section(result: Mapping[str, Any]) -> list[str]:
+    m = result.get("metrics")
+    lines = [f"## {result['experiment']}", ""]
+    if m is None:
+        return [*lines, f"Inconclusive: {result['why']}."]
+    goals = ", ".join(f"{name} <= {bound:g}" for name, bound in result["goals"].items()) or "none"
+    lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.", ""]
+    naive = {
+        k.removeprefix("naive ").removesuffix(".mean"): v for k, v in m.items() if k.startswith("naive ")
+    }
+    lines += ["| predictor | mean error |", "|---|--:|", f"| simulation | {_percent(m['prediction.mean'])} |"]
+    lines += [f"| {name} | {_percent(value)} |" for name, value in naive.items()]
+    lines += [
+        "",
+        f"With the decisions of the real run the error is {_percent(m['decided.mean'])}. Pairs of ops further "
+        f"apart than 2 % of the makespan that started in the other order: {int(m['inversions'])}.",
+    ]
+    if result["groups"]:
+        lines += [
+            "",
+            "| group | predicted, ms | measured, ms | error of the ratio | tau | regret |",
+            "|---|---|---|--:|--:|--:|",
+        ]
+        for group in result["groups"]:
+            shown = [
+                ", ".join(
+                    f"{label} {ns / 1e6:.2f}" for label, ns in zip(group["labels"], group[key], strict=True)
+                )
+                for key in ("predicted_ns", "measured_ns")
+            ]
+            lines.append(
+                f"| {group['group']} | {shown[0]} | {shown[1]} | {_percent(group.get('ratio'))} | "
+                f"{group['tau']:.2f} | {_percent(group['regret'])} |"
+            )
+    lines += [f"\n{entry['case']} is inconclusive: {entry['why']}." for entry in result["inconclusive"]]
+    return lines

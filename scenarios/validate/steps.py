@@ -1,0 +1,236 @@
+"""`sim validate` as a list of steps that can be looked at before they are taken.
+
+::
+
+    for step in steps(...):  step.does, step.writes, step.budget_s      what a dry run prints
+    run(...)                                                            takes them one by one
+
+A step whose files are there is skipped, so an interrupted run goes on where it was; a step that fails does
+not lose those that do not need it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.calibration import Calibration, load_calibration, save_calibration
+from scenarios.calibrate import calibrate
+from scenarios.validate import files
+from scenarios.validate.backends import Executor, make_backend
+from scenarios.validate.draws import EXPERIMENTS
+from scenarios.validate.measure import RUNS, measure
+from sim.errors import InputError, RunError, SimError, UnknownNameError
+
+__all__ = ["BUDGET_S", "Step", "choose", "run", "steps"]
+
+BUDGET_S: Final[dict[str, dict[str, int]]] = {
+    "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
+    "threads": {"calibrate": 30, **dict.fromkeys(EXPERIMENTS, 30)},
+    "cuda": {"calibrate": 90, **dict.fromkeys(EXPERIMENTS, 60)},
+}
+"""Seconds a step may take; on a GPU they add up to less than nine minutes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes
+    ----------
+    name, does : str
+    writes : str
+        Relative to the output folder.
+    budget_s : int
+        How long it is expected to take at most.
+    needs : str
+        What has to be importable.
+    """
+
+    name: str
+    does: str
+    writes: str
+    budget_s: int
+    needs: str
+
+
+def choose(experiments: str | None) -> list[str]:
+    """Return the experiments that ``a,b,f`` or ``a-chain,e-random`` names; all by default.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of that letter or name.
+
+    Examples
+    --------
+    >>> choose("e,a")
+    ['a-chain', 'e-random']
+    """
+    if experiments is None:
+        return list(EXPERIMENTS)
+    letters = {name[0]: name for name in EXPERIMENTS}
+    chosen = set()
+    for word in filter(None, (part.strip() for part in experiments.split(","))):
+        name = letters.get(word, word)
+        if name not in EXPERIMENTS:
+            raise UnknownNameError("experiment", word, [*letters, *EXPERIMENTS])
+        chosen.add(name)
+    return [name for name in EXPERIMENTS if name in chosen]
+
+
+def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list[Step]:
+    """Return what `run` does, in order."""
+    budget = BUDGET_S.get(backend)
+    if budget is None:
+        raise UnknownNameError("backend", backend, BUDGET_S)
+    listed = []
+    if not calibrated:
+        listed.append(
+            Step(
+                "calibrate",
+                "measure what single steps cost, warm and in company; refuse to go on when disturbed",
+                "calibration.json",
+                budget["calibrate"],
+                "torch" if backend == "cuda" else "numpy",
+            )
+        )
+    for name in experiments:
+        cases = len(list(EXPERIMENTS[name](backend, "test")))
+        listed += [
+            Step(f"{name}: draw", f"draw {cases} cases by seed", f"plans/{name}.json", 1, "numpy"),
+            Step(f"{name}: predict", "simulate them", f"predictions/{name}.json", 5, "simpy"),
+            Step(
+                f"{name}: measure",
+                f"run each until {RUNS} quiet runs came",
+                f"measurements/{name}.json",
+                budget[name],
+                "torch" if backend == "cuda" else "numpy",
+            ),
+        ]
+    listed.append(
+        Step("report", "errors, tables, figures", "report.json, report.md, *.png", 10, "simpy, matplotlib")
+    )
+    return listed
+
+
+def run(
+    backend: str,
+    out: Path,
+    experiments: Sequence[str],
+    *,
+    calibration_file: Path | None = None,
+    runs: int = RUNS,
+    limit_s: float | None = None,
+    again: bool = False,
+    executor: Executor | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Calibrate, draw, predict, measure and report.
+
+    Parameters
+    ----------
+    backend : str
+    out : Path
+    experiments : sequence of str
+    calibration_file : Path, optional
+        By default ``calibration.json`` in `out`, made when it is not there.
+    runs : int
+        Quiet runs of each case.
+    limit_s : float, optional
+        Cases that would begin later are skipped, and say so; a further run takes them up.
+    again : bool
+        Measure also what has been measured.
+    executor : Executor, optional
+    say : callable
+        Told what happens.
+
+    Returns
+    -------
+    dict
+        The report.
+
+    Raises
+    ------
+    RunError
+        The machine was too disturbed to calibrate, or the simulator cannot be imported.
+    """
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    out.mkdir(parents=True, exist_ok=True)
+    executor = executor or make_backend(backend)
+    file = calibration_file or out / "calibration.json"
+    if not file.exists() and calibration_file is None:
+        say(f"calibrating {backend}")
+        save_calibration(calibrate(backend, executor), file)
+    calibration = load_calibration(file)
+    if calibration.backend != backend:
+        raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
+    for name in experiments:
+        try:
+            _experiment(name, backend, out, executor, calibration, runs, deadline, again, say)
+        except SimError as error:
+            say(f"{name}: {error}")
+    return write_report(out, backend, calibration, experiments)
+
+
+def _experiment(
+    name: str, backend: str, out: Path, executor: Executor, calibration: Calibration,
+    runs: int, deadline: float | None, again: bool, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    from scenarios.validate.predict import draw_plans
+
+    fresh = again or _unfinished(out, name)
+    if not fresh:
+        say(f"{name}: measured before")
+        return
+    draw_plans(name, backend, out)
+    try:
+        import simpy  # noqa: F401
+    except ImportError:
+        say(f"{name}: measured without a prediction: the simulator needs simpy")
+    else:
+        from scenarios.validate.predict import predict
+
+        say(f"{name}: predicting")
+        predict(name, out, calibration)
+    say(f"{name}: measuring")
+    measure(name, out, backend, executor, calibration, runs=runs, deadline=deadline)
+
+
+def _unfinished(out: Path, name: str) -> bool:
+    measured = files.read(out, "measurements", name)
+    return measured is None or any("skipped" in entry for entry in measured["cases"])
+
+
+def write_report(
+    out: Path, backend: str, calibration: Calibration, experiments: Sequence[str], *, recompute: bool = False
+) -> dict[str, Any]:
+    """Report on what a folder holds, and write the report in it.
+
+    Raises
+    ------
+    RunError
+        The simulator cannot be imported here.
+    """
+    try:
+        from scenarios.validate.figures import draw_scatter, draw_worst
+        from scenarios.validate.markdown import to_markdown
+        from scenarios.validate.report import report
+    except ImportError as error:
+        raise RunError(
+            f"measured, and not reported: {error.name} is missing here. Copy {out} to a machine with the "
+            "simulator and run `sim validate` there with --report-only"
+        ) from error
+    result = report(out, backend, calibration, experiments, recompute=recompute)
+    drawn = []
+    if draw_scatter(result, out / "scatter.png"):
+        drawn.append("scatter.png")
+    if draw_worst(result, out, calibration, out / "worst.png"):
+        drawn.append("worst.png")
+    (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "report.md").write_text(to_markdown(result, drawn))
+    return result
