@@ -68,13 +68,7 @@ def validate(
 
     chosen = steps.choose(experiments)
     if dry_run:
-        listed = steps.steps(backend, chosen, calibrated=calibration is not None)
-        for step in listed:
-            typer.echo(
-                f"{step.name:26} {step.budget_s:4d} s  {step.does}\n{'':26}         needs {step.needs}; "
-                f"writes {out / step.writes}"
-            )
-        typer.echo(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
+        typer.echo(steps.dry_run(backend, out, chosen, calibrated=calibration is not None))
         return
     if report_only:
         found = load_calibration(calibration or out / "calibration.json")

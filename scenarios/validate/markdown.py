@@ -24,10 +24,11 @@ def to_markdown(report: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         "",
         f"Backend `{report['backend']}`, calibrated {date}. Every quiet run is a point; none is dropped. "
         "*Prediction*: simulated with a calibration that never saw the graph. *Replay*: simulated with the "
-        "durations and decisions of the very run. *Noise floor*: the median of the other runs of the same case "
-        "as a predictor. Errors are of makespans, mean / maximum.",
+        "durations and decisions of the very run. *Noise floor*: the median of the other runs of the same "
+        "case as a predictor. Errors are of makespans, mean / maximum.",
         "",
-        "| experiment | cases | runs | prediction | bias | replay | noise floor | tau | ratio | regret | verdict |",
+        "| experiment | cases | runs | prediction | bias | replay | noise floor | tau | ratio | regret "
+        "| verdict |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
         *[_row(result) for result in report["experiments"]],
         "",
@@ -91,15 +92,14 @@ def _section(result: Mapping[str, Any]) -> list[str]:
             "|---|---|---|--:|--:|--:|",
         ]
         for group in result["groups"]:
-            shown = [
-                ", ".join(
-                    f"{label} {ns / 1e6:.2f}" for label, ns in zip(group["labels"], group[key], strict=True)
-                )
-                for key in ("predicted_ns", "measured_ns")
-            ]
+            shown = [_times(group["labels"], group[key]) for key in ("predicted_ns", "measured_ns")]
             lines.append(
                 f"| {group['group']} | {shown[0]} | {shown[1]} | {_percent(group.get('ratio'))} | "
                 f"{group['tau']:.2f} | {_percent(group['regret'])} |"
             )
     lines += [f"\n{entry['case']} is inconclusive: {entry['why']}." for entry in result["inconclusive"]]
     return lines
+
+
+def _times(labels: Sequence[str], times_ns: Sequence[float]) -> str:
+    return ", ".join(f"{label} {ns / 1e6:.2f}" for label, ns in zip(labels, times_ns, strict=True))

@@ -12,6 +12,7 @@ not lose those that do not need it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ from typing import Any, Final
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
 from scenarios.calibrate import calibrate
 from scenarios.validate import files
-from scenarios.validate.backends import Executor, make_backend
+from scenarios.validate.backends import Executor, make_backend, provenance
 from scenarios.validate.draws import EXPERIMENTS
 from scenarios.validate.measure import RUNS, measure
 from sim.errors import InputError, RunError, SimError, UnknownNameError
 
-__all__ = ["BUDGET_S", "Step", "choose", "run", "steps"]
+__all__ = ["BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
 
 BUDGET_S: Final[dict[str, dict[str, int]]] = {
     "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
@@ -116,6 +117,27 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
         Step("report", "errors, tables, figures", "report.json, report.md, *.png", 10, "simpy, matplotlib")
     )
     return listed
+
+
+def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: bool) -> str:
+    """Return the list of steps as text: what each does, its budget, what it needs and writes."""
+    listed = steps(backend, experiments, calibrated=calibrated)
+    lines = []
+    for step in listed:
+        lines += [
+            f"{step.name:26} {step.budget_s:4d} s  {step.does}",
+            f"{'':34}needs {step.needs}; writes {out / step.writes}",
+        ]
+    lines.append(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
+    return "\n".join(lines)
+
+
+def default_folder(backend: str, executor: Executor | None = None) -> Path:
+    """Return ``validation/data/DEVICE-DATE``, as short and plain as a file name should be."""
+    facts = provenance(backend, executor or make_backend(backend))
+    device = str(facts.get("gpu") or f"{facts['processor']} {facts['cores']} cores {backend}").lower()
+    plain = re.sub("[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", device)).strip("-")
+    return Path("validation/data") / f"{plain}-{facts['date']}"
 
 
 def run(
