@@ -58,10 +58,13 @@ class Document:
         The whole tree, after ``--set``.
     path : Path
         The file; relative files that it names are found from its folder.
+    changed : bool
+        Whether it is no longer what the file says.
     """
 
     root: Node
     path: Path
+    changed: bool = False
 
     @classmethod
     def read(cls, path: str | Path) -> Document:
@@ -110,7 +113,7 @@ class Document:
             if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
                 raise ScenarioError(f"{source}: should be KEY=VALUE, as in --set workload.batch=32")
             value = read_yaml_text(text, source, places=False) if text.strip() else Node(None, Place(source))
-            document = document._set(key.strip(), value)
+            document = document._set(key.strip(), value, changed=True)
         return document
 
     def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:
@@ -122,11 +125,12 @@ class Document:
                 below = node.child(part)
                 assert below is not None
                 node = below
-            document = document._set(key, node, self.place((*loc, key), key=True))
+            document = document._set(key, node, place=self.place((*loc, key), key=True))
         return document
 
-    def _set(self, key: str, value: Node, place: Place | None = None) -> Document:
-        return Document(_replaced(self.root, key, key, value, place or value.place), self.path)
+    def _set(self, key: str, value: Node, *, place: Place | None = None, changed: bool = False) -> Document:
+        root = _replaced(self.root, key, key, value, place or value.place)
+        return Document(root, self.path, self.changed or changed)
 
 
 def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:

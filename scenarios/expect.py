@@ -199,6 +199,11 @@ class Expectation:
                 if op in listed[:i]:
                     raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
 
+    @property
+    def in_file(self) -> bool:
+        """Whether the file says so, not a setting on the command line."""
+        return self.document.place(self.loc).line > 0
+
     def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
         return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
 

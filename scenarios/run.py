@@ -29,7 +29,7 @@ class Result:
     case : Case
     trace : Trace
     expectations : tuple of Expectation
-        What is expected of it: that of the case, less what settings have made meaningless.
+        What is expected of it: nothing of what the file says, once settings have changed the file.
     """
 
     case: Case
@@ -109,8 +109,8 @@ def run_case(case: Case, *, observers: Iterable[Observer] = (), check: bool = Fa
     expectations = tuple(
         expectation
         for expectation in case.expectations
-        # A setting may have taken away what the file expects something of.
-        if not case.scenario.document.changed or expectation.has_names(known)
+        # What the file expects holds for what the file says; settings may bring expectations of their own.
+        if not case.scenario.document.changed or not expectation.in_file
     )
     for expectation in expectations:
         expectation.check_name(known)

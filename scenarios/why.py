@@ -113,8 +113,8 @@ def _sum(ns: IntArray) -> int:
 def difference(trace: Trace, best: Trace) -> str:
     """Say in one line why `trace` took longer than `best`.
 
-    The largest parts come first, and parts that are too small to matter, below a twentieth of the
-    largest, are summed up as the rest.
+    The largest parts come first, three at most; the rest, and what is below a twentieth of the largest,
+    is summed up.
     """
     mine, other = makespan_parts(trace), makespan_parts(best)
     more = {part: mine.get(part, 0) - other.get(part, 0) for part in PARTS}
@@ -122,7 +122,7 @@ def difference(trace: Trace, best: Trace) -> str:
     largest = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))
     if not total:
         return "as fast" if largest else "the same"
-    shown = [part for part in largest if 20 * abs(more[part]) >= abs(more[largest[0]])]
+    shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
     rest = total - sum(more[part] for part in shown)
     terms = [f"{_signed(more[part])} {PARTS[part]}" for part in shown]
     terms += [f"{_signed(rest)} other"] if rest else []
@@ -132,6 +132,8 @@ def difference(trace: Trace, best: Trace) -> str:
 def why_fast(trace: Trace) -> str:
     """Say in one line how near a run comes to the lower bound, and what its makespan consists of."""
     limits, parts = bounds(trace.job), makespan_parts(trace)
+    if not parts:
+        return "takes no time"
     largest = sorted(parts, key=lambda part: -parts[part])[:3]
     made_of = ", ".join(f"{format_duration(parts[part])} {PARTS[part]}" for part in largest)
     bound = limits.lower_bound_ns

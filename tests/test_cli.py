@@ -51,8 +51,8 @@ def test_run_under_several_policies_is_a_list(tmp_path: Path) -> None:
 
 
 def test_run_says_what_is_not_as_expected_and_still_is_done(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    result = sim("run", path, "--set", "machine.devices.cpu0.cores=1")
+    path = write(tmp_path, changed("cores: 2", "cores: 1"))
+    result = sim("run", path)
     assert result.exit_code == 0
     assert (
         result.stdout.splitlines()[-1] == f"not as expected: {path}:13:13: makespan is 65 us, expected 45 us"

@@ -115,6 +115,8 @@ def test_a_runtime_is_a_set_of_decisions_that_the_scenario_may_change(tmp_path: 
     assert isinstance(made.linearize, DepthFirst)
     assert isinstance(made.streams, PerBranch)
     assert made.label == "one-by-one"
+    compared = load(tmp_path, "{name: in-order, streams: per-branch}", "compare: [{runtime: one-by-one}]\n")
+    assert isinstance(compared.cases()[0].decisions.streams, Single)
     assert isinstance(case(tmp_path, "in-order", name="one-by-one").decisions.streams, Single)
     with pytest.raises(ScenarioError, match="unknown runtime 'one-by-on'; did you mean 'one-by-one'"):
         case(tmp_path, "{runtime: one-by-on}")

@@ -11,6 +11,7 @@ from scenario_texts import GOOD, changed, write
 
 from scenarios.document import Document
 from scenarios.load import load_scenario
+from scenarios.run import run_scenario
 from scenarios.yaml_read import read_yaml_text
 from sim.errors import ScenarioError
 
@@ -74,6 +75,14 @@ def test_a_wrong_value_names_the_setting_it_came_from(tmp_path: Path) -> None:
     assert str(caught.value).startswith(
         "--set workload.ops.a.duration=3: workload.ops.a.duration: 3 has no unit"
     )
+
+
+def test_what_the_file_expects_holds_for_what_the_file_says(tmp_path: Path) -> None:
+    path = write(tmp_path, changed("makespan: 45us", "makespan: 45us\n  start.d: 40us"))
+    sets = ["workload.ops={a: {duration: 5us}}"]
+    assert run_scenario(load_scenario(path, sets=sets)).outcomes == ()
+    own = run_scenario(load_scenario(path, sets=[*sets, "expect.makespan=5us"])).outcomes
+    assert [(outcome.what, outcome.passed) for outcome in own] == [("makespan", True)]
 
 
 def test_an_alias_is_changed_in_one_place_only() -> None:

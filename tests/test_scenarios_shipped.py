@@ -1,0 +1,86 @@
+"""The scenarios that ship: each says what has to come out, and it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+
+from scenarios.check import check_file, scenario_files
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+
+FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
+FILES = scenario_files([FOLDER])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_is_expected_comes_out(path: Path) -> None:
+    """Every run expects something, whatever policy it is under."""
+    checked = list(check_file(path))
+    assert [message for one in checked for message in one.messages] == []
+    assert all(one.outcomes for one in checked)
+    scenario = load_scenario(path)
+    assert len(checked) == len(scenario.expected()) >= max(1, len(scenario.variants))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_reader_is_told_what_it_is(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=")
+    content = load_scenario(path).content
+    assert content.name
+    assert content.description
+
+
+def test_none_is_missing() -> None:
+    shipped = {path.stem for path in FILES}
+    assert shipped >= {"topological", "branches", "head_of_line", "split", "synchronous", "quickstart"}
+
+
+def test_the_folder_passes_as_a_whole() -> None:
+    result = sim("check", FOLDER)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1].endswith("runs, all as expected")
+
+
+def test_head_of_line_blocking_is_told_in_words() -> None:
+    found = json.loads(sim("compare", FOLDER / "head_of_line.yaml", "--json").stdout)
+    assert [(one["policy"], one["makespan_ns"]) for one in found["results"]] == [
+        ("window 4", 50_000),
+        ("streams, issued asynchronously", 50_000),
+        ("window 2", 70_000),
+        ("in-order", 80_000),
+        ("window 1", 80_000),
+    ]
+    why = {one["policy"]: one["why"] for one in found["results"]}
+    assert why["in-order"].startswith("+30 us: +40 us held back by the policy")
+
+
+@pytest.mark.parametrize(
+    ("parts", "makespan_ns"), [(1, 103_000), (2, 63_000), (3, 49_667), (5, 56_000), (16, 46_000)]
+)
+def test_any_number_of_parts(parts: int, makespan_ns: int) -> None:
+    """Worked as in the file: read 11, write 11, and the waves of (1 + 80 / k) us on four cores.
+
+    The largest of 3 parts takes 26,667 ns. 5 parts are two waves of 17 us, 16 parts four waves of 6 us.
+    """
+    scenario = load_scenario(FOLDER / "split.yaml", sets=[f"workload.ops.work.split={parts}"])
+    assert run_scenario(scenario, check=True).trace.makespan_ns == makespan_ns
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_quickstart_at_either_batch(batch: int) -> None:
+    found = json.loads(
+        sim("compare", FOLDER / "quickstart.yaml", "--json", "--set", f"workload.batch={batch}").stdout
+    )
+    times = {one["policy"]: one["makespan_ns"] for one in found["results"]}
+    assert times["streams"] < times["critical-path"] < times["in-order"]
+    assert times["ready-queue"] < times["in-order"]
+    assert times["out-of-order"] < times["in-order"]
+    for one in found["results"]:
+        assert one["makespan_ns"] >= one["lower_bound_ns"]
+        assert one["tasks"] == 143
+        assert "\n" not in one["why"]
+        assert one["why"]

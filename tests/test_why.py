@@ -1,0 +1,125 @@
+"""Where the makespan went: parts that add up, and one line on why two runs differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from triple_helpers import Run, runs
+
+from policies.issue.in_order import InOrder
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from policies.streams.per_branch import PerBranch
+from scenarios.why import PARTS, difference, makespan_parts, why_fast
+from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
+
+CPU = Device("cpu0", "cpu", workers=2)
+
+
+def run(ops: dict[str, tuple[int, list[str]]], machine: Machine, policy: Policy, **decisions: Any) -> Trace:
+    builder = GraphBuilder("g")
+    for name, (ns, inputs) in ops.items():
+        builder.op(name, duration_ns=ns, inputs=inputs, outputs=1000)
+    trace = simulate(builder.build(), machine, policy, **decisions)
+    trace.check()
+    return trace
+
+
+HEAD_OF_LINE: dict[str, tuple[int, list[str]]] = {
+    "a": (40, []),
+    "b": (10, ["a"]),
+    "c": (10, []),
+    "d": (30, []),
+}
+CHAIN: dict[str, tuple[int, list[str]]] = {"a": (10, []), "b": (10, ["a"]), "c": (10, ["b"])}
+
+
+def test_held_back_by_the_policy() -> None:
+    """d is ready at 0; a worker is free until 40, then both are busy until 50."""
+    in_order = run(HEAD_OF_LINE, Machine((CPU,)), InOrder())
+    wide = run(HEAD_OF_LINE, Machine((CPU,)), OutOfOrder(window=4))
+    assert makespan_parts(in_order) == {"executing": 30, "issuer": 10, "policy": 40}
+    assert makespan_parts(wide) == {"executing": 50}
+    assert difference(in_order, wide) == (
+        "+30 ns: +40 ns held back by the policy, -20 ns executing, +10 ns waiting for the host or a worker"
+    )
+    assert difference(wide, wide) == "the same"
+    assert why_fast(wide) == "at the lower bound (critical path): 50 ns executing"
+
+
+def test_launch_costs_and_queues() -> None:
+    """a is issued at 4, starts at 6; b and c were issued long before their turn."""
+    gpu = Device("gpu0", issue_ns=4, launch_latency_ns=2, gap_ns=1)
+    trace = run(CHAIN, Machine((gpu,)), InOrder(synchronisation="issue"))
+    assert makespan_parts(trace) == {"executing": 30, "issuer": 4, "launch": 2 + 1 + 1}
+    eager = run(CHAIN, Machine((gpu,)), InOrder())
+    assert makespan_parts(eager) == {"executing": 30, "issuer": 12, "launch": 6}
+    assert difference(eager, trace) == "+10 ns: +8 ns waiting for the host or a worker, +2 ns launching"
+
+
+def test_queued_on_a_stream_and_events() -> None:
+    fork: dict[str, tuple[int, list[str]]] = {
+        "a": (10, []),
+        "b": (20, ["a"]),
+        "c": (30, ["a"]),
+        "d": (5, ["b", "c"]),
+    }
+    one = Machine((Device("gpu0", event_ns=3),))
+    two = Machine((Device("gpu0", streams=2, event_ns=3),))
+    serial = run(fork, one, ReadyQueue(synchronisation="issue"))
+    branches = run(fork, two, ReadyQueue(synchronisation="issue"), streams=PerBranch())
+    assert makespan_parts(serial) == {"executing": 45, "stream": 20}
+    assert makespan_parts(branches) == {"executing": 45, "event": 6}
+    assert difference(serial, branches) == "+14 ns: +20 ns queued on a stream, -6 ns waiting for an event"
+
+
+def test_moving_data() -> None:
+    """1000 bytes at 1 GB/s take 1000 ns, after 500 ns of latency; the second transfer waits for the first."""
+    machine = Machine(
+        (Device("gpu0"), Device("gpu1", streams=2)),
+        (Link("wire", "gpu0", "gpu1", 500, 10**9),),
+        network=_serial(),
+    )
+    builder = GraphBuilder("two transfers")
+    builder.op("a", duration_ns=10, outputs=[1000, 1000], device="gpu0")
+    builder.op("b", duration_ns=10, inputs=["a"], device="gpu1")
+    builder.op("c", duration_ns=10, inputs=["a:1"], device="gpu1")
+    parts = makespan_parts(simulate(builder.build(), machine, ReadyQueue()))
+    assert (parts["executing"], parts["transfer"], parts["link"]) == (20, 1500, 1500)
+
+
+def _serial() -> Any:
+    from devices.network import make_network
+
+    return make_network
+
+
+@given(runs())
+@settings(max_examples=150)
+def test_the_parts_add_up_to_the_makespan(drawn: Run) -> None:
+    trace = drawn.trace()
+    parts = makespan_parts(trace)
+    assert sum(parts.values()) == trace.makespan_ns
+    assert set(parts) <= set(PARTS)
+    assert min(parts.values(), default=1) > 0
+
+
+@given(runs(), runs())
+@settings(max_examples=50)
+def test_a_difference_is_one_line(mine: Run, other: Run) -> None:
+    line = difference(mine.trace(), other.trace())
+    assert "\n" not in line
+    assert line == "the same" or line == "as fast" or line[0] in "+-"
+
+
+def test_an_empty_run_has_no_parts() -> None:
+    trace = run({"a": (0, [])}, Machine((CPU,)), ReadyQueue())
+    assert makespan_parts(trace) == {}
+    assert why_fast(trace) == "takes no time"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_has_words(part: str) -> None:
+    assert PARTS[part].strip() == PARTS[part] != ""
