@@ -1,0 +1,132 @@
+"""Sweeps: every combination, in order, resumable, failures kept as rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scenarios.cli import app
+from scenarios.sweep import points_of, sweep
+from sim.errors import InputError
+
+SCENARIO = """\
+name: chain
+machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+workload:
+  ops:
+    a: {duration: 10us}
+    b: {duration: 20us}
+    c: {duration: 30us, inputs: [a]}
+policy: ready-queue
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "chain.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return path
+
+
+VARY = ["machine.devices.cpu0.cores=1,2", "workload.ops.b.duration=20us,50us"]
+
+
+def test_every_combination_in_order(scenario: Path) -> None:
+    rows = sweep(str(scenario), points_of(VARY))
+    got = [(*(str(row[k.partition("=")[0]]) for k in VARY), row["makespan_ns"]) for row in rows]
+    assert got == [("1", "20us", 60_000), ("1", "50us", 90_000), ("2", "20us", 40_000), ("2", "50us", 50_000)]
+
+
+def test_processes_give_the_same_table(scenario: Path, tmp_path: Path) -> None:
+    out = [tmp_path / "one.csv", tmp_path / "two.csv"]
+    for jobs, path in (("1", out[0]), ("2", out[1])):
+        arguments = [
+            "sweep",
+            str(scenario),
+            *(x for v in VARY for x in ("--vary", v)),
+            "--jobs",
+            jobs,
+            "--out",
+            str(path),
+        ]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert out[0].read_bytes() == out[1].read_bytes()
+    assert [row["makespan_ns"] for row in csv.DictReader(out[0].open())] == [
+        "60000",
+        "90000",
+        "40000",
+        "50000",
+    ]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.csv"
+    points = points_of(VARY)
+
+    def stop(k: int, n: int) -> None:
+        if k == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(str(scenario), points, out=out, done=stop)
+    partial = Path(f"{out}.partial")
+    assert len(partial.read_text().splitlines()) == 2
+    partial.write_text(partial.read_text().replace("60000", "61000") + '{"cut off', encoding="utf-8")
+    told: list[int] = []
+    rows = sweep(str(scenario), points, out=out, done=lambda k, n: told.append(k))
+    assert told == [2, 3, 4]
+    assert [row["makespan_ns"] for row in rows] == [
+        61_000,
+        90_000,
+        40_000,
+        50_000,
+    ]  # the first was not run again
+    assert not partial.exists()
+
+
+def test_a_changed_scenario_is_not_resumed(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.csv"
+    Path(f"{out}.partial").write_text(
+        json.dumps({"scenario": "another", "point": points_of(VARY)[0].key, "row": {}}) + "\n",
+        encoding="utf-8",
+    )
+    assert sweep(str(scenario), points_of(VARY), out=out)[0]["makespan_ns"] == 60_000
+
+
+def test_the_table_on_a_terminal(scenario: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["sweep", str(scenario), "--vary", VARY[0], "--policy", "ready-queue", "--policy", "in-order"]
+    )
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0].split() == [
+        "machine.devices.cpu0.cores",
+        "policy",
+        "makespan",
+        "above",
+        "bound",
+    ]
+    assert len(done.stdout.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ("cores", "give KEY=V1,V2"),
+        ("cores=", "give KEY=V1,V2"),
+        ("cores=1,,2", "a value is empty"),
+    ],
+)
+def test_wrong_grids_are_refused(vary: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        points_of([vary])
+
+
+def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path) -> None:
+    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", "machine.devices.cpu0.corse=1,2"])
+    assert done.exit_code == 2
+    assert "cores" in done.stderr
