@@ -55,7 +55,7 @@ def test_processes_give_the_same_table(scenario: Path, tmp_path: Path) -> None:
         ]
         assert CliRunner().invoke(app, arguments).exit_code == 0
     assert out[0].read_bytes() == out[1].read_bytes()
-    assert [row["makespan_ns"] for row in csv.DictReader(out[0].open())] == [
+    assert [row["makespan_ns"] for row in csv.DictReader(out[0].read_text().splitlines())] == [
         "60000",
         "90000",
         "40000",
