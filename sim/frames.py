@@ -161,7 +161,7 @@ def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> No
             raise GraphError(f"op {name!r} can never run: nothing without inputs leads to it")
     for frame in range(1, len(structure.parent)):
         loop = structure.name[frame]
-        if frame not in frames_with["loop_cond"]:
+        if frame not in frames_with["loop_cond"] and frame in frames_with["next_iteration"]:
             raise GraphError(f"loop {loop!r} has no loop_cond: it would never end")
         if frame not in frames_with["exit"]:
             raise GraphError(f"loop {loop!r} is entered and has no exit")

@@ -25,6 +25,7 @@ __all__ = ["cond", "while_loop"]
 
 Branch = Callable[[GraphBuilder, dict[str, str]], Sequence[str]]
 Body = Callable[[GraphBuilder, dict[str, str]], Mapping[str, str]]
+Test = Callable[[GraphBuilder, dict[str, str]], str]
 
 
 def cond(
@@ -97,6 +98,7 @@ def while_loop(
     invariants: Sequence[str] = (),
     parallel_iterations: int = 10,
     condition_ns: int = 0,
+    condition: Test | None = None,
     device: str | None = None,
 ) -> dict[str, str]:
     """Add a loop; return, for each variable, the name of its value when the loop is over.
@@ -119,6 +121,9 @@ def while_loop(
         Iterations in flight at most; 1 is one after another.
     condition_ns : int
         How long the condition takes in each iteration.
+    condition : callable, optional
+        ``condition(builder, {variable or invariant: its name inside})`` adds the condition's ops, in place
+        of a single one, and returns the one that decides.
     device : str, optional
         Where the control-flow ops run.
 
@@ -151,12 +156,15 @@ def while_loop(
     inside = {
         tensor: add(f"{tensor}/enter", "enter", [tensor], constant=True, **frame) for tensor in invariants
     }
-    test = builder.op(
-        f"{name}/test", inputs=list(merges.values())[:1], duration_ns=condition_ns, device=device
-    )
-    condition = add("cond", "loop_cond", [test], trips=trips if isinstance(trips, int) else list(trips))
+    if condition is not None:
+        test = condition(builder, {**inside, **merges})
+    else:
+        test = builder.op(
+            f"{name}/test", inputs=list(merges.values())[:1], duration_ns=condition_ns, device=device
+        )
+    goes_on = add("cond", "loop_cond", [test], trips=trips if isinstance(trips, int) else list(trips))
     for variable, merge in merges.items():
-        switch = add(f"{variable}/switch", "switch", [merge, condition])
+        switch = add(f"{variable}/switch", "switch", [merge, goes_on])
         inside[variable] = f"{switch}:1"
     after = {**inside, **body(builder, dict(inside))}
     out = {}

@@ -13,7 +13,16 @@ from typing_extensions import TypedDict
 
 from scenarios.importers import checked_json
 
-__all__ = ["SCHEMA", "GraphFile", "OpRecord", "OpSlope", "TensorRecord", "json_schema", "parse"]
+__all__ = [
+    "SCHEMA",
+    "FunctionRecord",
+    "GraphFile",
+    "OpRecord",
+    "OpSlope",
+    "TensorRecord",
+    "json_schema",
+    "parse",
+]
 
 SCHEMA = "sim.graph/1"
 """What the key ``schema`` must say."""
@@ -78,6 +87,16 @@ class OpRecord(TypedDict):
 
 
 @with_config(_STRICT)
+class FunctionRecord(TypedDict):
+    """Ops that an op of kind call, if or while stands for."""
+
+    name: Name
+    inputs: NotRequired[list[Name]]
+    ops: Annotated[list[OpRecord], Field(min_length=1)]
+    results: Annotated[list[Name], Field(min_length=1)]
+
+
+@with_config(_STRICT)
 class GraphFile(TypedDict):
     """A whole file."""
 
@@ -87,6 +106,7 @@ class GraphFile(TypedDict):
     batch: NotRequired[Annotated[int, Field(ge=1)]]
     tensors: NotRequired[list[TensorRecord]]
     ops: Annotated[list[OpRecord], Field(min_length=1)]
+    functions: NotRequired[list[FunctionRecord]]
 
 
 _FILE = TypeAdapter(GraphFile)

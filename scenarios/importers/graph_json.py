@@ -16,6 +16,8 @@ It is the file that other tools write for us, and that `sim import` writes from 
   ``parallel_iterations``, ``outcome``, ``trips``), ``colocate`` (ops or labels), ``expensive`` (a flag),
   ``view_of`` (the number of the input whose storage output 0 shares), the shape of a product (``m``,
   ``n``, ``k``), and the operator's own. Tuples come back as lists.
+* ``functions`` are for ops of kind ``call``, ``if`` and ``while``, which are written out when the file is
+  read (`scenarios.build.functions`): ``{"name": "f", "inputs": ["a"], "ops": [...], "results": ["b"]}``.
 * What is left out is absent or zero; ``bytes_read`` and ``bytes_written`` are then those of the tensors.
 * ``batch`` says at which batch size the numbers were taken, and ``per_sample`` by how much each grows
   with one more sample; with both, `read_graph` gives the graph at any batch size, exactly.
@@ -30,9 +32,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scenarios.build.functions import Function, add_ops
 from scenarios.importers.batching import BatchSlope, at_batch, row_sums
 from scenarios.importers.files import StrPath, read_bytes
-from scenarios.importers.graph_file import GraphFile, OpRecord, OpSlope, parse
+from scenarios.importers.graph_file import FunctionRecord, GraphFile, OpRecord, OpSlope, parse
 from scenarios.importers.graph_write import write_graph
 from sim.errors import GraphError, InputError
 from sim.graph import Csr, Graph, IntArray
@@ -75,9 +78,11 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
         for tensor in file.get("tensors", []):
             add = builder.input if tensor["role"] == "input" else builder.parameter
             add(tensor["name"], tensor.get("nbytes", 0), device=tensor.get("device"))
-        for op in file["ops"]:
-            builder.op(**_arguments(op))
+        functions = [_function(record) for record in file.get("functions", [])]
+        add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
         graph = builder.build()
+        if batch is not None and len(graph) != len(file["ops"]):
+            raise InputError("its functions have no 'per_sample', so the batch cannot be set")
         return graph if batch is None else at_batch(graph, _slope(file, graph, path), batch)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from None
@@ -91,6 +96,11 @@ load = read_graph
 def own_batch(path: StrPath) -> int | None:
     """Return the batch size of the numbers in a file, when it says so."""
     return parse(read_bytes(path), path).get("batch")
+
+
+def _function(record: FunctionRecord) -> Function:
+    ops = tuple(_arguments(op) for op in record["ops"])
+    return Function(record["name"], tuple(record.get("inputs", [])), ops, tuple(record["results"]))
 
 
 def _arguments(op: OpRecord) -> dict[str, Any]:

@@ -7,15 +7,22 @@ one long op, ``split: k`` makes k parts that may run side by side::
     b: {inputs: [a]}                    a/1  20us ─┤
                                         a/2  20us ─┼─► b     who reads a reads all its parts
                                         a/3  20us ─┘
+
+An op of kind ``call``, ``if`` or ``while`` stands for the ops of ``functions:`` that its attributes name
+(`scenarios.build.functions`)::
+
+    ops:        {x: {...}, f: {kind: while, inputs: [x], attributes: {body: step, trips: 8}}}
+    functions:  {step: {inputs: [i], ops: {add: {inputs: [i], duration: 1ms}}, results: [add]}}
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 
+from scenarios.build.functions import Function, add_ops, is_functional
 from scenarios.document import Document, Loc, hint
 from scenarios.quantities import Bytes, Count, Duration, Flops, Name, Strict, Whole, fault, quantity_schema
 from scenarios.workloads.base import Workload
@@ -132,6 +139,21 @@ def _external(value: Any) -> Any:
 AnyExternal = Annotated[External, BeforeValidator(_external)]
 
 
+class FunctionOps(Strict):
+    """Ops that an op of kind call, if or while stands for."""
+
+    inputs: Annotated[list[Name], Field(default_factory=list, description="what its ops call what is given")]
+    ops: Annotated[dict[Name, Op], Field(min_length=1)]
+    results: Annotated[list[Name], Field(min_length=1, description="outputs of its ops, or inputs")]
+
+    @model_validator(mode="after")
+    def _not_split(self) -> FunctionOps:
+        for name, op in self.ops.items():
+            if op.split > 1:
+                raise fault(f"op {name!r} is split, which an op of a function cannot be")
+        return self
+
+
 class InlineOps(Workload):
     """Ops written out in the scenario."""
 
@@ -149,6 +171,11 @@ class InlineOps(Workload):
         ),
     ]
 
+    functions: Annotated[
+        dict[Name, FunctionOps],
+        Field(default_factory=dict, description="ops that those of kind call, if and while stand for"),
+    ]
+
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graph of the ops, checked name by name so that an error has a place."""
         self._check_names(document)
@@ -159,10 +186,20 @@ class InlineOps(Workload):
             builder.input(name, tensor.size, device=tensor.device)
         for name, tensor in self.parameters.items():
             builder.parameter(name, tensor.size, device=tensor.device)
-        for name, op in self.ops.items():
-            for part in range(op.split):
-                self._add(builder, name, op, part)
+        records = [
+            _record(name, op, part, self.ops) for name, op in self.ops.items() for part in range(op.split)
+        ]
+        functions = {
+            name: Function(
+                name,
+                tuple(function.inputs),
+                tuple(_record(inner, op, 0, function.ops) for inner, op in function.ops.items()),
+                tuple(function.results),
+            )
+            for name, function in self.functions.items()
+        }
         try:
+            add_ops(builder, records, functions)
             return builder.build()
         except GraphError as error:
             raise document.error(("workload", "ops"), str(error), key=True) from None
@@ -201,52 +238,61 @@ class InlineOps(Workload):
         if source in self.ops or source in parts:
             return 1
         base, colon, k = source.rpartition(":")
-        if colon and k.isdecimal() and base in self.ops and int(k) < len(self.ops[base].sizes()):
-            return int(k) + 1
+        if colon and k.isdecimal() and base in self.ops:
+            op = self.ops[base]
+            functional = is_functional({"kind": op.kind, "attributes": op.attributes})
+            if functional or int(k) < len(op.sizes()):  # how many results a function has is checked later
+                return int(k) + 1
         return None
 
     def _check_devices(self, document: Document, machine: Machine) -> None:
         known = [word for device in machine.devices for word in (device.name, device.kind)]
-        for what, things in (("ops", self.ops), ("inputs", self.inputs), ("parameters", self.parameters)):
-            for name, thing in things.items():
-                device = thing.device
-                if device is not None and device not in known:
-                    message = f"unknown device {device!r}{hint(device, known)}"
-                    raise document.error(("workload", what, name, "device"), message)
+        things: dict[Loc, Op | External] = {("ops", name): op for name, op in self.ops.items()}
+        things |= {("inputs", name): tensor for name, tensor in self.inputs.items()}
+        things |= {("parameters", name): tensor for name, tensor in self.parameters.items()}
+        for name, function in self.functions.items():
+            things |= {("functions", name, "ops", inner): op for inner, op in function.ops.items()}
+        for loc, thing in things.items():
+            device = thing.device
+            if device is not None and device not in known:
+                message = f"unknown device {device!r}{hint(device, known)}"
+                raise document.error(("workload", *loc, "device"), message)
 
-    def _add(self, builder: GraphBuilder, name: str, op: Op, part: int) -> None:
-        """Add one part of an op; an op that is not split has one part."""
 
-        def share(whole: int) -> int:
-            return whole * (part + 1) // op.split - whole * part // op.split
+def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:
+    """Return one part of an op as arguments of `GraphBuilder.op`; an op that is not split has one."""
 
-        duration_ns = {kind: share(ns) for kind, ns in op.duration.items()}
-        builder.op(
-            f"{name}/{part}" if op.split > 1 else name,
-            kind=op.kind,
-            inputs=self._expand(op.inputs),
-            after=self._expand(op.after),
-            outputs=[share(size) for size in op.sizes()],
-            duration_ns=duration_ns.pop(EVERYWHERE, None),
-            duration_by_kind=duration_ns,
-            flops=share(op.flops),
-            bytes_read=None if op.bytes_read is None else share(op.bytes_read),
-            bytes_written=None if op.bytes_written is None else share(op.bytes_written),
-            device=op.device,
-            dtype=op.dtype,
-            stage=op.stage,
-            micro_batch=op.micro_batch,
-            phase=op.phase,
-            attributes=op.attributes,
-        )
+    def share(whole: int) -> int:
+        return whole * (part + 1) // op.split - whole * part // op.split
 
-    def _expand(self, references: Sequence[Reference]) -> list[tuple[str, int]]:
-        """Return the references with all parts in place of an op that is split."""
-        expanded = []
-        for ref in references:
-            base, colon, k = ref.source.rpartition(":")
-            whole, output = (base, f":{k}") if colon and base in self.ops else (ref.source, "")
-            parts = self.ops[whole].split if whole in self.ops else 1
-            names = [f"{whole}/{i}{output}" for i in range(parts)] if parts > 1 else [ref.source]
-            expanded += [(name, ref.distance) for name in names]
-        return expanded
+    duration_ns = {kind: share(ns) for kind, ns in op.duration.items()}
+    return {
+        "name": f"{name}/{part}" if op.split > 1 else name,
+        "kind": op.kind,
+        "inputs": _expand(op.inputs, ops),
+        "after": _expand(op.after, ops),
+        "outputs": [share(size) for size in op.sizes()],
+        "duration_ns": duration_ns.pop(EVERYWHERE, None),
+        "duration_by_kind": duration_ns,
+        "flops": share(op.flops),
+        "bytes_read": None if op.bytes_read is None else share(op.bytes_read),
+        "bytes_written": None if op.bytes_written is None else share(op.bytes_written),
+        "device": op.device,
+        "dtype": op.dtype,
+        "stage": op.stage,
+        "micro_batch": op.micro_batch,
+        "phase": op.phase,
+        "attributes": op.attributes,
+    }
+
+
+def _expand(references: Sequence[Reference], ops: Mapping[str, Op]) -> list[tuple[str, int]]:
+    """Return the references with all parts in place of an op that is split."""
+    expanded = []
+    for ref in references:
+        base, colon, k = ref.source.rpartition(":")
+        whole, output = (base, f":{k}") if colon and base in ops else (ref.source, "")
+        parts = ops[whole].split if whole in ops else 1
+        names = [f"{whole}/{i}{output}" for i in range(parts)] if parts > 1 else [ref.source]
+        expanded += [(name, ref.distance) for name in names]
+    return expanded

@@ -1,0 +1,196 @@
+"""Functions written out: call, if, while; what they become and what they cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.issue.ready_queue import ReadyQueue
+from policies.issue.virtual_machine import VirtualMachine
+from scenarios.build.functions import Function, add_ops
+from scenarios.importers import read_graph
+from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim.errors import GraphError, InputError
+
+CPU = Machine((Device("cpu0", "cpu", workers=4),))
+
+
+def function(name: str, inputs: str, ops: Mapping[str, dict[str, Any]], *results: str) -> Function:
+    records = tuple({"name": op, "duration_ns": 10, **facts} for op, facts in ops.items())
+    return Function(name, tuple(inputs.split()), records, results)
+
+
+def graph(ops: Mapping[str, dict[str, Any]], *functions: Function) -> Graph:
+    builder = GraphBuilder("test")
+    add_ops(
+        builder,
+        [{"name": op, "duration_ns": 10, **facts} for op, facts in ops.items()],
+        {f.name: f for f in functions},
+    )
+    return builder.build()
+
+
+def use(kind: str, inputs: str, after: str = "", **attributes: Any) -> dict[str, Any]:
+    """An op that stands for a function's."""
+    return {"kind": kind, "inputs": inputs.split(), "after": after.split(), "attributes": attributes}
+
+
+def edges(g: Graph) -> set[tuple[str, str]]:
+    return {
+        (g.op_names[p], g.op_names[c])
+        for p, c in zip(g.edges.producer.tolist(), g.edges.consumer.tolist(), strict=True)
+    }
+
+
+def live(trace: Trace) -> list[str]:
+    names, tasks = trace.job.graph.op_names, trace.tasks
+    return [
+        names[op] for op, dead in zip(tasks["op"].tolist(), tasks["dead"].tolist(), strict=True) if not dead
+    ]
+
+
+TWO = function("two", "a b", {"f": {"inputs": ["a"]}, "g": {"inputs": ["f", "b"]}}, "g", "a")
+
+
+def test_a_call_is_its_body_and_passes_through_what_the_body_returns() -> None:
+    call = use("call", "x y", body="two")
+    g = graph({"x": {}, "y": {}, "c": call, "first": {"inputs": ["c"]}, "second": {"inputs": ["c:1"]}}, TWO)
+    assert edges(g) == {
+        ("x", "c/f"), ("c/f", "c/g"), ("y", "c/g"), ("c/g", "first"), ("x", "second"),
+    }  # fmt: skip
+
+
+def test_control_edges_of_a_call_hold_all_that_it_begins_with_and_wait_for_all_that_it_ends_with() -> None:
+    side = function("side", "a", {"f": {"inputs": ["a"]}, "log": {}}, "f")
+    call = use("call", "x", "go", body="side")
+    g = graph({"x": {}, "go": {}, "c": call, "next": {"after": ["c"]}}, side)
+    assert edges(g) == {
+        ("x", "c/f"), ("go", "c/f"), ("go", "c/log"), ("c/f", "next"), ("c/log", "next"),
+    }  # fmt: skip
+
+
+def test_calls_nest_and_use_one_function_twice() -> None:
+    inc = function("inc", "a", {"add": {"inputs": ["a"]}}, "add")
+    twice = function(
+        "twice",
+        "a",
+        {
+            k: {"kind": "call", "inputs": [i], "attributes": {"body": "inc"}}
+            for k, i in (("p", "a"), ("q", "p"))
+        },
+        "q",
+    )
+    call = use("call", "x", body="twice")
+    assert graph({"x": {}, "c": call}, inc, twice).op_names == ["x", "c/p/add", "c/q/add"]
+
+
+def test_a_call_in_a_frame_of_its_own() -> None:
+    call = use("call", "x y", body="two", own_frame=True)
+    trace = simulate(graph({"x": {}, "y": {}, "c": call, "out": {"inputs": ["c"]}}, TWO), CPU, ReadyQueue())
+    trace.check()
+    assert trace.makespan_ns == 40
+    names = trace.job.graph.op_names
+    frames = dict(
+        zip((names[op] for op in trace.tasks["op"].tolist()), trace.tasks["op"].tolist(), strict=True)
+    )
+    assert {"c/a/enter", "c/b/enter", "c/f", "c/g", "c/exit0", "c/exit1"} <= set(frames)
+    assert simulate(trace.job.graph, CPU, VirtualMachine()).makespan_ns == 50  # x, y, f, g, out in turn
+
+
+YES = function("yes", "a", {"f": {"inputs": ["a"]}, "constant": {}}, "f")
+NO = function("no", "a", {"g": {"inputs": ["a"], "duration_ns": 100}}, "g")
+
+
+@pytest.mark.parametrize(("outcome", "makespan"), [(True, 10 + 10 + 10), (False, 10 + 100 + 10)])
+def test_a_functional_if(outcome: bool, makespan: int) -> None:
+    ops = {
+        "x": {},
+        "p": {"attributes": {"outcome": outcome}},
+        "c": use("if", "p x", **{"then": "yes", "else": "no"}),
+        "out": {"inputs": ["c"]},
+    }
+    trace = simulate(graph(ops, YES, NO), CPU, ReadyQueue())
+    assert trace.makespan_ns == makespan
+    taken = {"c/then/f", "c/then/constant"} if outcome else {"c/else/g"}
+    assert {n for n in live(trace) if n in ("c/then/f", "c/then/constant", "c/else/g")} == taken
+
+
+def test_an_if_waits_for_what_it_follows() -> None:
+    ops = {
+        "x": {}, "slow": {"duration_ns": 500}, "p": {"attributes": {"outcome": False}},
+        "c": use("if", "p x", "slow", **{"then": "yes", "else": "no"}),
+    }  # fmt: skip
+    assert simulate(graph(ops, YES, NO), CPU, ReadyQueue()).makespan_ns == 600
+
+
+STEP = function("step", "i w", {"add": {"inputs": ["i", "w"]}}, "add", "w")
+TEST = function("test", "i w", {"less": {"inputs": ["i"], "duration_ns": 1}}, "less")
+
+
+@pytest.mark.parametrize("trips", [0, 1, 5])
+def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> None:
+    attributes = {"body": "step", "cond": "test", "trips": trips}
+    loop = {"kind": "while", "inputs": ["x", "y"], "attributes": attributes}
+    g = graph(
+        {"x": {}, "y": {}, "c": loop, "out": {"inputs": ["c"]}, "same": {"inputs": ["c:1"]}}, STEP, TEST
+    )
+    for policy, ns in ((ReadyQueue(), 0), (VirtualMachine(), 20)):
+        trace = simulate(g, CPU, policy)
+        assert trace.makespan_ns == 10 + (10 + 1) * trips + 1 + 10 + ns
+        assert live(trace).count("c/body/add") == trips
+    assert ("y", "same") in edges(g)
+    assert g.attributes[g.index("c/y/enter")]["constant"] is True
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ({"c": use("call", "x", body="tow")}, "unknown function 'tow'; did you mean"),
+        ({"c": use("call", "x", body="two")}, "gives 1 input.* which has 2"),
+        ({"c": use("if", "x x", then="yes")}, "needs attributes: {else: FUNCTION}"),
+        ({"c": use("while", "x x", body="step")}, r"{trips: N}"),
+        ({"c": use("call", "x", body="again")}, r"calls itself \(again -> again\)"),
+        ({"c": use("call", "x", body="lost")}, "'z' is neither an input nor an op"),
+        ({"c": use("while", "x", body="same", trips=1)}, "changes none"),
+        (
+            {"c": use("call", "x", body="no"), "d": {"inputs": ["c:3"]}},
+            r"c has 1 result\(s\), counted from 0, not 3",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_functions_are_explained(ops: dict[str, dict[str, Any]], message: str) -> None:
+    again = function("again", "a", {"c": use("call", "a", body="again")}, "c")
+    lost = function("lost", "a", {"f": {"inputs": ["a", "z"]}}, "f")
+    same = function("same", "a", {"f": {"inputs": ["a"]}}, "a")
+    with pytest.raises(GraphError, match=message):
+        graph({"x": {}, **ops}, TWO, YES, NO, STEP, again, lost, same)
+
+
+def test_a_graph_file_may_have_functions(tmp_path: Path) -> None:
+    file = {
+        "schema": "sim.graph/1",
+        "name": "calls",
+        "ops": [
+            {"name": "x", "outputs": [8]},
+            {"name": "c", "kind": "while", "inputs": ["x"], "attributes": {"body": "f", "trips": 3}},
+        ],
+        "functions": [
+            {
+                "name": "f",
+                "inputs": ["a"],
+                "ops": [{"name": "h", "inputs": ["a"], "duration_ns": 7}],
+                "results": ["h"],
+            }
+        ],
+    }
+    path = tmp_path / "calls.json"
+    path.write_text(json.dumps(file))
+    g = read_graph(path)
+    assert "c/body/h" in g.op_names
+    assert simulate(g, CPU, ReadyQueue()).makespan_ns == 21
+    with pytest.raises(InputError, match="its functions have no 'per_sample'"):
+        read_graph(path, batch=2)
