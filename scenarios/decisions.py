@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from scenarios.compiling import Step
 from scenarios.document import Document, Loc, hint
 from scenarios.schema import Choice, Policy
 from sim import plugins
@@ -44,6 +45,12 @@ class Decisions:
     placement, streams, linearize : optional
         None: the default of `sim.job.make_job`.
     knowledge : str
+    allocator : Choice, optional
+        None: tensors take what they need, and no more.
+    loc : Loc
+        Where the decisions stand in the scenario.
+    compile : tuple of Step
+        Rewrites of the graph, in order.
     """
 
     label: str
@@ -52,6 +59,9 @@ class Decisions:
     streams: StreamAssignment | None = None
     linearize: Linearizer | None = None
     knowledge: str = "exact"
+    allocator: Choice | None = None
+    loc: Loc = ()
+    compile: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,9 @@ def resolve(
         streams=choose("streams", "sim.streams"),
         linearize=choose("linearize", "sim.linearizers"),
         knowledge=spec.knowledge or knowledge,
+        allocator=spec.allocator,
+        loc=loc,
+        compile=_steps(spec, source),
     )
 
 
@@ -152,7 +165,17 @@ def resolve_schedule(
     return Decisions(label, InOrder(), streams=streams, linearize=AsWritten()), spec
 
 
-def _below(source: _Source, key: str) -> _Source:
+def _steps(spec: Policy, source: _Source) -> tuple[Step, ...]:
+    """Return the rewrites that `spec` lists."""
+    steps = []
+    for i, choice in enumerate(spec.compile or ()):
+        at = _below(_below(source, "compile"), i)
+        rewrite = _call_named("sim.rewrites", choice.name, choice.options, at)
+        steps.append(Step(choice.name, rewrite, at.loc))
+    return tuple(steps)
+
+
+def _below(source: _Source, key: str | int) -> _Source:
     """Return where a key of `source` stands; of a policy from the command line there is but the name."""
     if not source.loc:
         return source

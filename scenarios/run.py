@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from scenarios.allocator import exact_memory, exceeds_memory, memory_of
+from scenarios.compiling import compile_graph
 from scenarios.document import Loc
 from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
@@ -114,11 +116,22 @@ def run_case(case: Case, *, observers: Iterable[Observer] = (), check: bool = Fa
     )
     for expectation in expectations:
         expectation.check_name(known)
-    trace = Engine(job, case.decisions.policy, observers=observers).run()
+    trace = _run(case, job, observers)
     if check:
         trace.check()
     case.work.fits(trace)
     return Result(case, trace, expectations)
+
+
+def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
+    """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
+    decisions, document = case.decisions, case.scenario.document
+    memory = memory_of(decisions.allocator, job.machine, document, (*decisions.loc, "allocator"))
+    trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
+    if memory is None and case.make is None and exceeds_memory(trace):
+        # Again, with the exact allocator: it ends where memory ends, and says who held what.
+        trace = Engine(job, decisions.policy, memory=exact_memory()).run()
+    return trace
 
 
 def job_of(case: Case) -> Job:
@@ -130,12 +143,15 @@ def job_of(case: Case) -> Job:
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
     scenario, decisions = case.scenario, case.decisions
-    graph, machine, content = case.work.graph, case.work.machine, scenario.content
+    machine, content = case.work.machine, scenario.content
     try:
+        compiled = compile_graph(
+            case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
+        )
         return make_job(
-            graph,
+            compiled.graph,
             machine,
-            placement=decisions.placement,
+            placement=compiled.placement,
             streams=decisions.streams,
             linearize=decisions.linearize,
             iterations=content.iterations,

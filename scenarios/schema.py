@@ -114,6 +114,10 @@ class Policy(Strict):
     placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
     streams: Annotated[AnyChoice | None, Field(description="on which stream each op is launched")] = None
     linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
+    allocator: Annotated[AnyChoice | None, Field(description="how tensors get their memory")] = None
+    compile: Annotated[
+        list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
+    ] = None
     synchronisation: Annotated[
         Literal["completion", "issue"] | None,
         Field(description="eligible when inputs are computed, or when they are issued"),

@@ -131,6 +131,7 @@ def test_lists_of_what_is_known() -> None:
         "per-branch",
         "depth-first",
         "pinned",
+        "bfc",
     ):
         assert re.search(rf"^  {name} +\S", policies.stdout, re.MULTILINE), name
     devices = sim("devices").stdout

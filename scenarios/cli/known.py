@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from inspect import getdoc
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from scenarios.cli.options import Json
+
+if TYPE_CHECKING:
+    from sim.plugins import Description
 
 __all__ = ["add_to"]
 
@@ -19,6 +23,7 @@ _DECISIONS: Final = (
     ("sim.pipelines", "pipeline schedules: a program for each rank"),
 )
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
+_OURS: Final = "graph-schedule-sim"
 _RUNTIMES: Final = (("sim.runtimes", "runtimes: named sets of decisions"),)
 
 
@@ -33,7 +38,13 @@ def add_to(app: typer.Typer) -> None:
 
 def policies(json: Json = False) -> None:
     """List what a scenario's `policy` may name: policies and the other decisions."""
-    _show(_DECISIONS, json)
+    from devices.memory.make import ALLOCATORS
+    from sim.plugins import Description
+
+    allocators = [
+        Description(name, (getdoc(make) or "").partition("\n")[0], _OURS) for name, make in ALLOCATORS.items()
+    ]
+    _show(_DECISIONS, json, {"allocator: how tensors get their memory": allocators})
 
 
 def devices(json: Json = False) -> None:
@@ -60,11 +71,18 @@ def runtimes(json: Json = False) -> None:
     _show(_RUNTIMES, json)
 
 
-def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
+def _show(
+    groups: Sequence[tuple[str, str]], json: bool, more: Mapping[str, Sequence[Description]] | None = None
+) -> None:
+    """Print the members of entry-point groups, each under its title, and `more` by title."""
     from scenarios.cli.output import print_json, print_list
     from sim import plugins
 
-    found = {group: plugins.describe(group) for group, _ in groups}
+    found: dict[str, Sequence[Description]] = {group: plugins.describe(group) for group, _ in groups}
+    for title, entries in (more or {}).items():
+        group = f"sim.{title.partition(':')[0]}s"
+        found[group] = entries
+        groups = [*groups, (group, title)]
     if json:
         print_json(
             {
@@ -80,4 +98,4 @@ def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
 
 
 def _origin(distribution: str) -> str:
-    return "" if distribution == "graph-schedule-sim" else f" [{distribution}]"
+    return "" if distribution == _OURS else f" [{distribution}]"
