@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from devices.memory.spec import read_allocator
 from sim import units
 from sim.errors import InputError, UnknownNameError
 
@@ -187,6 +188,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "integers": Type(_list_of(_integer), "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
     "counts by name": Type(_counts, "{a: 64, b: 68}"),
+    "allocator": Type(read_allocator, "caching, or {name: caching, malloc: 150us}"),
     "mapping": Type(_mapping, "{...}"),
     "anything": Type(_anything, "..."),
 }
@@ -266,6 +268,7 @@ _DEVICE = [
     # -- memory and copies
     Field("memory", "bytes", "capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
+    Field("allocator", "allocator", "who manages the memory; default: bytes are counted, no more"),
     Field("l2", "bytes", "second-level cache", ("cpu", "gpu")),
     Field("scratchpad", "bytes", "software-managed memory of a core", _NPU),
     Field(

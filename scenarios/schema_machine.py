@@ -42,6 +42,7 @@ _QUANTITIES: Final = {
     "words": {"type": "array", "items": {"type": "string"}},
     "integers": {"type": "array", "items": {"type": "integer"}},
     "curve": {"type": "object"},
+    "allocator": {"type": ["string", "object"]},
     "mapping": {"type": "object"},
     "anything": {},
 }

@@ -12,7 +12,8 @@
 This is the memory that the schedule needs, without an allocator's rounding and fragments (those are
 the business of `devices.memory`). An output that nobody reads is freed when its op ends. At one
 instant what ends is freed before what begins is taken, as in the engine; what lives for no time at
-all takes nothing. On a machine without links the reader uses the producer's copy.
+all takes nothing. A view (`sim.storage`) lives in what it is a view of, and prolongs its life. On a
+machine without links the reader uses the producer's copy.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sim.critical_path import crossing_reads
 from sim.dependencies import dependencies
 from sim.errors import InputError
 from sim.graph import UNSET, IntArray
+from sim.storage import storage_of
 from sim.trace import Trace
 
 __all__ = ["Holder", "Lifetimes", "MemoryUse", "lifetimes", "memory_use", "peak_bytes"]
@@ -120,6 +122,23 @@ def lifetimes(trace: Trace, since: str = "start") -> Lifetimes:
     data = by_task | (producer >= len(trace))
     np.maximum.at(dies, read[data], over[consumer[data]])
 
+    # ... and a view does the same to what it is a view of, having no bytes of its own.
+    nbytes = graph.tensor_nbytes[tensor]
+    shared = storage_of(graph)
+    views = np.flatnonzero((shared[tensor] != UNSET) & (np.arange(len(tensor)) < len(maker)))
+    if len(views):
+        fed_by = {
+            (task, carried): life
+            for task, carried, life in zip(
+                consumer[data].tolist(), carried[data].tolist(), read[data].tolist(), strict=True
+            )
+        }
+        for life in views[::-1].tolist():  # a view of a view comes after it
+            base = fed_by.get((int(maker[life]), int(shared[tensor[life]])))
+            nbytes[life] = 0
+            if base is not None:
+                dies[base] = max(dies[base], dies[life])
+
     # 3. What is there from the beginning stays on every device that reads it, or sends it away.
     away, _ = crossing_reads(trace.job)
     outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
@@ -138,7 +157,7 @@ def lifetimes(trace: Trace, since: str = "start") -> Lifetimes:
         np.concatenate((trace.device[maker], moved["destination"], on)),
         tensor,
         np.concatenate((trace.tasks["iteration"][maker], moved["iteration"], np.full(len(kept), UNSET))),
-        graph.tensor_nbytes[tensor],
+        np.concatenate((nbytes, graph.tensor_nbytes[kept])),
         np.concatenate((born, np.zeros(len(kept), np.int64))),
         np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),
     )

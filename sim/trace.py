@@ -72,7 +72,8 @@ class Trace:
         indices), ``nbytes, ready_ns, start_ns, end_ns``.
     memory : mapping of str to array of int64, optional
         One row per allocation (``change`` > 0) or free (< 0), in order, when an allocator was used:
-        ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change).
+        ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change), and the
+        ``tensor`` with its ``iteration`` (-1: there from the beginning).
     """
 
     job: Job

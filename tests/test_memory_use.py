@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy, draw_run
 
-from devices.memory.tensors import tensor_memory
+from devices.memory.tensors import MemorySpec, tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.build.control_flow import while_loop
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.errors import InputError
+from sim.errors import GraphError, InputError
 from sim.memory_use import lifetimes, memory_use, peak_bytes
 
 
@@ -153,3 +153,75 @@ def test_loops_reuse_what_their_iterations_free() -> None:
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), ReadyQueue())
     assert trace.makespan_ns == 50
     assert peak_bytes(trace) == {"cpu0": 100}
+
+
+def views() -> GraphBuilder:
+    """a (100 bytes), a view of it, a view of that, and a reader of the second view."""
+    b = GraphBuilder("views")
+    b.op("a", duration_ns=10, outputs=100)
+    b.op("flat", duration_ns=0, inputs=["a"], outputs=100, attributes={"view_of": 0})
+    b.op("flatter", duration_ns=10, inputs=["flat"], outputs=100, attributes={"view_of": 0})
+    b.op("b", duration_ns=10, inputs=["flatter"], outputs=7)
+    return b
+
+
+def test_a_view_has_no_bytes_and_keeps_what_it_views() -> None:
+    trace = simulate(
+        views().build(),
+        Machine((Device("gpu0"),)),
+        ReadyQueue(),
+        memory=tensor_memory({"gpu0": MemorySpec()}),
+    )
+    assert steps(trace, "gpu0") == [(0, 100), (20, 107), (30, 0)]
+    assert trace.memory is not None
+    assert trace.memory["change"].tolist() == [100, 7, -100, -7]
+    assert trace.memory["tensor"].tolist() == [0, 3, 0, 3]
+
+
+def test_a_view_of_a_parameter_is_there_already() -> None:
+    b = GraphBuilder("transposed")
+    b.parameter("w", 50)
+    b.op("t", duration_ns=10, inputs=["w"], outputs=50, attributes={"view_of": 0})
+    b.op("c", duration_ns=10, inputs=["t"], outputs=3)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue(), memory=tensor_memory())
+    assert peak_bytes(trace) == {"gpu0": 53}
+    assert trace.memory is not None
+    assert trace.memory["in_use"].tolist() == [50, 53, 50]
+
+
+def test_a_view_of_something_that_is_no_input_is_refused() -> None:
+    b = GraphBuilder("wrong")
+    b.op("a", outputs=100)
+    b.op("flat", inputs=["a"], outputs=100, attributes={"view_of": 1})
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    with pytest.raises(GraphError, match="op 'flat': view_of should be the number of one of its 1 inputs"):
+        memory_use(trace)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_views_agree_with_an_exact_allocator(seed: int) -> None:
+    """Random graphs in which every third op is a view of its first input, over two devices."""
+    rng = np.random.default_rng([seed, 7])
+    b = GraphBuilder("random views")
+    b.parameter("w", 11)
+    for i in range(25):
+        inputs = [f"op{rng.integers(i)}" for _ in range(int(rng.integers(1, 3)))] if i else ["w"]
+        attributes = {"view_of": 0} if rng.random() < 0.35 else None
+        ns, size = int(rng.integers(0, 4)) * 10, int(rng.integers(0, 50))
+        device = f"gpu{rng.integers(2)}"
+        b.op(f"op{i}", inputs=inputs, outputs=size, duration_ns=ns, device=device, attributes=attributes)
+    link = Link("l", "gpu0", "gpu1", 3, 10**10, "shared"), Link("k", "gpu1", "gpu0", 3, 10**10, "shared")
+    machine = Machine((Device("gpu0"), Device("gpu1", streams=2)), link, network=make_network)
+    trace = simulate(b.build(), machine, ReadyQueue(), memory=tensor_memory(), iterations=2)
+    trace.check()
+    assert trace.memory is not None
+    for d, use in enumerate(memory_use(trace).values()):
+        mine = trace.memory["device"] == d
+        last = dict(
+            zip(trace.memory["time_ns"][mine].tolist(), trace.memory["in_use"][mine].tolist(), strict=True)
+        )
+        last.pop(trace.makespan_ns, None)
+        needed = dict(zip(use.times_ns.tolist(), use.in_use_bytes.tolist(), strict=True))
+        assert {t: n for t, n in last.items() if t in needed} == {
+            t: n for t, n in needed.items() if t in last
+        }

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.tensors import MemorySpec, program_events, tensor_memory
+from devices.memory.spec import MemorySpec, read_allocator
+from devices.memory.tensors import program_events, tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
+from sim.errors import InfeasibleError, InputError, OutOfMemoryError, StuckError, UnknownNameError
 from sim.job import make_job
 
 
@@ -201,3 +202,41 @@ def test_memory_is_all_given_back(
     )
     if allocator != "counted":  # its frees wait for the device
         assert bare.makespan_ns == trace.makespan_ns  # unlimited memory without costs changes nothing
+
+
+def test_a_worker_gives_back_what_it_read_when_it_has_read_it() -> None:
+    """Under the issue lifetime too: a CPU executes what it takes, and no stream protects what it reads."""
+    machine = Machine((Device("cpu0", "cpu", workers=1),))
+    trace = simulate(chain(100, 50), machine, ReadyQueue(), memory=tensor_memory(lifetime="issue"))
+    assert trace.memory is not None
+    assert trace.memory["time_ns"].tolist() == [0, 10, 20, 20]
+    assert trace.memory["change"].tolist() == [100, 50, -100, -50]
+
+
+def test_parameters_lie_beside_a_static_plan_and_count() -> None:
+    """w takes 900 of 1,000 bytes, a 60 and b 50 live at once: with 90 more for both there is no plan."""
+    builder = GraphBuilder("weights")
+    builder.parameter("w", 900)
+    builder.op("a", inputs=["w"], outputs=60, duration_ns=10)
+    builder.op("b", inputs=["a"], outputs=50, duration_ns=10)
+    planned = tensor_memory({"gpu0": MemorySpec("planned")})
+    trace = simulate(builder.build(), gpu(1010), ReadyQueue(), memory=planned)
+    assert peak(trace) == peak(trace, "reserved") == 1010
+    with pytest.raises(InfeasibleError, match="takes 110 B, and the device has 100 B left"):
+        simulate(builder.build(), gpu(1000), ReadyQueue(), memory=planned)
+
+
+def test_allocators_are_described_in_words() -> None:
+    spec = read_allocator({"name": "counted", "rounding": "2MiB", "free": "10us", "free_synchronises": False})
+    assert spec == MemorySpec("counted", 0, 10_000, 0, {"rounding": 2 << 20, "free_synchronises": False})
+    assert read_allocator("bfc") == MemorySpec("bfc")
+    with pytest.raises(
+        UnknownNameError, match=r"unknown option of the bfc allocator 'allow_grow'.*'allow_growth'"
+    ):
+        read_allocator({"name": "bfc", "allow_grow": True})
+    with pytest.raises(InputError, match=r"allocator.malloc: 5 has no unit"):
+        read_allocator({"name": "bfc", "malloc": 5})
+    with pytest.raises(InputError, match="3 is no allocator"):
+        read_allocator(3)
+    with pytest.raises(InputError, match="allow_growth: 3 is neither a word nor true or false"):
+        read_allocator({"name": "bfc", "allow_growth": 3})

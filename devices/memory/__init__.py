@@ -27,6 +27,7 @@ from devices.memory.pool import PoolAllocator, virtual_devices
 from devices.memory.read import read_events
 from devices.memory.replay import Replay, replay
 from devices.memory.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
+from devices.memory.spec import MemorySpec, read_allocator
 
 __all__ = [
     "ALLOCATORS",
@@ -37,6 +38,7 @@ __all__ = [
     "CountedAllocator",
     "DeviceMemory",
     "MemoryEvent",
+    "MemorySpec",
     "Operand",
     "Owner",
     "PlannedAllocator",
@@ -49,6 +51,7 @@ __all__ = [
     "largest_holders",
     "make_allocator",
     "out_of_memory",
+    "read_allocator",
     "read_events",
     "replay",
     "tile",

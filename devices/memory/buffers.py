@@ -8,6 +8,8 @@ is made once, before time 0; `devices.memory.tensors` lets it live.
     gpu0: a ──► [a on gpu0] ──► b                 buffers:  0..n_tensors-1   tensors where they are made
                      │                                      n_tensors + t    the copy transfer t makes
     gpu1:            └─transfer─► [a on gpu1] ──► c
+
+A view (`sim.storage`) has no buffer: who reads it reads the buffer that it is a view of.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.graph import Csr, IntArray, Role
+from sim.graph import IntArray, Role
 from sim.job import Job
+from sim.storage import storage_of
 from sim.transfers import Flow
 
 __all__ = ["Buffers", "make_buffers"]
@@ -32,7 +35,7 @@ class Buffers(NamedTuple):
         Size, and index of the device where it lies (-1: an external tensor that lies everywhere).
     writes, reads : list of lists, one per node
         Buffers it makes; (buffer, distance) pairs it reads, a tensor read twice once.
-    resident : list of (device, nbytes, name)
+    resident : list of (device, nbytes, tensor)
         Parameters and graph inputs, once for each device that reads them.
     """
 
@@ -40,7 +43,7 @@ class Buffers(NamedTuple):
     device: list[int]
     writes: list[list[int]]
     reads: list[list[tuple[int, int]]]
-    resident: list[tuple[int, int, str]]
+    resident: list[tuple[int, int, int]]
 
     def uses(self, iterations: int) -> list[list[int]]:
         """Return, per iteration and buffer, how many tasks read it."""
@@ -75,32 +78,44 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     }
     size = nbytes.tolist()
     device_of = job.device_of.tolist()
-    external = producer < 0
-    resident: dict[tuple[int, int], tuple[int, int, str]] = {}
+    external = [*(producer < 0).tolist(), *([False] * len(flow.tensor))]
+    own = _own_storage(job, copy_of, size)
+    resident: dict[tuple[int, int], tuple[int, int, int]] = {}
     reads: list[list[tuple[int, int]]] = []
     rows, ptr = graph.inputs.lists(), graph.inputs.indptr.tolist()
     distance = graph.input_distance.tolist()
     for op, row in enumerate(rows):
         seen: dict[tuple[int, int], None] = {}
         for k, tensor in enumerate(row):
-            buffer = copy_of.get((tensor, device_of[op]), tensor)
-            if buffer == tensor and external[tensor]:
-                key = (tensor, device_of[op])
-                resident.setdefault(key, (device_of[op], size[tensor], graph.external_names[tensor]))
+            buffer = own[copy_of.get((tensor, device_of[op]), tensor)]
+            if external[buffer]:
+                key = (buffer, device_of[op])
+                resident.setdefault(key, (device_of[op], size[buffer], buffer))
             elif size[buffer]:
                 seen[buffer, distance[ptr[op] + k]] = None
         reads.append(list(seen))
-    writes = [[t for t in row if size[t]] for row in _rows(graph.outputs)]
+    writes = [[t for t in row if size[t] and own[t] == t] for row in graph.outputs.lists()]
     for t, tensor in enumerate(flow.tensor.tolist()):
-        buffer = n_tensors + t
+        buffer, source = n_tensors + t, own[tensor]
         writes.append([buffer] if size[buffer] else [])
-        reads.append([(tensor, 0)] if size[tensor] and not external[tensor] else [])
+        reads.append([(source, 0)] if size[source] and not external[source] else [])
         if external[tensor] and graph.tensor_role[tensor] == Role.INPUT:
-            source = int(flow.source[t])
-            resident.setdefault((tensor, source), (source, size[tensor], graph.external_names[tensor]))
+            home_device = int(flow.source[t])
+            resident.setdefault((tensor, home_device), (home_device, size[tensor], tensor))
     device = [*home.tolist(), *flow.destination.tolist()]
     return Buffers(size, device, writes, reads, [r for r in resident.values() if r[1]])
 
 
-def _rows(csr: Csr) -> list[list[int]]:
-    return csr.lists()
+def _own_storage(job: Job, copy_of: dict[tuple[int, int], int], size: list[int]) -> list[int]:
+    """Return, per buffer, the buffer whose bytes it really is: itself, unless it is a view."""
+    graph = job.graph
+    own = list(range(len(size)))
+    shared = storage_of(graph)
+    if (shared < 0).all():
+        return own
+    made = graph.outputs.indices[graph.outputs.indptr[:-1]].tolist()  # output 0 of each op
+    for op in graph.topological_order.tolist():
+        base = int(shared[made[op]])
+        if base >= 0:
+            own[made[op]] = own[copy_of.get((base, int(job.device_of[op])), base)]
+    return own

@@ -9,6 +9,7 @@ Two lifetimes, because runtimes differ in when they ask:
     Memory is taken in the host's order, when a task is issued, and given back when the last reader
     has been *issued*: what PyTorch and TensorFlow do on a GPU. The stream's order makes that safe
     on one stream; a reader on another stream holds the block until an event of it (`record_use`).
+    CPU workers execute what they take: what they read is given back when they have read it.
 
 Out of memory is an outcome: an error at that instant, or, with ``when_full="wait"``, the task waits
 until something is freed. A buffer that could not be had on an empty device is refused before time 0.
@@ -18,48 +19,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from devices.memory.base import Allocator, Block
 from devices.memory.buffers import Buffers, make_buffers
-from devices.memory.device import DeviceMemory
+from devices.memory.counted import CountedAllocator
 from devices.memory.events import MemoryEvent
 from devices.memory.make import make_allocator
 from devices.memory.oom import out_of_memory
+from devices.memory.spec import MemorySpec
 from sim.engine import State
 from sim.errors import InputError, OutOfMemoryError
-from sim.graph import IntArray
+from sim.graph import UNSET, IntArray
 from sim.job import Job
-from sim.model import WAIT, Device, Task
+from sim.model import WAIT, Task
 from sim.transfers import Flow, make_flow
 
 __all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
 
 LIFETIMES: Final = ("execution", "issue")
-
-
-@dataclass(frozen=True)
-class MemorySpec:
-    """How the memory of one device is managed.
-
-    Attributes
-    ----------
-    allocator : str
-        A name in `devices.memory.ALLOCATORS`.
-    malloc_ns, free_ns, synchronise_ns : int
-        What a device malloc, a device free and a synchronisation cost the issuer.
-    options : mapping
-        Options of the allocator.
-    """
-
-    allocator: str = "pool"
-    malloc_ns: int = 0
-    free_ns: int = 0
-    synchronise_ns: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+_COLUMNS: Final = ("time_ns", "device", "change", "in_use", "requested", "reserved", "tensor", "iteration")
 
 
 def tensor_memory(
@@ -110,10 +91,13 @@ class TensorMemory:
         self.buffers = make_buffers(job, engine.flow)
         self.uses = self.buffers.uses(job.iterations)
         self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
-        self.allocators = [
-            _make(job, self.flow, device, i, spec)
-            for i, (device, spec) in enumerate(zip(machine.devices, self.specs, strict=True))
+        self.allocators: list[Allocator] = [
+            CountedAllocator(device.memory_bytes, name=device.name)
+            if spec.allocator == "planned"
+            else make_allocator(spec.allocator, device.memory_bytes, name=device.name, **spec.options)
+            for device, spec in zip(machine.devices, self.specs, strict=True)
         ]
+        self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
         self.blocks: dict[tuple[int, int], Block] = {}
         self.granted: set[int] = set()
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
@@ -121,14 +105,31 @@ class TensorMemory:
         self.tokens: dict[int, list[tuple[Allocator, int]]] = defaultdict(list)
         self.last_on_stream: dict[int, Task] = {}
         self.n_ops = engine.flow.n_ops
-        self.log: list[tuple[int, int, int, int, int, int]] = []
-        for device, nbytes, name in self.buffers.resident:
-            allocator = self.allocators[device]
-            if self.specs[device].allocator == "planned":
-                continue  # a static plan is for what is computed; TVM keeps parameters apart, too
-            allocator.alloc(nbytes, 0, name)
-            self._note(device, nbytes)
+        # Ops whose reads count when they are issued: the order of streams protects what they read.
+        self.launched = [self.at_issue and not executed for executed in engine.executed]
+        self.launched += [False] * (engine.flow.n_nodes - self.n_ops)
+        self.tensor_of = [*range(job.graph.n_tensors), *engine.flow.tensor.tolist()]  # what a buffer holds
+        self.log: list[tuple[int, ...]] = []
+        self._load()
         self._refuse_impossible()
+
+    def _load(self) -> None:
+        """Take the memory of what is there from the beginning; then plan for the rest, where that is asked.
+
+        A static plan is for what is computed: parameters and inputs lie beside it, as in TVM.
+        """
+        for device, nbytes, tensor in self.buffers.resident:
+            self.allocators[device].alloc(nbytes, 0, self.job.graph.external_names[tensor])
+            self._note(device, nbytes, tensor, UNSET)
+        for device, spec in enumerate(self.specs):
+            if spec.allocator != "planned":
+                continue
+            beside = self.allocators[device]
+            events = _events(self.buffers, self.job, self.flow, device)
+            self.apart[device] = beside.in_use
+            self.allocators[device] = make_allocator(
+                "planned", beside.memory, name=beside.name, events=events, **spec.options
+            )
 
     def _refuse_impossible(self) -> None:
         for buffers in self.buffers.writes:
@@ -170,8 +171,10 @@ class TensorMemory:
             taken.append(buffer)
         self.granted.add(task.id)
         for buffer in taken:
-            self._note(device, self.blocks[task.iteration, buffer].nbytes)
-        if self.at_issue and task.op < self.n_ops:
+            nbytes = self.blocks[task.iteration, buffer].nbytes
+            self._note(device, nbytes, self.tensor_of[buffer], task.iteration)
+        launched = self.launched[task.op]
+        if launched:
             self._read(task, stream)
             self.last_on_stream[stream] = task
         mallocs, frees, synchronised = (
@@ -186,19 +189,20 @@ class TensorMemory:
         if synchronised and self.outstanding[device]:
             self.synchronising[task.id] = cost
             return WAIT
-        if self.at_issue and task.op < self.n_ops:
+        if launched:
             self.outstanding[device] += 1
         return cost
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
         freed = bool(self.synchronising)
-        if self.at_issue and task.op < self.n_ops:
+        launched = self.launched[task.op]
+        if launched:
             self.outstanding[self._device(task)] -= 1
         for allocator, token in self.tokens.pop(task.id, ()):
             allocator.event_done(token)
             freed = True
-        if self.at_issue and task.op < self.n_ops:
+        if launched:
             return freed
         return self._read(task, self._stream(task)) or freed
 
@@ -211,7 +215,7 @@ class TensorMemory:
             iteration = task.iteration - distance
             if iteration < 0:
                 continue
-            if self.at_issue and task.op < self.n_ops:
+            if self.launched[task.op]:
                 device = self.buffers.device[buffer]
                 self.allocators[device].record_use(self.blocks[iteration, buffer], stream)
             self.uses[iteration][buffer] -= 1
@@ -235,7 +239,7 @@ class TensorMemory:
                 allocator.event_done(token)
             else:
                 self.tokens[last.id].append((allocator, token))
-        self._note(device, -block.nbytes)
+        self._note(device, -block.nbytes, self.tensor_of[buffer], iteration)
 
     def _device(self, task: Task) -> int:
         return self.engine.device_of[task.op] if task.op < self.n_ops else self._there(task)
@@ -253,22 +257,17 @@ class TensorMemory:
 
     # -- what is reported --------------------------------------------------------------------
 
-    def _note(self, device: int, change: int) -> None:
-        allocator = self.allocators[device]
+    def _note(self, device: int, change: int, tensor: int, iteration: int) -> None:
+        allocator, apart = self.allocators[device], self.apart[device]
+        in_use, reserved = allocator.in_use + apart, allocator.reserved + apart
+        requested = allocator.requested + apart
         now = self.engine.now_ns
-        self.log.append((now, device, change, allocator.in_use, allocator.requested, allocator.reserved))
+        self.log.append((now, device, change, in_use, requested, reserved, tensor, iteration))
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
-        table = np.array(self.log, dtype=np.int64).reshape(-1, 6).T
-        names = ("time_ns", "device", "change", "in_use", "requested", "reserved")
-        return dict(zip(names, table, strict=True))
-
-
-def _make(job: Job, flow: Flow, device: Device, index: int, spec: MemorySpec) -> Allocator:
-    events = program_events(job, index, flow) if spec.allocator == "planned" else None
-    memory = DeviceMemory(device.memory_bytes)
-    return make_allocator(spec.allocator, memory, name=device.name, events=events, **spec.options)
+        table = np.array(self.log, dtype=np.int64).reshape(-1, len(_COLUMNS)).T
+        return dict(zip(_COLUMNS, table, strict=True))
 
 
 def program_events(job: Job, device: int, flow: Flow | None = None) -> list[MemoryEvent]:

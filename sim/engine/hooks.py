@@ -41,4 +41,4 @@ class Memory(Protocol):
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
 
     def columns(self) -> dict[str, IntArray]:
-        """Return the log: ``time_ns, device, change, in_use, requested, reserved``, in order."""
+        """Return the log: its columns are in `sim.trace.Trace`, its rows in order."""

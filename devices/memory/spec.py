@@ -1,0 +1,103 @@
+"""How the memory of one device is managed, as a description says it.
+
+::
+
+    allocator: caching
+    allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronise: 10us}
+                      │              └ an option of it                 └ what calls to the device cost
+                      └ a name in `devices.memory.ALLOCATORS`
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from devices.memory.make import ALLOCATORS
+from sim.errors import InputError, UnknownNameError
+from sim.units import parse_bytes, parse_duration
+
+__all__ = ["MemorySpec", "read_allocator"]
+
+_COSTS: Final = {"malloc": "malloc_ns", "free": "free_ns", "synchronise": "synchronise_ns"}
+_BYTES: Final = frozenset({"limit", "max_split_size", "alignment", "rounding"})
+"""Options of allocators that are sizes; a bare number of them is bytes nowhere: they have units."""
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """How the memory of one device is managed.
+
+    Attributes
+    ----------
+    allocator : str
+        A name in `devices.memory.ALLOCATORS`.
+    malloc_ns, free_ns, synchronise_ns : int
+        What a device malloc, a device free and a synchronisation cost the issuer.
+    options : mapping
+        Options of the allocator.
+    """
+
+    allocator: str = "pool"
+    malloc_ns: int = 0
+    free_ns: int = 0
+    synchronise_ns: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_allocator(value: object, what: str = "allocator") -> MemorySpec:
+    """Read a description: the name of an allocator, or a mapping with its name, costs and options.
+
+    Parameters
+    ----------
+    value : str or mapping
+    what : str
+        What is described, the beginning of an error message.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such allocator, or it has no such option.
+    InputError
+        A cost without its unit, or something that is neither a word nor a mapping.
+
+    Examples
+    --------
+    >>> read_allocator({"name": "caching", "max_split_size": "20MiB", "malloc": "150us"})
+    MemorySpec(allocator='caching', malloc_ns=150000, free_ns=0, synchronise_ns=0, \
+options={'max_split_size': 20971520})
+    >>> read_allocator("cacheing")
+    Traceback (most recent call last):
+        ...
+    sim.errors.UnknownNameError: unknown allocator 'cacheing'; did you mean 'caching'? Known: bfc, caching, \
+counted, planned, pool, scratchpad
+    """
+    given = {"name": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise InputError(
+            f"{what}: {value!r} is no allocator; accepted: its name, as in caching, "
+            "or a mapping, as in {name: caching, malloc: 150us}"
+        )
+    name = given["name"]
+    if name not in ALLOCATORS:
+        raise UnknownNameError("allocator", name, ALLOCATORS)
+    parameters = inspect.signature(ALLOCATORS[name]).parameters.values()
+    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"name", "group_of", "limits"}
+    costs: dict[str, int] = {}
+    chosen: dict[str, Any] = {}
+    for key, item in given.items():
+        if key == "name":
+            continue
+        if key in _COSTS:
+            costs[_COSTS[key]] = parse_duration(item, what=f"{what}.{key}")
+        elif key not in options:
+            raise UnknownNameError(f"option of the {name} allocator", str(key), options | set(_COSTS))
+        elif key in _BYTES:
+            chosen[key] = parse_bytes(item, what=f"{what}.{key}")
+        elif isinstance(item, (bool, str)):
+            chosen[key] = item
+        else:
+            raise InputError(f"{what}.{key}: {item!r} is neither a word nor true or false")
+    return MemorySpec(name, **costs, options=chosen)
