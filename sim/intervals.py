@@ -12,13 +12,15 @@ Zero-length intervals cover nothing and disturb nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.graph import IntArray
 
-__all__ = ["Cover", "Intervals", "complement", "most_at_once", "stacked", "union"]
+__all__ = ["Cover", "Intervals", "complement", "levels", "most_at_once", "stacked", "union"]
 
 
 class Intervals(NamedTuple):
@@ -166,3 +168,32 @@ def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int,
     in_use = taken - returned[np.searchsorted(end[ends], start[begins], side="right")]
     k = int(in_use.argmax())
     return int(in_use[k]), int(begins[k])
+
+
+def levels(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each interval the lowest level that is free from its start on, for drawing.
+
+    Parameters
+    ----------
+    spans : iterable of (int, int)
+        Start and end, in order of start.
+
+    Examples
+    --------
+    >>> levels([(0, 5), (1, 3), (3, 9), (5, 6)])
+    [0, 1, 1, 0]
+    """
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    found = []
+    n = 0
+    for start, end in spans:
+        while busy and busy[0][0] <= start:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            heappush(free, n)
+            n += 1
+        level = heappop(free)
+        heappush(busy, (end, level))
+        found.append(level)
+    return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from sim.bounds import issue_costs_ns
 from sim.dependencies import dependencies
 from sim.explain import final_waits
 from sim.graph import IntArray
+from sim.intervals import levels
 from sim.memory_use import memory_use
 from sim.metrics import transfers_on_links
 from sim.trace import WAITS, Trace
@@ -84,33 +84,11 @@ class _Lanes:
         start, end = trace.transfers["start_ns"].tolist(), trace.transfers["end_ns"].tolist()
         for k, each in enumerate(machine.links):
             rows = [row for row, used in zip(self.row, link, strict=True) if used == k]
-            depth = _depths([(start[row], end[row]) for row in rows])
+            depth = levels([(start[row], end[row]) for row in rows])
             first = len(self.link_names) + 1
             self.link += [_Lane(self.base + _LINKS, first + d) for d in depth]
             for d in range(max(depth, default=-1) + 1):
                 self.link_names.append(each.name if d == 0 else f"{each.name} ({d + 1})")
-
-
-def _depths(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Return for each span (sorted by start) the lowest level that is free from its start on.
-
-    >>> _depths([(0, 5), (1, 3), (3, 9), (5, 6)])
-    [0, 1, 1, 0]
-    """
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []
-    levels = []
-    n = 0
-    for start, end in spans:
-        while busy and busy[0][0] <= start:
-            heappush(free, heappop(busy)[1])
-        if not free:
-            heappush(free, n)
-            n += 1
-        level = heappop(free)
-        heappush(busy, (end, level))
-        levels.append(level)
-    return levels
 
 
 def _us(ns: int) -> str:

@@ -2,21 +2,25 @@
 
 ::
 
-    gpu0/0  ▇▇conv▇▇▇▇pool▇▇      ▇▇concat▇▇       bars coloured by kind, named where there is room
-    gpu0/1           ▇▇conv▇▇▇▇▇▇▇                 arrows (on request) from producer to consumer
+    gpu0/host   ▇▇▇▇▇▇                              launches, on request
+    gpu0/0        ▇▇conv▇▇▇▇pool▇▇   ▇▇concat▇▇     bars coloured by kind, named where there is room
+    gpu0/1               ▇▇conv▇▇▇▇▇▇▇              arrows (on request) from producer to consumer
+    gpu0→gpu1                     ▇▇                transfers
 
-All bars of a chart are one collection of polygons: 20,000 of them draw in well under a second, and get no
-edges, which would be all that one sees.
+All bars of a chart are one collection of polygons: 20,000 of them draw in well under a second. Narrow
+ones get no edges, which would be all that one sees, and are blended, not snapped to pixels, so that a
+column of the picture has the colours of what ran then, as strong as the lane was busy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.graph import IntArray
+from sim.graph import UNSET
+from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
 from sim.trace import Trace
 
@@ -26,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["colours_of", "compare_gantt", "gantt"]
 
-TRANSFER: Final = "transfer"
-_HEIGHT: Final = 0.8
+_HEIGHT = 0.8
+_LANE_INCHES = 0.36
 
 
 def gantt(
@@ -36,6 +40,7 @@ def gantt(
     *,
     colours: Mapping[str, str] | None = None,
     links: bool = True,
+    issuers: bool = False,
     arrows: bool = False,
     title: str | None = None,
     until_ns: int | None = None,
@@ -52,6 +57,8 @@ def gantt(
         Kind of op → colour; by default `colours_of` the trace.
     links : bool
         Whether transfers get lanes of their own, one per pair of devices.
+    issuers : bool
+        Whether host threads get lanes, on which launches that cost time are seen.
     arrows : bool
         Whether arrows lead from producers to consumers on other lanes.
     title : str, optional
@@ -63,19 +70,29 @@ def gantt(
     Returns
     -------
     Axes
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=1500)
+    >>> ax = gantt(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    >>> [label.get_text() for label in ax.get_yticklabels()], ax.get_xlabel()
+    (['gpu0/0'], 'time (ns)')
     """
-    rows = _Rows(trace, links)
+    bars = bars_of(trace, links=links, issuers=issuers)
     if ax is None:
-        _, (ax,) = new_figure(height=min(16.0, 1.2 + 0.38 * len(rows.names)))
+        _, (ax,) = new_figure(height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
     until = until_ns or max(trace.makespan_ns, 1)
     scale = scale_time(ax, until)
     colours = colours or colours_of([trace])
-    _bars(ax, rows, colours, scale, until)
-    _names(ax, rows, scale, until)
+    _draw(ax, bars.packed(until), colours, scale, until)
+    _names(ax, trace, bars, colours, scale, until)
     if arrows:
-        _arrows(ax, trace, rows, scale)
-    ax.set_yticks(range(len(rows.names)), rows.names)
-    ax.set_ylim(len(rows.names) - 0.5, -0.5)
+        _arrows(ax, trace, bars, scale)
+    ax.set_yticks(range(len(bars.lanes)), bars.lanes, fontsize=8 if len(bars.lanes) > 24 else None)
+    ax.set_ylim(len(bars.lanes) - 0.5, -0.5)
     ax.set_xlim(0, until / scale)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="x", linewidth=0.4, alpha=0.5)
@@ -83,18 +100,18 @@ def gantt(
     if title:
         ax.set_title(title, loc="left", fontsize=10)
     if legend:
-        _legend(ax, set(rows.kind), colours)
+        _legend(ax, _present([bars]), colours)
     return ax
 
 
-def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True) -> Figure:
+def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True, issuers: bool = False) -> Figure:
     """Draw several traces one above the other, on one time axis and with one set of colours.
 
     Parameters
     ----------
     traces : mapping of str to Trace
         Title → trace, from top to bottom.
-    links : bool
+    links, issuers : bool
         As for `gantt`.
 
     Returns
@@ -102,20 +119,29 @@ def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True) -> Figure:
     Figure
     """
     until = max(max(trace.makespan_ns for trace in traces.values()), 1)
-    heights = [max(2, len(_Rows(trace, links).names)) for trace in traces.values()]
-    figure, axes = new_figure(len(traces), height=min(24.0, 0.6 + sum(0.75 + 0.36 * h for h in heights)))
+    bars = [bars_of(trace, links=links, issuers=issuers) for trace in traces.values()]
+    heights = [_LANE_INCHES * max(2, len(each.lanes)) for each in bars]
+    figure, axes = new_figure(len(bars), height=min(40.0, 0.6 + sum(0.4 + h for h in heights)))
     grid = axes[0].get_gridspec()
     if grid is not None:
-        grid.set_height_ratios([0.75 + 0.36 * h for h in heights])
+        grid.set_height_ratios(heights)
     colours = colours_of(list(traces.values()))
     ns, unit = time_unit(until)
-    for k, (ax, (name, trace)) in enumerate(zip(axes, traces.items(), strict=True)):
+    for ax, (name, trace) in zip(axes, traces.items(), strict=True):
         title = f"{name}: {trace.makespan_ns / ns:,.4g} {unit}"
-        gantt(trace, ax, colours=colours, links=links, title=title, until_ns=until, legend=False)
+        gantt(
+            trace,
+            ax,
+            colours=colours,
+            links=links,
+            issuers=issuers,
+            title=title,
+            until_ns=until,
+            legend=False,
+        )
         ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
-        if k < len(traces) - 1:
-            ax.set_xlabel("")
-    _legend(axes[0], {kind for trace in traces.values() for kind in _Rows(trace, links).kind}, colours)
+        ax.label_outer()
+    _legend(axes[0], _present(bars), colours)
     return figure
 
 
@@ -136,116 +162,108 @@ def colours_of(traces: Sequence[Trace]) -> dict[str, str]:
         for kind, ns in zip(kinds, lasted.tolist(), strict=True):
             busy[kind] = busy.get(kind, 0) + ns
     by_time = sorted(busy, key=lambda kind: (-busy[kind], kind))
-    return {kind: OKABE_ITO[k] if k < len(OKABE_ITO) else OTHER for k, kind in enumerate(by_time)} | {
-        TRANSFER: "#444444"
-    }
+    own = {kind: OKABE_ITO[k] if k < len(OKABE_ITO) else OTHER for k, kind in enumerate(by_time)}
+    return {LAUNCH: "#BBBBBB", TRANSFER: "#444444"} | own
 
 
-class _Rows:
-    """What to draw: lanes from top to bottom, and per bar its lane, times, kind and name."""
-
-    def __init__(self, trace: Trace, links: bool) -> None:
-        graph, machine = trace.job.graph, trace.job.machine
-        alive = trace.tasks["dead"] == 0
-        op = trace.tasks["op"][alive]
-        stream = trace.tasks["stream"][alive]
-        used = np.unique(stream[stream >= 0]).tolist()
-        every = range(machine.first_stream[-1])
-        shown = [s for s in every if s in set(used)] or [0]
-        self.names = [machine.stream_name(s) for s in shown]
-        lane_of = np.full(machine.first_stream[-1] + 1, -1)
-        lane_of[shown] = np.arange(len(shown))
-        self.lane: IntArray = lane_of[stream]
-        self.start, self.end = trace.tasks["start_ns"][alive], trace.tasks["end_ns"][alive]
-        self.kind = [graph.kinds[k] for k in graph.kind_code[op].tolist()]
-        self.label = [graph.op_names[o] for o in op.tolist()]
-        self.node: IntArray = trace.tasks["iteration"][alive] * len(graph) + op
-        moved = trace.transfers
-        if links and len(moved["tensor"]):
-            pairs = sorted(set(zip(moved["source"].tolist(), moved["destination"].tolist(), strict=True)))
-            first = len(self.names)
-            devices = machine.devices
-            self.names += [f"{devices[a].name}→{devices[b].name}" for a, b in pairs]
-            at = {pair: first + k for k, pair in enumerate(pairs)}
-            rows = zip(moved["source"].tolist(), moved["destination"].tolist(), strict=True)
-            self.lane = np.concatenate((self.lane, [at[pair] for pair in rows]))
-            self.start = np.concatenate((self.start, moved["start_ns"]))
-            self.end = np.concatenate((self.end, moved["end_ns"]))
-            self.kind += [TRANSFER] * len(moved["tensor"])
-            self.label += [graph.tensor_name(t) for t in moved["tensor"].tolist()]
-
-
-def _bars(ax: Axes, rows: _Rows, colours: Mapping[str, str], scale: int, until: int) -> None:
+def _draw(ax: Axes, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
     from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgba_array
 
-    left, right = rows.start / scale, rows.end / scale
-    bottom, top = rows.lane - _HEIGHT / 2, rows.lane + _HEIGHT / 2
-    corners = np.stack(
-        [
-            np.stack(corner, axis=-1)
-            for corner in ((left, bottom), (right, bottom), (right, top), (left, top))
-        ],
-        axis=1,
-    )
-    wide = (rows.end - rows.start) > until / 400  # an edge around a thinner bar would hide it
-    faces = np.array([colours.get(kind, OTHER) for kind in rows.kind])
-    for some, width in ((wide, 0.5), (~wide, 0.0)):
-        ax.add_collection(
-            PolyCollection(
-                list(corners[some]), facecolors=faces[some].tolist(), edgecolors="white", linewidths=width
+    palette = to_rgba_array([colours.get(kind, OTHER) for kind in bars.kinds])
+    height = _HEIGHT / bars.n_levels
+    top = bars.lane - _HEIGHT / 2 + bars.level * height
+    left, right, bottom = bars.start / scale, bars.end / scale, top + height
+    corners = np.stack((left, top, left, bottom, right, bottom, right, top), axis=-1).reshape(-1, 4, 2)
+    wide = bars.end - bars.start > until / 400  # an edge around a thinner bar would hide it
+    for some, edge in ((wide, 0.5), (~wide, 0.0)):
+        if some.any():
+            collection = PolyCollection(
+                corners[some],  # type: ignore[arg-type]  # an array is drawn much faster than a list
+                facecolors=palette[bars.kind[some]],
+                edgecolors="white" if edge else "none",
+                linewidths=edge,
             )
+            collection.set_snap(bool(edge))
+            ax.add_collection(collection, autolim=False)
+
+
+def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
+    """Write names into the bars that have room for theirs: the whole one, or what follows the last slash."""
+    points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]
+    length = bars.end - bars.start
+    roomy = np.flatnonzero((length * points > until * 8) & (bars.row != UNSET))
+    for k in roomy[np.argsort(-length[roomy], kind="stable")][:400].tolist():
+        room = length[k] / until * points - 3
+        name = _name(trace, int(bars.row[k]))
+        shown = next((text for text in (name, name.rpartition("/")[2]) if len(text) * 4.5 <= room), None)
+        if shown is None:
+            continue
+        height = _HEIGHT / bars.n_levels[k]
+        y = bars.lane[k] - _HEIGHT / 2 + (bars.level[k] + 0.5) * height
+        ink = _ink(colours.get(bars.kinds[bars.kind[k]], OTHER))
+        middle = (bars.start[k] + bars.end[k]) / 2 / scale
+        ax.text(middle, y, shown, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
+
+
+def _name(trace: Trace, row: int) -> str:
+    graph = trace.job.graph
+    if row < len(trace):
+        return graph.op_names[int(trace.tasks["op"][row])]
+    return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
+
+
+def _ink(colour: str) -> str:
+    """Return black or white, whichever is read more easily on `colour` (its relative luminance, WCAG 2)."""
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.3 else "white"
+
+
+def _arrows(ax: Axes, trace: Trace, bars: Bars, scale: int) -> None:
+    """Draw arrows from the facing side of the producer's bar to that of the consumer's."""
+    from matplotlib.collections import LineCollection
+
+    source, target = arrows_of(trace, bars)
+    if not len(source):
+        return
+    down = bars.lane[target] > bars.lane[source]
+    side = np.where(down, _HEIGHT / 2, -_HEIGHT / 2)
+    begin = np.stack((bars.end[source] / scale, bars.lane[source] + side), axis=-1)
+    end = np.stack((bars.start[target] / scale, bars.lane[target] - side), axis=-1)
+    faint = float(np.clip(40 / len(source), 0.25, 0.9))  # the more there are
+    lines = LineCollection(
+        np.stack((begin, end), axis=1),  # type: ignore[arg-type]
+        colors="#333333",
+        linewidths=0.7,
+        alpha=faint,
+    )
+    ax.add_collection(lines, autolim=False)
+    for heads, marker in ((down, "v"), (~down, "^")):
+        ax.scatter(
+            end[heads, 0],
+            end[heads, 1],
+            s=9,
+            marker=marker,
+            color="#333333",
+            alpha=faint,
+            linewidths=0,
+            zorder=3,
         )
 
 
-def _names(ax: Axes, rows: _Rows, scale: int, until: int) -> None:
-    """Write names into the bars that have room for theirs."""
-    width_pt = (
-        ax.get_position().width * ax.figure.dpi_scale_trans.inverted().transform(ax.figure.bbox.size)[0] * 61
-    )
-    for k in np.flatnonzero(rows.end - rows.start > until / 60).tolist():
-        room = (rows.end[k] - rows.start[k]) / until * width_pt
-        text = rows.label[k]
-        if len(text) * 4.6 > room:
-            text = text.rpartition("/")[2]
-        if len(text) * 4.6 <= room:
-            middle = (rows.start[k] + rows.end[k]) / 2 / scale
-            ax.text(
-                middle, rows.lane[k], text, ha="center", va="center", fontsize=7, color="white", clip_on=True
-            )
-
-
-def _arrows(ax: Axes, trace: Trace, rows: _Rows, scale: int) -> None:
-    graph = trace.job.graph
-    n = len(graph)
-    row_of = {node: k for k, node in enumerate(rows.node.tolist())}
-    edges = graph.edges
-    for iteration in range(trace.job.iterations):
-        for a, b, d in zip(
-            edges.producer.tolist(), edges.consumer.tolist(), edges.distance.tolist(), strict=True
-        ):
-            p, c = row_of.get(iteration * n + a), row_of.get((iteration + d) * n + b)
-            if p is None or c is None or rows.lane[p] == rows.lane[c]:
-                continue
-            ax.annotate(
-                "",
-                (rows.start[c] / scale, rows.lane[c]),
-                (rows.end[p] / scale, rows.lane[p]),
-                arrowprops={
-                    "arrowstyle": "->",
-                    "linewidth": 0.6,
-                    "color": "#555555",
-                    "shrinkA": 0,
-                    "shrinkB": 0,
-                },
-            )
+def _present(bars: Sequence[Bars]) -> set[str]:
+    return {each.kinds[k] for each in bars for k in np.unique(each.kind).tolist()}
 
 
 def _legend(ax: Axes, present: set[str], colours: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch
 
-    own = [kind for kind in colours if kind in present and colours[kind] != OTHER]
-    handles = [Patch(color=colours[kind], label=kind) for kind in own]
+    ops = [kind for kind in colours if kind in present and kind not in (LAUNCH, TRANSFER)]
+    handles = [Patch(color=colours[kind], label=kind) for kind in ops if colours[kind] != OTHER]
     if any(colours.get(kind, OTHER) == OTHER for kind in present):
         handles.append(Patch(color=OTHER, label="other"))
+    handles += [Patch(color=colours[kind], label=kind) for kind in (LAUNCH, TRANSFER) if kind in present]
     if len(handles) > 1:
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sim.memory_use import memory_use
 from sim.plot.figure import OKABE_ITO, new_figure, scale_time
 from sim.trace import Trace
@@ -39,7 +41,10 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     if ax is None:
         _, (ax,) = new_figure(height=2.6)
     scale = scale_time(ax, max(trace.makespan_ns, 1))
-    top = max(use.peak_bytes, 1)
+    log = trace.memory
+    mine = slice(0, 0) if log is None else np.flatnonzero(log["device"] == index)
+    reserved = 0 if log is None else int(log["reserved"][mine].max(initial=0))
+    top = max(use.peak_bytes, reserved, 1)
     unit, name = next(
         ((u, n) for u, n in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")) if top >= u), (1, "B")
     )
@@ -47,27 +52,28 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     ax.fill_between(times, held, step="post", color=OKABE_ITO[4], alpha=0.7, linewidth=0, label="in use")
     if use.resident_bytes:
         ax.axhspan(0, use.resident_bytes / unit, color=OKABE_ITO[0], linewidth=0, label="resident")
-    if trace.memory is not None:
-        mine = trace.memory["device"] == index
+    if log is not None:
         ax.step(
-            trace.memory["time_ns"][mine] / scale,
-            trace.memory["reserved"][mine] / unit,
+            log["time_ns"][mine] / scale,
+            log["reserved"][mine] / unit,
             where="post",
             color=OKABE_ITO[5],
             linewidth=1,
             label="reserved",
         )
     ax.axvline(use.peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
+    late = use.peak_ns > trace.makespan_ns / 2
     ax.annotate(
         f"peak {use.peak_bytes / unit:,.4g} {name}",
         (use.peak_ns / scale, use.peak_bytes / unit),
         textcoords="offset points",
-        xytext=(4, -10),
+        xytext=(-4, 3) if late else (4, 3),
+        ha="right" if late else "left",
         fontsize=8,
     )
     ax.set_ylabel(f"{device} ({name})")
     ax.set_xlim(0, max(trace.makespan_ns, 1) / scale)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.18 * top / unit)  # room for the peak's label
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     if title:

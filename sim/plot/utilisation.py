@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sim.explain import idle_reasons
-from sim.plot.figure import OKABE_ITO, OTHER, new_figure
+from sim.explain import REASONS, idle_reasons
+from sim.plot.figure import OKABE_ITO, new_figure
 from sim.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["utilisation"]
+
+_BUSY, *_IDLE = OKABE_ITO
+_COLOURS: Final = dict(zip(REASONS, (*_IDLE, "#000000", "#555555", "#8C510A", "#DDDDDD"), strict=True))
+"""A reason has the same colour in every picture; ``finished``, the last, is nobody's fault and pale."""
 
 
 def utilisation(trace: Trace, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -30,17 +34,16 @@ def utilisation(trace: Trace, ax: Axes | None = None, *, title: str | None = Non
     reasons = idle_reasons(trace)
     names = list(reasons)
     if ax is None:
-        _, (ax,) = new_figure(height=1.2 + 0.4 * len(names))
+        _, (ax,) = new_figure(height=min(20.0, 1.0 + 0.36 * max(2, len(names))))
     total = max(trace.makespan_ns, 1)
-    words = sorted({word for idle in reasons.values() for word, ns in idle.items() if ns})
     left = [100.0 * (total - sum(idle.values())) / total for idle in reasons.values()]
-    ax.barh(names, left, color=OKABE_ITO[0], label="busy")
-    for k, word in enumerate(words):
+    ax.barh(names, left, color=_BUSY, label="busy", height=0.7)
+    for word, colour in _COLOURS.items():
         share = [100.0 * idle.get(word, 0) / total for idle in reasons.values()]
-        colour = OKABE_ITO[k + 1] if k + 1 < len(OKABE_ITO) and word != "finished" else OTHER
-        ax.barh(names, share, left=left, color=colour, label=f"idle: {word}")
+        if any(share):
+            ax.barh(names, share, left=left, color=colour, label=f"idle: {word}", height=0.7)
         left = [a + b for a, b in zip(left, share, strict=True)]
-    ax.invert_yaxis()
+    ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_xlim(0, 100)
     ax.set_xlabel("share of the makespan (%)")
     ax.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,176 @@
+"""What a Gantt chart shows: its lanes from top to bottom, and one bar per task, launch or transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from sim.bounds import issue_costs_ns
+from sim.dependencies import dependencies
+from sim.graph import UNSET, IntArray
+from sim.intervals import levels
+from sim.trace import Trace
+
+__all__ = ["LAUNCH", "TRANSFER", "Bars", "arrows_of", "bars_of"]
+
+TRANSFER: Final = "transfer"
+LAUNCH: Final = "launch"
+_COLUMNS: Final = 4_000
+"""Narrower than the makespan over this, a bar has no width of its own in any picture."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars and their lanes.
+
+    Attributes
+    ----------
+    lanes : list of str
+        Names, from top to bottom.
+    kinds : list of str
+        Vocabulary of `kind`: kinds of op, then ``launch`` and ``transfer``.
+    lane, kind, start, end : arrays of int64
+        Lane, kind and times (ns) of each bar.
+    level, n_levels : arrays of int64
+        Where bars of a lane overlap in time, it is cut in `n_levels`, of which this one has `level`.
+    row : array of int64
+        Its row, transfers after tasks; -1 for a launch and for what stands for several.
+    """
+
+    lanes: list[str]
+    kinds: list[str]
+    lane: IntArray
+    kind: IntArray
+    start: IntArray
+    end: IntArray
+    level: IntArray
+    n_levels: IntArray
+    row: IntArray
+
+    def __len__(self) -> int:
+        """Return the number of bars."""
+        return len(self.lane)
+
+    def some(self, which: IntArray) -> Bars:
+        """Return the bars at some positions, or where a mask is true."""
+        return Bars(self.lanes, self.kinds, *(column[which] for column in self._columns))
+
+    @property
+    def _columns(self) -> tuple[IntArray, ...]:
+        return self.lane, self.kind, self.start, self.end, self.level, self.n_levels, self.row
+
+    def packed(self, until_ns: int, limit: int = 10_000) -> Bars:
+        """Return fewer bars that look the same, when more than `limit` are too narrow to be seen.
+
+        The narrow ones of one lane, kind and column of the picture become one bar as wide as all of them
+        together, and stand side by side in that column: the column keeps its colours and their shares.
+        """
+        column_ns = until_ns // _COLUMNS
+        narrow = self.end - self.start <= column_ns
+        if int(narrow.sum()) <= limit or column_ns < 2:
+            return self
+        thin = self.some(np.flatnonzero(narrow))
+        column = thin.start // column_ns
+        place = (thin.lane * (until_ns // column_ns + 2) + column) * len(self.kinds) + thin.kind
+        each, first, which = np.unique(place, return_index=True, return_inverse=True)
+        width = np.zeros(len(each), np.int64)
+        np.add.at(width, which, thin.end - thin.start)
+        spot = each // len(self.kinds)
+        before = np.cumsum(width) - width
+        leader = np.searchsorted(spot, spot)  # the first kind of the column
+        start = column[first] * column_ns + before - before[leader]
+        merged = replace(thin.some(first), start=start, end=start + width, row=np.full(len(each), UNSET))
+        rest = self.some(np.flatnonzero(~narrow))
+        both = zip(rest._columns, merged._columns, strict=True)
+        return Bars(self.lanes, self.kinds, *map(np.concatenate, both))
+
+
+def bars_of(trace: Trace, *, links: bool = True, issuers: bool = False) -> Bars:
+    """Return the bars of a trace: lanes of streams that were used, in machine order.
+
+    Parameters
+    ----------
+    trace : Trace
+    links : bool
+        Whether transfers get lanes, one per pair of devices, below the streams.
+    issuers : bool
+        Whether host threads get lanes, on which their launches are seen, above the streams.
+    """
+    graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
+    kinds = [*graph.kinds, LAUNCH, TRANSFER]
+    ran = np.flatnonzero(tasks["dead"] == 0)
+    lanes: list[str] = []
+    parts: list[tuple[IntArray, ...]] = []
+
+    def add(
+        group: IntArray, names: dict[int, str], kind: IntArray, start: IntArray, end: IntArray, row: IntArray
+    ) -> None:
+        used, which = np.unique(group, return_inverse=True)
+        level, n_levels = _levels(which, start, end)
+        parts.append((which + len(lanes), kind, start, end, level, n_levels, row))
+        lanes.extend(names[k] for k in used.tolist())
+
+    if issuers:
+        launched = ran[np.array([d.workers == 0 for d in machine.devices])[trace.device[ran]]]
+        paid = issue_costs_ns(trace.job)[tasks["op"][launched]]
+        launched, paid = launched[paid > 0], paid[paid > 0]
+        issue = tasks["issue_ns"][launched]
+        who = {issuer.index: issuer.name for issuer in machine.issuers()}
+        nobody = np.full(len(launched), UNSET)
+        add(
+            tasks["issuer"][launched],
+            who,
+            np.full(len(launched), len(kinds) - 2),
+            issue - paid,
+            issue,
+            nobody,
+        )
+    streams = {s: machine.stream_name(s) for s in range(machine.first_stream[-1])}
+    kind = graph.kind_code[tasks["op"][ran]]
+    add(tasks["stream"][ran], streams, kind, tasks["start_ns"][ran], tasks["end_ns"][ran], ran)
+    moved = trace.transfers
+    if links and len(moved["tensor"]):
+        n = len(machine.devices)
+        names = [device.name for device in machine.devices]
+        pairs = {a * n + b: f"{names[a]}→{names[b]}" for a in range(n) for b in range(n)}
+        rows = np.arange(len(moved["tensor"]))
+        pair = moved["source"] * n + moved["destination"]
+        each = np.full(len(rows), len(kinds) - 1)
+        add(pair, pairs, each, moved["start_ns"], moved["end_ns"], len(trace) + rows)
+    return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _levels(lane: IntArray, start: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the level of each bar in its lane, and how many its lane has; rows are in start order."""
+    level, n_levels = np.zeros(len(lane), np.int64), np.ones(len(lane), np.int64)
+    by_lane = np.argsort(lane, kind="stable")
+    same = lane[by_lane[1:]] == lane[by_lane[:-1]]
+    crowded = np.unique(lane[by_lane[1:]][same & (start[by_lane[1:]] < end[by_lane[:-1]])])
+    for k in crowded.tolist():
+        mine = np.flatnonzero(lane == k)
+        level[mine] = levels(zip(start[mine].tolist(), end[mine].tolist(), strict=True))
+        n_levels[mine] = int(level[mine].max()) + 1
+    return level, n_levels
+
+
+def arrows_of(trace: Trace, bars: Bars) -> tuple[IntArray, IntArray]:
+    """Return (bar of the producer, bar of the consumer) of every edge between two lanes.
+
+    Where transfers are not shown, an arrow leads from the producer straight to the consumer.
+    """
+    producer, consumer, _ = dependencies(trace)
+    n = len(trace) + len(trace.transfers["tensor"])
+    bar = np.full(n + 1, UNSET)
+    shown = np.flatnonzero(bars.row != UNSET)
+    bar[bars.row[shown]] = shown
+    maker = np.full(n, UNSET)  # of what a transfer carries
+    into = consumer >= len(trace)
+    maker[consumer[into]] = producer[into]
+    hidden = (producer >= len(trace)) & (bar[producer] == UNSET)
+    source = bar[np.where(hidden, maker[producer], producer)]
+    target = bar[consumer]
+    drawn = (source != UNSET) & (target != UNSET)
+    drawn[drawn] = bars.lane[source[drawn]] != bars.lane[target[drawn]]
+    return source[drawn], target[drawn]

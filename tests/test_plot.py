@@ -1,0 +1,253 @@
+"""Pictures: what is drawn, not how it looks; files with the same bytes; nothing global."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from drawn_runs import draw_run
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+
+from devices.memory.tensors import MemorySpec, tensor_memory
+from devices.network import make_network
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
+from sim.errors import InputError, UnknownNameError
+from sim.plot import compare_gantt, gantt, memory, save, utilisation
+from sim.plot.bars import arrows_of, bars_of
+from sim.plot.figure import OKABE_ITO, OTHER, time_unit
+from sim.plot.gantt import colours_of
+
+
+class Alternate:
+    """Puts ops on the two streams in turn."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return [k % 2 for k in range(len(job.graph))]
+
+
+def two_streams(kinds: Sequence[str] = ("conv", "relu", "conv"), ns: int = 10_000) -> Trace:
+    """Return a chain on two streams."""
+    b = GraphBuilder("chain")
+    for k, kind in enumerate(kinds):
+        b.op(f"block/op{k}", kind=kind, inputs=[f"block/op{k - 1}"] if k else [], duration_ns=ns, outputs=100)
+    device = Device("gpu0", streams=2, issue_ns=2_000)
+    return simulate(b.build(), Machine((device,)), ReadyQueue(synchronisation="issue"), streams=Alternate())
+
+
+def over_links(sharing: str = "serial") -> Trace:
+    """Return a run with two transfers at the same time."""
+    b = GraphBuilder("links")
+    for name in "ab":
+        b.op(name, outputs=1000, duration_ns=100, device="gpu0")
+        b.op(f"{name}2", inputs=[name], duration_ns=100, device="gpu1")
+    link = Link("wire", "gpu0", "gpu1", 0, 10**9, sharing)
+    machine = Machine((Device("gpu0", streams=2), Device("gpu1")), (link,), network=make_network)
+    return simulate(b.build(), machine, ReadyQueue(), streams=Lanes())
+
+
+class Lanes:
+    """Puts a and b on two streams, what reads them on one."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return [0, 0, 1, 0]
+
+
+def polygons(ax: Axes) -> list[np.ndarray]:
+    """Return the corners of every bar."""
+    return [path.vertices for c in ax.collections if isinstance(c, PolyCollection) for path in c.get_paths()]
+
+
+def lanes(ax: Axes) -> list[str]:
+    """Return the names of the lanes, from top to bottom."""
+    bottom, top = ax.get_ylim()
+    assert bottom > top
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def legend(ax: Axes) -> list[str]:
+    """Return the entries of the legend."""
+    shown = ax.get_legend()
+    return [] if shown is None else [text.get_text() for text in shown.get_texts()]
+
+
+def test_one_bar_a_task_on_the_lane_of_its_stream() -> None:
+    ax = gantt(two_streams())
+    assert lanes(ax) == ["gpu0/0", "gpu0/1"]
+    assert ax.get_xlabel() == "time (µs)"
+    spans = sorted((v[:, 0].min(), v[:, 0].max(), round(v[:, 1].mean())) for v in polygons(ax))
+    assert spans == [(2.0, 12.0, 0), (12.0, 22.0, 1), (22.0, 32.0, 0)]
+    assert legend(ax) == ["conv", "relu"]
+    assert [text.get_text() for text in ax.texts] == ["block/op0", "block/op1", "block/op2"]
+
+
+def test_launches_on_request() -> None:
+    ax = gantt(two_streams(), issuers=True)
+    assert lanes(ax) == ["gpu0/host", "gpu0/0", "gpu0/1"]
+    assert legend(ax) == ["conv", "relu", "launch"]
+    assert len(polygons(ax)) == 6
+    assert lanes(gantt(draw_run(3), issuers=True)) == lanes(gantt(draw_run(3))), (
+        "workers have no lane besides"
+    )
+
+
+def test_transfers_have_lanes_unless_they_are_not_wanted() -> None:
+    ax = gantt(over_links())
+    assert lanes(ax) == ["gpu0/0", "gpu0/1", "gpu1/0", "gpu0→gpu1"]
+    assert legend(ax) == ["op", "transfer"]
+    assert lanes(gantt(over_links(), links=False)) == ["gpu0/0", "gpu0/1", "gpu1/0"]
+
+
+def test_transfers_that_overlap_share_their_lane() -> None:
+    serial, shared = bars_of(over_links()), bars_of(over_links("shared"))
+    assert serial.n_levels.tolist() == [1] * 6
+    wires = shared.lane == 3
+    assert (shared.level[wires].tolist(), shared.n_levels[wires].tolist()) == ([0, 1], [2, 2])
+    boxes = [v for v in polygons(gantt(over_links("shared"))) if v[:, 1].min() > 2.5]
+    (one, two) = sorted(boxes, key=lambda v: v[:, 1].min())
+    assert one[:, 1].max() <= two[:, 1].min()
+
+
+def test_arrows_lead_from_producers_to_consumers_on_other_lanes() -> None:
+    trace = two_streams()
+    (lines,) = (c for c in gantt(trace, arrows=True).collections if isinstance(c, LineCollection))
+    ends = [segment[:, 0].tolist() for segment in lines.get_segments()]
+    assert ends == [[12.0, 12.0], [22.0, 22.0]]
+    assert not any(isinstance(c, LineCollection) for c in gantt(trace).collections)
+
+
+def test_arrows_go_through_transfers_or_past_them() -> None:
+    trace = over_links()
+    names = ["a", "b", "a2", "b2", "to", "to"]
+    for links, expected in (
+        (True, {("a", "to"), ("b", "to"), ("to", "a2"), ("to", "b2")}),
+        (False, {("a", "a2"), ("b", "b2")}),
+    ):
+        bars = bars_of(trace, links=links)
+        source, target = arrows_of(trace, bars)
+        label = [
+            names[row] if row >= 4 else trace.job.graph.op_names[trace.tasks["op"][row]] for row in bars.row
+        ]
+        assert {(label[s], label[t]) for s, t in zip(source, target, strict=True)} == expected
+
+
+def test_small_kinds_share_the_last_colour() -> None:
+    kinds = [f"kind{k}" for k in range(10)]
+    b = GraphBuilder("kinds")
+    for k, kind in enumerate(kinds):
+        b.op(kind, kind=kind, duration_ns=100 - k)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    colours = colours_of([trace])
+    assert [colours[kind] for kind in kinds] == [*OKABE_ITO, OTHER, OTHER, OTHER]
+    assert legend(gantt(trace)) == [*kinds[:7], "other"]
+
+
+@pytest.mark.parametrize("n", [200, 30_000])
+def test_narrow_bars_become_fewer_and_keep_their_time(n: int) -> None:
+    rng = np.random.default_rng(0)
+    b = GraphBuilder("many")
+    for i in range(n):
+        b.op(f"o{i}", kind=("conv", "relu", "add")[i % 3], duration_ns=int(rng.integers(1, 40_000)))
+    trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), ReadyQueue())
+    bars = bars_of(trace)
+    packed = bars.packed(trace.makespan_ns)
+    lanes_by_kind = [
+        np.bincount(x.lane * 3 + x.kind, weights=x.end - x.start, minlength=12).tolist()
+        for x in (bars, packed)
+    ]
+    assert lanes_by_kind[0] == lanes_by_kind[1]
+    assert len(packed) == n if n == 200 else len(packed) < n
+    order = np.lexsort((packed.start, packed.lane))
+    same = packed.lane[order[1:]] == packed.lane[order[:-1]]
+    apart = packed.start[order[1:]] - packed.end[order[:-1]]
+    assert (apart[same] >= -2 * (trace.makespan_ns // 4_000)).all(), "nothing moves farther than two columns"
+    assert len(polygons(gantt(trace))) == len(packed)
+
+
+def test_comparing_shares_axis_and_colours() -> None:
+    figure = compare_gantt({"one": two_streams(), "two": two_streams(ns=30_000)})
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() == (0.0, 92.0)
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["one: 32 µs", "two: 92 µs"]
+    assert (legend(first), legend(second)) == (["conv", "relu"], [])
+    assert (first.get_xlabel(), second.get_xlabel()) == ("", "time (µs)")
+
+
+def test_drawing_into_given_axes() -> None:
+    figure = compare_gantt({"one": two_streams()})
+    (ax,) = figure.axes
+    assert gantt(two_streams(), ax, title="again", until_ns=100_000) is ax
+    assert ax.get_xlim() == (0.0, 100.0)
+    assert utilisation(two_streams(), ax) is ax
+    assert memory(two_streams(), "gpu0", ax) is ax
+
+
+def test_utilisation_adds_up_to_the_makespan() -> None:
+    ax = utilisation(over_links())
+    widths = np.array([[bar.get_width() for bar in group] for group in ax.containers])
+    assert np.allclose(widths.sum(axis=0), 100.0)
+    assert legend(ax)[0] == "busy"
+    assert "idle: transfer" in legend(ax)
+
+
+def test_memory_shows_peak_and_what_the_allocator_reserved() -> None:
+    trace = two_streams()
+    ax = memory(trace, "gpu0")
+    assert "peak 200 B" in [text.get_text() for text in ax.texts]
+    assert legend(ax) == ["in use"]
+    managed = simulate(
+        trace.job.graph, trace.job.machine, ReadyQueue(), memory=tensor_memory({"gpu0": MemorySpec("bfc")})
+    )
+    assert legend(memory(managed, "gpu0")) == ["in use", "reserved"]
+    with pytest.raises(UnknownNameError, match="unknown device 'gpu1'; did you mean 'gpu0'"):
+        memory(trace, "gpu1")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_files_have_the_same_bytes(tmp_path: Path, ending: str) -> None:
+    paths = [tmp_path / f"{name}.{ending}" for name in "ab"]
+    for path in paths:
+        save(gantt(over_links(), arrows=True).get_figure(), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_ending(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a picture's name ends in \.png, \.svg or \.pdf"):
+        save(gantt(over_links()).get_figure(), tmp_path / "gantt.bmp")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_ran_can_be_drawn(seed: int, tmp_path: Path) -> None:
+    trace = draw_run(seed)
+    ax = gantt(trace, issuers=True, arrows=True)
+    ran = int((trace.tasks["dead"] == 0).sum()) + len(trace.transfers["tensor"])
+    assert len(polygons(ax)) >= ran
+    save(ax.get_figure(), tmp_path / "drawn.png")
+
+
+@pytest.mark.parametrize(
+    ("ns", "unit"), [(1, "ns"), (1999, "ns"), (2000, "µs"), (5 * 10**6, "ms"), (10**10, "s")]
+)
+def test_units_of_the_time_axis(ns: int, unit: str) -> None:
+    assert time_unit(ns)[1] == unit
+
+
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, sim, sim.plot, sim.metrics, sim.explain, sim.export.chrome, sim.export.tables\n"
+        "print([name for name in ('pandas', 'matplotlib', 'matplotlib.pyplot') if name in sys.modules])\n"
+        "from sim import *\n"
+        "from policies.issue.ready_queue import ReadyQueue\n"
+        "b = GraphBuilder(); b.op('a', duration_ns=5)\n"
+        "sim.plot.gantt(simulate(b.build(), Machine((Device('gpu0'),)), ReadyQueue()))\n"
+        "print([name for name in ('pandas', 'matplotlib.pyplot') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split("\n")[:2] == ["[]", "[]"]
