@@ -23,7 +23,7 @@ from sim.export.tables import TABLE_ENDINGS
 if TYPE_CHECKING:
     from scenarios.run import Result
 
-__all__ = ["Outputs"]
+__all__ = ["Outputs", "write_graphs"]
 
 _ENDINGS: Final = {
     "gantt": (".png", ".svg", ".pdf"),
@@ -131,3 +131,19 @@ def _write_ops(results: Sequence[Result], path: str) -> None:
 
 
 _WRITERS: Final = {"gantt": _write_gantt, "trace": _write_trace, "ops": _write_ops}
+
+
+def write_graphs(results: Sequence[Result], paths: tuple[str, str]) -> None:
+    """Write the graph of a run before it was compiled, and the one that ran (``--show-graph``).
+
+    Raises
+    ------
+    InputError
+        Several runs, which may have compiled it differently; or a file that cannot be written.
+    """
+    from scenarios.importers import write_graph
+
+    if len(results) > 1:
+        raise InputError("--show-graph: shows the graph of one run; name one --policy")
+    for graph, path in zip((results[0].case.work.graph, results[0].trace.job.graph), paths, strict=True):
+        write_graph(graph, path)

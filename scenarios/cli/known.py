@@ -19,6 +19,7 @@ _DECISIONS: Final = (
     ("sim.policies", "policies: what is issued next"),
     ("sim.linearizers", "linearize: program order of the ops"),
     ("sim.placements", "placement: which device runs an op"),
+    ("sim.rewrites", "compile: what is done to the graph before it runs"),
     ("sim.streams", "streams: on which stream of its device an op is launched"),
     ("sim.pipelines", "pipeline schedules: a program for each rank"),
 )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AllowCode", "Gantt", "Json", "Ops", "Policies", "ScenarioPath", "Sets", "TraceFile"]
+__all__ = ["AllowCode", "Gantt", "Json", "Ops", "Policies", "ScenarioPath", "Sets", "ShowGraph", "TraceFile"]
 
 ScenarioPath = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
 
@@ -46,4 +46,13 @@ TraceFile = Annotated[
 Ops = Annotated[
     str | None,
     typer.Option("--ops", metavar="FILE", help="Write one row a task (.csv, .parquet, .json)."),
+]
+
+ShowGraph = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        "--show-graph",
+        metavar="BEFORE AFTER",
+        help="Write the graph before and after the steps of `compile` (.json, .json.gz).",
+    ),
 ]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.options import AllowCode, Gantt, Json, Ops, Policies, ScenarioPath, Sets, TraceFile
+from scenarios.cli.options import (
+    AllowCode,
+    Gantt,
+    Json,
+    Ops,
+    Policies,
+    ScenarioPath,
+    Sets,
+    ShowGraph,
+    TraceFile,
+)
 
 __all__ = ["add_to"]
 
@@ -22,6 +32,7 @@ def run(
     trace: TraceFile = None,
     ops: Ops = None,
     json: Json = False,
+    show_graph: ShowGraph = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Run a scenario under its own policy, or under those that are named.
@@ -31,11 +42,14 @@ def run(
     from scenarios.cli.output import print_json, print_result
     from scenarios.cli.running import cases_of, run_all
     from scenarios.load import load_scenario
-    from scenarios.outputs import Outputs
+    from scenarios.outputs import Outputs, write_graphs
 
     outputs = Outputs(gantt=gantt, trace=trace, ops=ops)
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     results = run_all(cases_of(loaded, policy))
+    if show_graph is not None:
+        write_graphs(results, show_graph)
+        typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
     for path in outputs.write(results):
         typer.echo(f"wrote {path}", err=True)
     if json:

@@ -1,0 +1,93 @@
+"""Compiling in scenarios: the steps of ``compile``, shown, switched, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+
+from scenarios.importers import read_graph
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim import plugins
+from sim.errors import ScenarioError
+
+TEXT = """\
+machine: {devices: {gpu0: {kind: gpu, issue_cost: 1us}}}
+workload:
+  inputs: {x: 8B}
+  ops:
+    m: {kind: matmul, inputs: [x], output: 8B, duration: 10us}
+    b: {kind: bias_add, inputs: [m], output: 8B, duration: 2us}
+    unused: {kind: relu, inputs: [m], output: 8B, duration: 3us}
+    y: {kind: softmax, inputs: [b], output: 8B, duration: 4us}
+policy: {name: sequential, compile: [{name: prune, fetches: [y]}, fusion]}
+"""
+
+
+def write(folder: Path, text: str = TEXT) -> Path:
+    path = folder / "s.yaml"
+    path.write_text(text)
+    return path
+
+
+def ops(path: Path, *sets: str) -> list[str]:
+    return run_scenario(load_scenario(path, sets=sets), check=True).trace.job.graph.op_names
+
+
+def test_steps_are_applied_in_order_and_can_be_switched_one_by_one(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert ops(path) == ["b", "y"]
+    assert ops(path, "policy.compile=[fusion, {name: prune, fetches: [y]}]") == ["m", "b", "y"]
+    assert ops(path, "policy.compile=[fusion]") == ["m", "b", "unused", "y"]
+    assert ops(path, "policy.compile=[]") == ["m", "b", "unused", "y"]
+
+
+def test_the_graph_is_shown_before_and_after(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    done = sim("run", write(tmp_path), "--show-graph", before, after, "--json")
+    assert done.exit_code == 0, done.output
+    assert read_graph(before).op_names == ["m", "b", "unused", "y"]
+    fused = read_graph(after)
+    assert fused.op_names == ["b", "y"]
+    assert fused.attributes[0] == {"fused": ["matmul", "bias_add"]}
+    assert json.loads(done.stdout)["tasks"] == 2
+
+
+def test_one_graph_is_shown_at_a_time(tmp_path: Path) -> None:
+    done = sim(
+        "run", write(tmp_path), "--policy", "sequential", "--policy", "in-order", "--show-graph", "a", "b"
+    )
+    assert done.exit_code == 2
+    assert "--show-graph: shows the graph of one run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("[fusoin]", r"policy.compile.0: unknown rewrite 'fusoin'; did you mean 'fusion'"),
+        ("[cse, {name: fusion, patterns: some}]", r"policy.compile.1.patterns: fusion: patterns must be"),
+        ("[{name: prune, fetches: [z]}]", r"policy.compile.0: prune: unknown op or tensor 'z'"),
+    ],
+)
+def test_wrong_steps_are_refused_with_their_place(tmp_path: Path, steps: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        ops(write(tmp_path), f"policy.compile={steps}")
+
+
+def test_a_runtime_may_compile(tmp_path: Path) -> None:
+    plugins.register("sim.runtimes", "fusing", {"name": "sequential", "compile": ["fusion"]})
+    try:
+        text = TEXT[: TEXT.index("policy:")]
+        assert ops(write(tmp_path, f"{text}policy: {{runtime: fusing}}\n")) == ["m", "b", "unused", "y"]
+        assert ops(
+            write(tmp_path, f"{text}policy: {{runtime: fusing, compile: [{{name: prune, fetches: [y]}}]}}\n")
+        ) == ["m", "b", "y"]
+    finally:
+        plugins.unregister("sim.runtimes", "fusing")
+
+
+def test_rewrites_are_listed() -> None:
+    assert "constant-folding" in sim("policies").stdout
