@@ -17,6 +17,7 @@ makespan.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from devices.real.work import Observation
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
 from scenarios.validate.case import Case, CaseOp
-from sim.errors import RunError
+from sim.errors import InfeasibleError, RunError
 
 __all__ = ["ATTEMPTS", "DisturbedError", "calibrate"]
 
@@ -110,7 +111,7 @@ class _Session:
             if sentinel.drift > MAX_DRIFT[self.backend]:
                 why = f"the sentinel moved by {sentinel.drift:.1%}"
             elif worst > MAX_DELAY:
-                why = f"a thread waited {worst:.1%} of a makespan for a core"
+                why = f"the machine stood in the way for {worst:.1%} of a makespan"
             elif moved > MAX_DRIFT[self.backend]:
                 why = f"a median moved by {moved:.1%} from one round to the next"
             self.sentinels.append(
@@ -142,7 +143,11 @@ def run_case(executor: Executor, case: Case, duration_ns: Sequence[int] | None =
     """Execute a case's plan, or let its policy drive."""
     job = case.job(duration_ns)
     plan = case.plan()
-    return executor.drive(job, case.make_policy()) if plan is None else executor.execute(job, plan)
+    return (
+        executor.drive(job, case.make_policy())
+        if plan is None
+        else executor.execute(job, plan, gated=case.gated)
+    )
 
 
 def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = False) -> Calibration:
@@ -171,6 +176,8 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
         _decisions(session)
     if backend == "threads":
         _busy(session)
+    if backend == "cuda":
+        _partitions(session)
     return Calibration(
         backend,
         _device_name(backend, executor),
@@ -239,16 +246,17 @@ def _streams(session: _Session) -> None:
     full = Case(
         "full", "calibration", "calibration",
         [CaseOp(f"o{i}", kind, [], facts, "dev0") for i in range(n)], {"dev0": {"streams": 1}},
+        notes={"gated": False},
     )  # fmt: skip
+    queued = dataclasses.replace(full, name="queued", notes={})
 
     def read_full(case: Case, seen: Observation) -> Samples:
         tasks = seen.trace.tasks
-        return {
-            "issue_ns": np.diff(np.sort(tasks["issue_ns"])).tolist(),
-            "gap_ns": (tasks["start_ns"][1:] - tasks["end_ns"][:-1]).tolist(),
-        }
+        if case is full:
+            return {"issue_ns": np.diff(np.sort(tasks["issue_ns"])).tolist()}
+        return {"gap_ns": np.maximum(0, tasks["start_ns"][1:] - tasks["end_ns"][:-1]).tolist()}
 
-    session.keep(session.block("launch", [full], read_full))
+    session.keep(session.block("launch", [full, queued], read_full))
     # Two streams take turns, so a stream is idle, its host is far ahead, and an event is what it waits for.
     turns = Case(
         "turns", "calibration", "calibration",
@@ -325,6 +333,42 @@ def reaction_ns(seen: Observation) -> list[float]:
             reactions.append(float(start - possible))
         free[lane] = end
     return reactions
+
+
+PARTITIONS: Final = (2, 4, 8)
+"""Into how many parts the SMs are split."""
+
+
+def _partitions(session: _Session) -> None:
+    """The blocks of a pipeline on one of p equal groups of SMs; nothing where the driver cannot split them."""
+    n, drop = (8, 2) if session.quick else (12, 3)
+    for p in PARTITIONS:
+        machine = {f"rank{r}": {"streams": 1} for r in range(p)}
+        sizes = [(2048, repeat) for repeat in (1, 2, 4, 6)]
+        cases = []
+        for size, repeat in sizes:
+            facts = {"size": size, "repeat": repeat}
+            ops = [CaseOp(f"o{i}", "block", [f"o{i - 1}"] if i else [], facts, "rank0") for i in range(n)]
+            ops += [CaseOp(f"idle{r}", "block", [], facts, f"rank{r}") for r in range(1, p)]
+            cases.append(Case(f"block-{p}-{repeat}", "calibration", "calibration", ops, machine))
+
+        def read(case: Case, seen: Observation) -> Samples:
+            mine = seen.trace.tasks["stream"] == 0
+            return {case.name: _spans(seen)[mine][drop:].tolist()}
+
+        try:
+            found = session.block(f"blocks on a {p}th of the SMs", cases, read)
+        except InfeasibleError as error:
+            session.sentinels.append({"block": f"partitions, {p}", "accepted": False, "why": str(error)})
+            return
+        stats = [summary(found[case.name]) for case in cases]
+        session.tables.append(
+            {
+                "kind": "block", "axes": ["size", "repeat"], "context": f"partition {p}",
+                "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
+                "statistics": [s.to_json() for s in stats],
+            }
+        )  # fmt: skip
 
 
 def _busy(session: _Session) -> None:

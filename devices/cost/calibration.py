@@ -89,22 +89,29 @@ class Calibration:
         ]
 
     @cached_property
-    def _warm(self) -> dict[str, CostTable]:
-        return {table.kind: table for table in self.cost_tables()}
+    def _tables(self) -> dict[str, dict[str, CostTable]]:
+        contexts = dict.fromkeys(table["context"] for table in self.tables)
+        return {c: {table.kind: table for table in self.cost_tables(c)} for c in contexts}
 
-    def lookup(self, kind: str, **sizes: int) -> int:
-        """Return how long one op of a kind takes, warm.
+    @property
+    def _warm(self) -> dict[str, CostTable]:
+        return self._tables.get("warm", {})
+
+    def lookup(self, kind: str, *, context: str = "warm", **sizes: int) -> int:
+        """Return how long one op of a kind takes in a context.
 
         Raises
         ------
         InputError
             No such kind was measured.
         """
-        if kind not in self._warm:
+        tables = self._tables.get(context, {})
+        if kind not in tables:
+            known = ", ".join(f"{kind} ({c})" for c, kinds in self._tables.items() for kind in kinds)
             raise InputError(
-                f"the calibration of {self.device} knows no {kind!r}; it knows {', '.join(self._warm)}"
+                f"the calibration of {self.device} knows no {kind!r} ({context}); it has {known}"
             )
-        return int(self._warm[kind].lookup(**sizes))
+        return int(tables[kind].lookup(**sizes))
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns, -1 for kinds that were not measured."""

@@ -11,12 +11,15 @@ import ctypes
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["now_ns", "prefer_this_thread", "quiet_interpreter", "run_queue_ns", "sleep_until"]
+__all__ = [
+    "Heart", "now_ns", "prefer_this_thread", "quiet_interpreter", "run_queue_ns", "sleep_until", "stolen_ns",
+]  # fmt: skip
 
 _PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"
@@ -68,6 +71,50 @@ def run_queue_ns() -> int | None:
             return int(file.read().split()[1])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def stolen_ns() -> int:
+    """Return how long a hypervisor has run others on our cores, summed over them; 0 where nobody counts it.
+
+    Field ``steal`` of the first line of ``/proc/stat`` (proc(5)), in ticks of the clock.
+    """
+    try:
+        with open("/proc/stat") as file:
+            return int(file.readline().split()[8]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class Heart:
+    """Beats beside a run, and notes its latest beat: then the machine, or the interpreter, stood still.
+
+    A thread that sleeps cannot tell a late timer from a stolen core or from an interpreter that is held by
+    somebody; a second thread that does nothing but sleep has the same troubles, and no part in the result.
+    """
+
+    _BEAT_NS: Final = 2_000_000
+
+    def __init__(self) -> None:
+        self.latest_ns = 0
+        self._stop = False
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Heart:
+        """Begin to beat."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop."""
+        self._stop = True
+        self._thread.join()
+
+    def _beat(self) -> None:
+        prefer_this_thread()
+        while not self._stop:
+            due_ns = now_ns() + self._BEAT_NS
+            sleep_until(due_ns)
+            self.latest_ns = max(self.latest_ns, now_ns() - due_ns)
 
 
 @contextmanager

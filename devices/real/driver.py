@@ -38,6 +38,9 @@ class Brain(Protocol):
     total: int
     """Tasks that have to end."""
 
+    def prepare(self) -> None:
+        """Do what is done before the clock starts."""
+
     def begin(self) -> Assignments:
         """Return the first assignments."""
 
@@ -103,9 +106,12 @@ class Driver:
         self.stream_of = [] if all(self.executed) else job.stream_of.tolist()
         self.predecessors = predecessors(job)
 
-    def begin(self) -> Assignments:
-        """Prepare the policy, tell it of the tasks that nothing holds back, and ask."""
+    def prepare(self) -> None:
+        """Let the policy look at the job."""
         self.policy.prepare(self.job)
+
+    def begin(self) -> Assignments:
+        """Tell the policy of the tasks that nothing holds back, and ask."""
         for task in self.readiness.roots():
             task.ready_ns = self.now()
             self.policy.ready(task)

@@ -75,6 +75,9 @@ class Follower:
         workers = [device.workers > 0 for device in job.machine.devices]
         self.executed = [workers[d] for d in job.device_of.tolist()]
 
+    def prepare(self) -> None:
+        """Do nothing: everything has been planned."""
+
     def begin(self) -> Assignments:
         """Give every issuer the first task of its list."""
         return [pair for index in sorted(self.lists) for pair in self._next(index)]

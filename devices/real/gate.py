@@ -1,10 +1,10 @@
-"""Was the machine quiet? Sentinels around what is measured, and how long threads queued for a core.
+"""Was the machine quiet? Sentinels around what is measured, and how long others held it up.
 
 ::
 
     sentinel ── block of runs ── sentinel     accepted when the two agree within 2 % (GPU kernels, sleeps)
-                                              or 6 % (kernels on a CPU), and no thread of any run waited
-                                              for a core longer than 1 % of its makespan
+                                              or 6 % (kernels on a CPU), and nothing held a run up for
+                                              longer than 1 % of its makespan
 
 A measurement that fails is kept and marked; it never counts, and nothing is repeated because its result is
 unwelcome: whether it counts is settled without looking at it.
@@ -19,10 +19,13 @@ from devices.real.work import Observation
 __all__ = ["MAX_DELAY", "MAX_DRIFT", "Sentinel", "verdict"]
 
 MAX_DELAY: Final = 0.01
-"""Run-queue delay, as a share of the makespan, above which a run does not count."""
+"""Delay by others, as a share of the makespan, above which a run does not count."""
 
 MAX_DRIFT: Final = {"timer": 0.02, "threads": 0.06, "cuda": 0.02}
 """How far a sentinel may move across a block."""
+
+MAX_PROBE: Final = 0.02
+"""How far looking at single ops may change a makespan, if they are to be believed."""
 
 
 class Sentinel(NamedTuple):
@@ -52,7 +55,7 @@ def verdict(backend: str, seen: Observation, sentinel: Sentinel) -> str:
     sentinel : Sentinel
     """
     if seen.delayed > MAX_DELAY:
-        return f"a thread waited {seen.delayed:.1%} of the makespan for a core"
+        return f"the machine stood in the way for {seen.delayed:.1%} of the makespan"
     if sentinel.drift > MAX_DRIFT[backend]:
         return f"the sentinel moved by {sentinel.drift:.1%}"
     return ""

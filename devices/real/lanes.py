@@ -20,7 +20,14 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from devices.real.clock import now_ns, prefer_this_thread, quiet_interpreter, run_queue_ns
+from devices.real.clock import (
+    Heart,
+    now_ns,
+    prefer_this_thread,
+    quiet_interpreter,
+    run_queue_ns,
+    stolen_ns,
+)
 from devices.real.driver import Assignments, Brain
 from devices.real.events import Event
 from devices.real.work import Observation, Work
@@ -103,6 +110,7 @@ class _Run:
             for thread in threads:
                 thread.start()
             ready.wait()
+            self.brain.prepare()
             self.zero_ns = now_ns()
             try:
                 with self.guard:
@@ -290,12 +298,20 @@ def run_on_threads(
     """
     work.reset()
     run = _Run(job, work, make_brain, pinned=pinned)
-    tasks = sorted(run.run(timeout_s), key=lambda task: (task.start_ns, task.id))
+    before = stolen_ns()
+    if pinned:  # every core has its thread, and a heart would have to wait for one
+        done, late_ns = run.run(timeout_s), 0
+    else:
+        with Heart() as heart:
+            done = run.run(timeout_s)
+        late_ns = heart.latest_ns
+    stolen = stolen_ns() - before
+    tasks = sorted(done, key=lambda task: (task.start_ns, task.id))
     trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
     delays = [delay for delay in run.delays if delay is not None]
     return Observation(
         dataclasses.replace(trace, policy=decided_by),
         work.wrong(),
-        max(delays) if delays else None,
+        max([*delays, stolen, late_ns]),
         run.priority,
     )

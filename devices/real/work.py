@@ -44,22 +44,33 @@ class Observation:
         Measured times, ns from the beginning of the run.
     wrong : list of str
         Ops with a wrong result: the run broke an order.
-    delayed_ns : int or None
-        How long a thread of the run was runnable without running, the worst of them; None where it is not
-        known.
+    delayed_ns : int
+        How long the machine held the run up, as far as that can be seen from outside: the worst of the time a
+        thread was runnable without running, of the time a hypervisor took, and of the latest beat of a heart.
     priority : str
         ``"fifo"`` when the threads had real-time priority, else ``"normal"``.
+    truth_ns : int or None
+        The makespan, when it was measured without looking at single ops; None: the trace's own.
+    probe_error : float
+        By how much looking at single ops changed the makespan, as a share of it.
     """
 
     trace: Trace
     wrong: list[str]
-    delayed_ns: int | None = None
+    delayed_ns: int = 0
     priority: str = "normal"
+    truth_ns: int | None = None
+    probe_error: float = 0.0
+
+    @property
+    def makespan_ns(self) -> int:
+        """The measured makespan."""
+        return self.trace.makespan_ns if self.truth_ns is None else self.truth_ns
 
     @property
     def delayed(self) -> float:
-        """Run-queue delay of the worst thread, as a share of the makespan; 0 where it is not known."""
-        return (self.delayed_ns or 0) / max(1, self.trace.makespan_ns)
+        """The delay as a share of the makespan."""
+        return self.delayed_ns / max(1, self.makespan_ns)
 
 
 def producers_of(graph: Graph) -> list[list[int]]:

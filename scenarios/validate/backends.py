@@ -28,8 +28,8 @@ class Executor(Protocol):
 
     name: str
 
-    def execute(self, job: Job, plan: Plan) -> Observation:
-        """Execute a plan."""
+    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
+        """Execute a plan; `gated`: fill the queues of a GPU before the clock starts."""
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let a policy drive."""

@@ -114,6 +114,11 @@ class Case:
         """Hash of the case: equal for equal cases."""
         return digest(self.to_json())
 
+    @property
+    def gated(self) -> bool:
+        """Whether a GPU's queues are filled before the clock starts: plans, but for cases about the host."""
+        return self.policy is None and bool(self.notes.get("gated", True))
+
     def make_policy(self) -> Policy:
         """Return the policy object: the one that drives, or issue in order when a plan is executed."""
         if self.policy is None:
@@ -137,8 +142,12 @@ class Case:
 
     def durations_ns(self, calibration: Calibration) -> list[int]:
         """Return how long each op takes according to a calibration."""
+        parts = len(self.devices)
+        context = "warm" if calibration.backend != "cuda" or parts == 1 else f"partition {parts}"
         return [
-            calibration.lookup(op.kind, **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"})
+            calibration.lookup(
+                op.kind, context=context, **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"}
+            )
             for op in self.ops
         ]
 
@@ -153,6 +162,14 @@ class Case:
             return Device(name, "cpu", workers=spec["workers"], issue_ns=calibration.quantity("decision_ns"))
         if calibration is None:
             return Device(name, "gpu", streams=spec["streams"])
+        if calibration.backend == "cuda" and self.gated:  # the queues were filled before the clock started
+            return Device(
+                name,
+                "gpu",
+                streams=spec["streams"],
+                gap_ns=calibration.quantity("gap_ns"),
+                event_ns=calibration.quantity("event_ns"),
+            )
         issue_ns = calibration.quantity("issue_ns")
         slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
         if slept:  # all ops of a case alike: a device has one number

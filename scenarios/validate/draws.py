@@ -43,6 +43,11 @@ KERNELS: Final[Mapping[str, Callable[..., Facts]]] = {"timer": _sleep, "threads"
 """backend → how a kernel of some size is drawn."""
 
 
+def _block(rng: np.random.Generator, low_ms: float, high_ms: float) -> Facts:
+    """Return transformer blocks, captured as one CUDA graph: one for the shorter half of the range, or two."""
+    return "block", {"size": 2048, "repeat": 1 + int(rng.uniform(low_ms, high_ms) > 3.5)}
+
+
 def _rng(experiment: str, split: str, number: int) -> np.random.Generator:
     return np.random.default_rng([*f"{experiment}/{split}/{number}".encode()])
 
@@ -64,7 +69,8 @@ def chain(backend: str, split: str) -> Iterator[Case]:
         device = next(iter(machine))
         ops = [CaseOp(f"o{i}", kind, [f"o{i - 1}"] if i else [], facts, device) for i in range(24)]
         live = {"name": "in-order"} if backend == "threads" else None
-        yield Case(f"chain-{share:g}", "a-chain", split, ops, machine, policy=live, notes={"share": share})
+        notes = {"share": share, "gated": False}
+        yield Case(f"chain-{share:g}", "a-chain", split, ops, machine, policy=live, notes=notes)
 
 
 def fork_join(backend: str, split: str) -> Iterator[Case]:
@@ -92,26 +98,34 @@ def fork_join(backend: str, split: str) -> Iterator[Case]:
 
 def head_of_line(backend: str, split: str) -> Iterator[Case]:
     """d. What is not ready holds up what is: in order against out of order, on two workers."""
+    device, machine, lane = _two(backend)
     for number in range(3):
         rng = _rng("d-head-of-line", split, number)
         ops: list[CaseOp] = []
         for block in range(3):
             before = [f"tail{block - 1}"] if block else []
             kind, facts = KERNELS[backend](rng, 10, 14)
-            ops.append(CaseOp(f"long{block}", kind, before, facts, "cpu0"))
+            ops.append(CaseOp(f"long{block}", kind, before, facts, device))
             kind, facts = KERNELS[backend](rng, 2, 3)
-            ops.append(CaseOp(f"tail{block}", kind, [f"long{block}"], facts, "cpu0"))
+            ops.append(CaseOp(f"tail{block}", kind, [f"long{block}"], facts, device))
             for i in range(4):
                 kind, facts = KERNELS[backend](rng, 2, 4)
-                ops.append(CaseOp(f"free{block}.{i}", kind, [], facts, "cpu0"))
+                ops.append(CaseOp(f"free{block}.{i}", kind, [], facts, device, lane))
         for label, policy in (
             ("in-order", {"name": "in-order"}),
             ("out-of-order", {"name": "out-of-order", "window": 8}),
         ):
             yield Case(
-                f"{label}-{number}", "d-head-of-line", split, ops, {"cpu0": {"workers": 2}},
+                f"{label}-{number}", "d-head-of-line", split, ops, machine,
                 policy=policy, group=f"blocked-{number}", label=label,
             )  # fmt: skip
+
+
+def _two(backend: str) -> tuple[str, dict[str, dict[str, int]], int]:
+    """Return a device that does two things at once, its machine, and its second lane."""
+    if backend == "cuda":
+        return "dev0", {"dev0": {"streams": 2}}, 1
+    return "cpu0", {"cpu0": {"workers": 2}}, 0
 
 
 def random_graph(backend: str, rng: np.random.Generator, n: int, lanes: int, device: str) -> list[CaseOp]:
@@ -144,8 +158,9 @@ def pipeline(backend: str, split: str) -> Iterator[Case]:
     for p in (2,) if backend == "threads" else (2, 4, 8):
         for even in (True, False):
             rng = _rng("f-pipeline", split, 2 * p + even)
-            one = KERNELS[backend](rng, 3, 3)
-            stages = [one if even else KERNELS[backend](rng, 2, 5) for _ in range(p)]
+            drawn = _block if backend == "cuda" else KERNELS[backend]
+            one = drawn(rng, 3, 3)
+            stages = [one if even else drawn(rng, 2, 5) for _ in range(p)]
             for schedule in ("gpipe", "1f1b"):
                 made = generate(schedule, ranks=p, micro_batches=8)
                 ops = []
@@ -179,10 +194,13 @@ def _reads(action: Any, p: int) -> list[str]:
 
 def ranking(backend: str, split: str) -> Iterator[Case]:
     """i. Which policy is best, and how much is lost by believing the prediction."""
-    workers = 2 if backend == "threads" else 3
+    device, machine, lane = _two(backend)
+    if backend == "timer":
+        machine = {device: {"workers": 3}}
+    lanes = lane + 1
     for number in range(2):
         rng = _rng("i-ranking", split, number)
-        ops = random_graph(backend, rng, 40, 1, "cpu0")
+        ops = random_graph(backend, rng, 40, lanes, device)
         policies: dict[str, dict[str, Any]] = {
             "fifo": {"name": "ready-queue"},
             "lifo": {"name": "ready-queue", "order": "lifo"},
@@ -193,7 +211,7 @@ def ranking(backend: str, split: str) -> Iterator[Case]:
         for label, policy in policies.items():
             yield Case(
                 f"{label}-{number}".replace(" ", "-"), "i-ranking", split, ops,
-                {"cpu0": {"workers": workers}}, policy=policy, group=f"graph-{number}", label=label,
+                machine, policy=policy, group=f"graph-{number}", label=label,
             )  # fmt: skip
 
 

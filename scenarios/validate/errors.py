@@ -15,11 +15,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
 
 from devices.cost.calibration import Calibration
+from devices.real.gate import MAX_PROBE
 from devices.real.statistics import kendall_tau
 from scenarios.validate.case import Case
 from scenarios.validate.redecide import Redecide
@@ -72,13 +74,16 @@ class Spread(dict[str, float]):
 
 
 def spread(errors: Sequence[float]) -> Spread:
-    """Summarise signed errors; no point is dropped.
+    """Summarise signed errors; no point is dropped but those that could not be measured (NaN).
 
     Examples
     --------
     >>> spread([0.5, -0.25])
     {'mean': 0.375, 'max': 0.5, 'bias': 0.125, 'n': 2}
     """
+    errors = [error for error in errors if not isnan(error)]
+    if not errors:
+        return Spread()
     size = [abs(error) for error in errors]
     return Spread(mean=statistics.fmean(size), max=max(size), bias=statistics.fmean(errors), n=len(errors))
 
@@ -146,6 +151,9 @@ def points_of(
             return (ns - m) / m
 
         order = np.argsort(run["start_ns"], kind="stable").tolist()
+        seen = (
+            run.get("probe_error", 0) <= MAX_PROBE
+        )  # else events around ops have changed what they measured
         points.append(
             Point(
                 case.name,
@@ -154,12 +162,14 @@ def points_of(
                 m,
                 predicted["makespan_ns"],
                 error(predicted["makespan_ns"]),
-                error(_follow(case, followed, lasted, calibration)),
+                error(_follow(case, followed, lasted, calibration)) if seen else nan,
                 error(_follow(case, followed, predicted["duration_ns"], calibration)),
                 error(statistics.median(others)) if others else 0.0,
                 {name: error(ns) for name, ns in predicted["naive"].items()},
-                kendall_tau(predicted["order"], order),
-                inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"]),
+                kendall_tau(predicted["order"], order) if seen else nan,
+                inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"])
+                if seen
+                else 0,
             )
         )
     return points

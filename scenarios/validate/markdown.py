@@ -54,7 +54,7 @@ def _row(result: Mapping[str, Any]) -> str:
         )
 
     def pair(name: str) -> str:
-        return f"{_percent(m[f'{name}.mean'])} / {_percent(m[f'{name}.max'])}"
+        return f"{_percent(m.get(f'{name}.mean'))} / {_percent(m.get(f'{name}.max'))}"
 
     noise = " (indistinguishable from noise)" if m["prediction.mean"] <= m["floor.mean"] else ""
     some = f", {len(result['inconclusive'])} cases inconclusive" if result["inconclusive"] else ""
@@ -63,7 +63,7 @@ def _row(result: Mapping[str, Any]) -> str:
     return (
         f"| {result['experiment']} | {result['cases'] - len(result['inconclusive'])} | "
         f"{int(m['prediction.n'])} | {pair('prediction')}{noise} | {_percent(m['prediction.bias'])} | "
-        f"{pair('replay')} | {pair('floor')} | {m['tau.mean']:.3f} | {_percent(m.get('ratio.max'))} | "
+        f"{pair('replay')} | {pair('floor')} | {m.get('tau.mean', float('nan')):.3f} | {_percent(m.get('ratio.max'))} | "
         f"{_percent(m.get('regret.max'))} | {result['status']}{why}{some}{late} |"
     )
 
@@ -82,8 +82,8 @@ def _section(result: Mapping[str, Any]) -> list[str]:
     lines += [f"| {name} | {_percent(value)} |" for name, value in naive.items()]
     lines += [
         "",
-        f"With the decisions of the real run the error is {_percent(m['decided.mean'])}. Pairs of ops further "
-        f"apart than 2 % of the makespan that started in the other order: {int(m['inversions'])}.",
+        f"With the decisions of the real run the error is {_percent(m['decided.mean'])}. Pairs of ops "
+        f"further apart than 2 % of the makespan that started in the other order: {int(m['inversions'])}.",
     ]
     if result["groups"]:
         lines += [

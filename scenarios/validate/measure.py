@@ -117,7 +117,11 @@ def _measure_case(
 
 
 def _run(executor: Executor, case: Case, job: Any, plan: Plan | None) -> Observation:
-    return executor.drive(job, case.make_policy()) if plan is None else executor.execute(job, plan)
+    return (
+        executor.drive(job, case.make_policy())
+        if plan is None
+        else executor.execute(job, plan, gated=case.gated)
+    )
 
 
 def _record(seen: Observation, sentinel: Sentinel, why: str) -> dict[str, Any]:
@@ -125,13 +129,14 @@ def _record(seen: Observation, sentinel: Sentinel, why: str) -> dict[str, Any]:
     tasks = seen.trace.tasks
     order = tasks["op"].argsort()
     run: dict[str, Any] = {
-        "makespan_ns": seen.trace.makespan_ns,
+        "makespan_ns": seen.makespan_ns,
         "clean": not why,
         "why": why,
         "wrong": seen.wrong,
         "delayed_ns": seen.delayed_ns,
         "sentinel": list(sentinel),
         "priority": seen.priority,
+        "probe_error": seen.probe_error,
     }
     for column in ("issue_ns", "start_ns", "end_ns", "stream"):
         run[column] = tasks[column][order].tolist()

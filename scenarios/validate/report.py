@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,8 +91,8 @@ def _metrics(points: Sequence[Point], groups: Sequence[Mapping[str, Any]]) -> di
             metrics[f"{name}.{what}"] = value
     for name in points[0].naive:
         metrics[f"naive {name}.mean"] = spread([point.naive[name] for point in points])["mean"]
-    metrics["tau.min"] = min(point.tau for point in points)
-    metrics["tau.mean"] = statistics.fmean(point.tau for point in points)
+    if taus := [point.tau for point in points if not isnan(point.tau)]:
+        metrics["tau.min"], metrics["tau.mean"] = min(taus), statistics.fmean(taus)
     metrics["inversions"] = sum(point.inversions for point in points)
     if ratios := [abs(group["ratio"]) for group in groups if "ratio" in group]:
         metrics["ratio.max"] = max(ratios)

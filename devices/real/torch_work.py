@@ -1,0 +1,156 @@
+"""Torch kernels of one graph with their matrices, on whatever stream is current.
+
+Everything is allocated before a run, so that no run waits for an allocator. Results are filled with NaN
+before each run: a consumer that does not wait for its producer computes NaN, which a serial execution never does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from devices.real.kernels import TIMED_KINDS, Kernel, kernels_of
+from devices.real.work import producers_of
+from sim.errors import InputError
+from sim.graph import Graph
+
+__all__ = ["TOLERANCE", "TorchWork"]
+
+TOLERANCE = 0.05
+"""Of results in bfloat16, relative to their norm: libraries may choose another kernel on another stream."""
+
+
+class TorchWork:
+    """Kernels of one graph.
+
+    Parameters
+    ----------
+    torch : module
+        Torch itself, or what stands for it in tests.
+    graph : Graph
+        Ops as `devices.real.kernels` describes them.
+    seed : int
+        Of the data: random, never zeros, which save power and so run faster.
+
+    Raises
+    ------
+    InputError
+        A kind that torch does not do here.
+    """
+
+    def __init__(self, torch: Any, graph: Graph, seed: int = 0) -> None:
+        self.torch = torch
+        self.names = graph.op_names
+        self.kernels = kernels_of(graph)
+        for name, kernel in zip(self.names, self.kernels, strict=True):
+            if kernel.kind == "sleep":
+                raise InputError(f"op {name!r}: a GPU does not sleep; use the kind spin, in clock cycles")
+        self.producers = producers_of(graph)
+        self.order = graph.topological_order.tolist()
+        torch.manual_seed(seed)
+        sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
+        self.constants = {n: (self._random(n), self._random(n)) for n in sizes}
+        self.results = [self._empty(kernel.size) for kernel in self.kernels]
+        self.scratch = [self._empty(kernel.size) for kernel in self.kernels]
+        self.graphs: dict[int, Any] = {}
+        self.serial: list[Any] | None = None
+
+    def _random(self, n: int) -> Any:
+        return self.torch.randn(n, n, device="cuda", dtype=self.torch.bfloat16) * n**-0.5
+
+    def _empty(self, n: int) -> Any:
+        return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.torch.bfloat16)
+
+    def reset(self) -> None:
+        """Fill all results with NaN."""
+        for result in self.results:
+            result.fill_(float("nan"))
+
+    def capture(self, op: int, stream: Any) -> None:
+        """Capture a block as a CUDA graph on the stream it will run on: its kernels get that context."""
+        if self.kernels[op].kind != "block" or op in self.graphs:
+            return
+        with self.torch.cuda.stream(stream):
+            self.compute(op)  # libraries make their workspaces before a capture
+        self.torch.cuda.synchronize()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=stream):
+            self.compute(op)
+        self.graphs[op] = graph
+
+    def launch(self, op: int) -> None:
+        """Launch one op on the current stream."""
+        graph = self.graphs.get(op)
+        if graph is not None:
+            graph.replay()
+        else:
+            self.compute(op)
+
+    def compute(self, op: int) -> None:
+        """Launch the kernels of one op, from what its producers have left."""
+        kernel = self.kernels[op]
+        if kernel.kind in TIMED_KINDS:
+            self.torch.cuda._sleep(kernel.amount)
+            return
+        given = [self.results[p] for p in self.producers[op] if self.kernels[p].size == kernel.size]
+        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
+        _compute(self.torch, kernel, x, y, self.results[op], self.scratch[op])
+
+    def wrong(self) -> list[str]:
+        """Return the ops whose result differs from that of a serial execution. Waits for the device."""
+        self.torch.cuda.synchronize()
+        left = [self._host(op) for op in range(len(self.kernels))]
+        if self.serial is None:
+            for op in self.order:
+                self.compute(op)
+                self.torch.cuda.synchronize()
+            self.serial = [self._host(op) for op in range(len(self.kernels))]
+        return [
+            name
+            for name, kernel, mine, right in zip(self.names, self.kernels, left, self.serial, strict=True)
+            if kernel.size and not np.linalg.norm(mine - right) <= TOLERANCE * np.linalg.norm(right)
+        ]
+
+    def _host(self, op: int) -> Any:
+        return self.results[op].float().cpu().numpy()
+
+
+def _compute(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
+    if kernel.kind == "matmul":
+        there, other = (out, scratch) if kernel.repeat % 2 else (scratch, out)
+        torch.mm(x, y, out=there)
+        for _ in range(kernel.repeat - 1):
+            torch.mm(there, y, out=other)
+            there, other = other, there
+    elif kernel.kind == "elementwise":
+        source = x
+        for _ in range(kernel.repeat):
+            torch.lerp(source, y, 0.5, out=out)
+            source = out
+    elif kernel.kind == "copy":
+        for _ in range(kernel.repeat):
+            out.copy_(x, non_blocking=True)
+    elif kernel.kind == "softmax":
+        for _ in range(kernel.repeat):
+            out.copy_(torch.softmax(x, 1), non_blocking=True)
+    elif kernel.kind == "attention":
+        for _ in range(kernel.repeat):
+            _attend(torch, kernel, x, y, out, scratch)
+    else:
+        for _ in range(kernel.repeat):
+            _block(torch, kernel, x, y, out, scratch)
+
+
+def _attend(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
+    torch.mm(x, y.t(), out=scratch)
+    torch.mm(torch.softmax(scratch * kernel.size**-0.5, 1), y, out=out)
+
+
+def _block(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
+    """Attention and a two-layer network with residual sums: the products and the traffic of a block."""
+    _attend(torch, kernel, x, y, out, scratch)
+    torch.lerp(out, x, 0.5, out=out)
+    torch.mm(out, y, out=scratch)
+    torch.mm(torch.relu(scratch), y.t(), out=scratch)
+    torch.lerp(out, scratch, 0.5, out=out)
