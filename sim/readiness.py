@@ -15,7 +15,7 @@ A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +61,36 @@ class Readiness(Protocol):
         """Return what the task with that id is called in messages."""
 
 
+class _Countdown:
+    """Counts the consumers of a task down, along some of the edges; `run` is what the hot loop calls."""
+
+    __slots__ = ("group_of", "n", "once", "pending", "successors")
+
+    def __init__(
+        self, successors: list[list[int]], pending: list[int], group_of: list[int], n: int, once: bool
+    ) -> None:
+        self.successors, self.pending = successors, pending
+        self.group_of, self.n, self.once = group_of, n, once
+
+    def task(self, id: int) -> Task:
+        """Make the task with that id."""
+        iteration, node = divmod(id, self.n)
+        return Task(id, node, iteration, self.group_of[node])
+
+    def run(self, task: Task) -> list[Task]:
+        """Return the consumers that waited for nothing but `task`, in edge order."""
+        pending = self.pending
+        now_ready = []
+        base = task.id - task.op
+        for offset in self.successors[task.op]:
+            id = base + offset
+            left = pending[id] - 1
+            pending[id] = left
+            if not left:
+                now_ready.append(Task(id, id, 0, self.group_of[id]) if self.once else self.task(id))
+        return now_ready
+
+
 class CompletionReadiness:
     """Edges count when the producer has ended.
 
@@ -72,21 +102,28 @@ class CompletionReadiness:
     """
 
     asynchronous = False
+    ended: Callable[[Task], list[Task]]
+    issued: Callable[[Task], list[Task]]
 
     def __init__(self, job: Job, flow: Flow) -> None:
         self.job, self.flow = job, flow
         self.n = flow.n_nodes
         self.total = self.n * job.iterations
-        self.once = job.iterations == 1
         self.group_of: list[int] = [*job.group_of.tolist(), *([-1] * (flow.n_nodes - flow.n_ops))]
         every = np.ones(len(flow.producer), dtype=bool)
-        self.successors = self._lists(every)
         self.pending = self._counts(every)
+        self._prepare(every)
 
-    def _lists(self, edges: npt.NDArray[np.bool_]) -> list[list[int]]:
+    def _prepare(self, every: npt.NDArray[np.bool_]) -> None:
+        self.last = self._countdown(every)
+        self.ended = self.last.run  # without a method in between: this is called for every task
+        self.issued = lambda task: []  # issuing makes nothing eligible here
+
+    def _countdown(self, edges: npt.NDArray[np.bool_]) -> _Countdown:
         flow = self.flow
         offset = flow.distance * flow.n_nodes + flow.consumer
-        return Csr.group(flow.producer[edges], offset[edges], flow.n_nodes).lists()
+        successors = Csr.group(flow.producer[edges], offset[edges], flow.n_nodes).lists()
+        return _Countdown(successors, self.pending, self.group_of, self.n, self.job.iterations == 1)
 
     def _counts(self, edges: npt.NDArray[np.bool_]) -> list[int]:
         """Return one count per task; an edge of distance d does not hold back the first d iterations."""
@@ -98,34 +135,9 @@ class CompletionReadiness:
         counts: list[int] = np.concatenate(rows + [rows[-1]] * (self.job.iterations - len(rows))).tolist()
         return counts + [_NEVER] * (farthest * self.n)  # edges that lead past the last iteration
 
-    def task(self, id: int) -> Task:
-        """Make the task with that id."""
-        iteration, node = divmod(id, self.n)
-        return Task(id, node, iteration, self.group_of[node])
-
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0."""
-        return [self.task(id) for id in range(self.total) if self.pending[id] == 0]
-
-    def issued(self, task: Task) -> list[Task]:
-        """Return nothing: issuing makes nothing eligible here."""
-        return []
-
-    def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended."""
-        return self._count_down(task, self.successors[task.op])
-
-    def _count_down(self, task: Task, offsets: list[int]) -> list[Task]:
-        pending = self.pending
-        now_ready = []
-        base = task.id - task.op
-        for offset in offsets:
-            id = base + offset
-            left = pending[id] - 1
-            pending[id] = left
-            if not left:
-                now_ready.append(Task(id, id, 0, self.group_of[id]) if self.once else self.task(id))
-        return now_ready
+        return [self.last.task(id) for id in range(self.total) if self.pending[id] == 0]
 
     def may_start(self, task: Task) -> bool:
         """Return True: an eligible task has all its inputs."""
@@ -169,14 +181,17 @@ class IssueReadiness(CompletionReadiness):
 
     asynchronous = True
 
-    def __init__(self, job: Job, flow: Flow) -> None:
-        super().__init__(job, flow)
+    def _prepare(self, every: npt.NDArray[np.bool_]) -> None:
+        job, flow = self.job, self.flow
         launched_on = np.array([device.workers == 0 for device in job.machine.devices])
         launched = np.concatenate(
             (launched_on[job.device_of], np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
         )
         early = launched[flow.producer] & launched[flow.consumer]
-        self.on_issue, self.on_end = self._lists(early), self._lists(~early)
+        self.first, self.last = self._countdown(early), self._countdown(~early)
+        self.on_issue, self.on_end = self.first.successors, self.last.successors
+        self.issued = self.first.run
+        self.ended = self._ended
         self.running = self._counts(early)
         self.refused: dict[int, Task] = {}
         self.free: list[Task] = []
@@ -187,11 +202,7 @@ class IssueReadiness(CompletionReadiness):
             self.stream_of = [*job.stream_of.tolist(), *([-2] * (flow.n_nodes - flow.n_ops))]
         self.floor_ns: dict[int, int] = {}
 
-    def issued(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` was issued."""
-        return self._count_down(task, self.on_issue[task.op])
-
-    def ended(self, task: Task) -> list[Task]:
+    def _ended(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; remember whom its event releases."""
         running = self.running
         base = task.id - task.op
@@ -205,8 +216,7 @@ class IssueReadiness(CompletionReadiness):
                     self.floor_ns[id] = task.end_ns + self.hop_ns[node]
             if not left and id in self.refused:
                 self.free.append(self.refused.pop(id))
-        late = self.on_end[task.op]
-        return self._count_down(task, late) if late else []
+        return self.last.run(task) if self.on_end[task.op] else []
 
     def may_start(self, task: Task) -> bool:
         """Whether the events that `task` waits for are all there."""

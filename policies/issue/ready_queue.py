@@ -38,6 +38,7 @@ class ReadyQueue(Policy):
         if order not in ("fifo", "lifo"):
             raise InputError(f"ready-queue: order must be fifo or lifo, found {order!r}")
         self.order, self.synchronisation = order, synchronisation
+        self._fifo = order == "fifo"
         self._queues: list[deque[Task]] = []
 
     def prepare(self, job: Job) -> None:
@@ -58,4 +59,4 @@ class ReadyQueue(Policy):
         queue = self._queues[issuer.group]
         if not queue:
             return None
-        return queue.popleft() if self.order == "fifo" else queue.pop()
+        return queue.popleft() if self._fifo else queue.pop()
