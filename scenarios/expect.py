@@ -28,7 +28,7 @@ from sim.units import format_bytes, format_duration, parse_bytes, parse_duration
 __all__ = ["RESULTS", "Expectation", "Outcome", "read_expectations"]
 
 Summary = Mapping[str, Any]
-Value = int | float | list[str]
+Value = int | float | str | list[str]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ _DURATION = _Unit(
 _BYTES = _Unit(lambda value: parse_bytes(value, what=""), lambda value: format_bytes(value, digits=None))
 _SHARE = _Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
 _COUNT = _Unit(_whole, str)
+_WORD = _Unit(str, str)
 _ORDER = _Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 
@@ -119,6 +120,9 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "sent": _Result(_BYTES, "link", _link("bytes")),
     "link_busy": _Result(_DURATION, "link", _link("busy_ns")),
     "pipeline_bubble": _Result(_SHARE, "", _pipeline("bubble")),
+    "makespan_bubble": _Result(_SHARE, "", _pipeline("makespan_bubble")),
+    "span_bubble": _Result(_SHARE, "", _pipeline("span_bubble")),
+    "bottleneck": _Result(_WORD, "", _pipeline("bottleneck")),
     "ready": _Result(_DURATION, "op", _op("ready_ns")),
     "issue": _Result(_DURATION, "op", _op("issue_ns")),
     "start": _Result(_DURATION, "op", _op("start_ns")),
@@ -292,6 +296,8 @@ def _consistent(
         raise document.error((*loc, "tolerance"), "needs equals")
     if result.unit is _ORDER and set(values) != {"equals"}:
         raise document.error(loc, "is a list of ops and nothing else")
+    if result.unit is _WORD and set(values) != {"equals"}:
+        raise document.error(loc, "is a name; it equals one or does not")
     least, most = values.get("at_least"), values.get("at_most")
     if least is not None and most is not None and least > most:  # type: ignore[operator]
         raise document.error(loc, "can never hold: at_least is more than at_most")

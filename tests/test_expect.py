@@ -152,6 +152,9 @@ def test_to_json_has_base_units(tmp_path: Path) -> None:
     ]
 
 
+OF_PIPELINES = ("pipeline_bubble", "makespan_bubble", "span_bubble", "bottleneck")
+
+
 def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     """No entry of the table names a key that results do not have."""
     result = run(tmp_path, "tasks: 4")
@@ -159,4 +162,4 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     for kind, row in RESULTS.items():
         if row.of != "link":
             value = row.get(result.summary, result.trace, names[row.of])
-            assert value is not None or kind in ("pipeline_bubble", "peak_reserved")
+            assert value is not None or kind in (*OF_PIPELINES, "peak_reserved")

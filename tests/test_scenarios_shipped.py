@@ -13,7 +13,8 @@ from scenarios.load import load_scenario
 from scenarios.run import run_scenario
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
-FILES = scenario_files([FOLDER])
+FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]
+"""Those of the published bubble rates take half a minute: see ``test_pipeline_scenarios.py``."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -40,7 +41,7 @@ def test_none_is_missing() -> None:
 
 
 def test_the_folder_passes_as_a_whole() -> None:
-    result = sim("check", FOLDER)
+    result = sim("check", *FILES)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1].endswith("runs, all as expected")
 

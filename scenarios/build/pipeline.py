@@ -23,13 +23,14 @@ import numpy as np
 
 from policies.pipeline import Schedule
 from policies.pipeline.action import Slot
+from scenarios.build.pipeline_end import BESIDE
 from scenarios.build.pipeline_stage import Around, PipelineStage
 from scenarios.build.pipeline_writer import Writer
 from sim import Device, Graph, Job, Link, Machine
 from sim.errors import InputError
+from sim.graph import UNSET
 
 __all__ = [
-    "COMMUNICATION",
     "AsWritten",
     "CommunicationStream",
     "PipelineStage",
@@ -39,9 +40,6 @@ __all__ = [
     "rank_name",
     "slot_name",
 ]
-
-COMMUNICATION = ("all_reduce", "reduce_scatter", "all_gather")
-"""Kinds of op that run on the second stream of a rank's device."""
 
 
 def rank_name(rank: int) -> str:
@@ -163,10 +161,11 @@ class AsWritten:
 
 
 class CommunicationStream:
-    """Collectives on the second stream of their device, everything else on the first."""
+    """What runs beside the computation on the second stream of its device, everything else on the first."""
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op (see `sim.model.StreamAssignment`)."""
         graph = job.graph
-        apart = np.array([kind in COMMUNICATION for kind in graph.kinds])[graph.kind_code]
-        return apart.astype(np.int64)  # type: ignore[return-value]
+        apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
+        lanes: list[int] = (graph.phase_code == apart).astype(np.int64).tolist()
+        return lanes

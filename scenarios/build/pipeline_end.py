@@ -23,7 +23,10 @@ from policies.pipeline.action import Action
 from scenarios.build.pipeline_stage import Around, PipelineStage
 from sim import GraphBuilder
 
-__all__ = ["RESIDENT", "End"]
+__all__ = ["BESIDE", "RESIDENT", "End"]
+
+BESIDE: Final = "C"
+"""Phase of the collectives that run beside the computation, on the second stream of the device."""
 
 RESIDENT: Final = ("weights", "gradients", "optimizer state", "stashed weights")
 """What lies on a rank the whole time; the beginning of a parameter's name."""
@@ -50,7 +53,7 @@ class End:
             for rank in range(schedule.ranks)
             for stage in schedule.stages_of(rank)
         }
-        self.updates = 0
+        self.beside = BESIDE if around.overlap else None
         self.pieces = around.buckets if around.all_reduce_ns and around.overlap else 1
         self.after_each_backward = bool(schedule.meta.get("asynchronous") and around.optimizer_ns)
 
@@ -94,6 +97,7 @@ class End:
             duration_ns=part // 2 if sharded else part,
             device=self.devices[rank],
             stage=stage,
+            phase=self.beside,
         )
 
     def step(self, rank: int, parts: Sequence[Action]) -> None:
@@ -138,6 +142,7 @@ class End:
                     duration_ns=whole - whole // 2,
                     device=self.devices[rank],
                     stage=stage,
+                    phase=self.beside,
                 )
 
     def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = -1) -> int:

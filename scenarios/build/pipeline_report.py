@@ -11,6 +11,8 @@ it computes nothing. The bubble is (cost - work) / cost, as published with the s
 makespan, and for the schedules that promise a full rank and not a short pipeline (`SPAN`), the longest span
 of a rank. ``bubble_of`` says which; both are there (``makespan_bubble``, ``span_bubble``). The formula's
 bubble is that of the same cost, with equal stages and free transfers; None where there is no closed form.
+``waits_for`` says for each rank what it stood still for (`scenarios.build.pipeline_blame`), ``bottleneck``
+what all of them waited for most.
 
 Source of the definition: Qi et al., arXiv 2401.10241, section 5.2 (1F1B and ZB-H1 by their makespan; ZB-H2,
 ZB-1p, ZB-2p and ZB-V by the longest span).
@@ -25,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from policies.pipeline import Schedule, closed_form, peak_activations
+from scenarios.build.pipeline_blame import waits_for
 from scenarios.build.pipeline_memory import memory_bands, too_much
 from scenarios.build.pipeline_stage import PipelineStage
 from sim.intervals import union
@@ -73,6 +76,7 @@ def pipeline_report(
     span_bubble = _excess(int(span[longest]), int(busy[longest]))
     of = "span" if schedule.name in SPAN and options.get("objective") != "makespan" else "makespan"
     formula = _formula(schedule, stages)
+    causes = waits_for(trace, devices)
     return {
         "pipeline": {
             "schedule": schedule.name,
@@ -90,6 +94,8 @@ def pipeline_report(
             "span_bubble": span_bubble,
             **formula,
             "peak_activations": list(peak_activations(schedule)),
+            "waits_for": causes,
+            "bottleneck": _most(causes),
             "memory_bytes": memory_bands(trace, devices),
             **{
                 key: list(schedule.meta[key])
@@ -121,6 +127,15 @@ def _is_compute(kind: str) -> bool:
 
 def _excess(cost: int, work: int) -> float:
     return float(Fraction(cost - work, cost)) if cost else 0.0
+
+
+def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
+    """Return what all ranks together waited for longest; the first of equals by name."""
+    total: dict[str, int] = {}
+    for of_rank in causes:
+        for cause, ns in of_rank.items():
+            total[cause] = total.get(cause, 0) + ns
+    return min(total, key=lambda cause: (-total[cause], cause), default=None)
 
 
 def _formula(schedule: Schedule, stages: Sequence[PipelineStage]) -> dict[str, Any]:

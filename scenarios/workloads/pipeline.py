@@ -19,6 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from scenarios.workloads.pipeline_stages import Stages, make_stages
 from sim.errors import InputError, ScenarioError, UnknownNameError
 from sim.graph import Graph
 from sim.model import Machine
-from sim.units import NS_PER_S, parse_bytes
+from sim.units import NS_PER_S, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
     from scenarios.schema import Policy
@@ -116,7 +117,7 @@ def _work(
         )
     if not fields.backward_dependency:
         schedule = without_backward_dependency(schedule)
-    around = _around(fields, stages.each)
+    around = _around(fields, stages.each, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
         streams, transfer, dispatch = 1 + around.own_stream, fields.transfer or 0, fields.dispatch or 0
         pairs = crossings(schedule, around)
@@ -218,11 +219,12 @@ def _limit(given: Any, activation: int | list[int]) -> int | None:
     return parse_bytes(given, what="memory_limit")
 
 
-def _around(fields: PipelineFields, stages: list[PipelineStage]) -> Around:
+def _around(fields: PipelineFields, stages: list[PipelineStage], shared_by: int) -> Around:
+    """Return what is around the schedule; times of a rank are shared by its chunks."""
     optimizer, data = fields.optimizer, fields.data_parallel
     reduce: tuple[int, ...] = ()
     if data is not None and data.all_reduce is not None:
-        reduce = (data.all_reduce,) * len(stages)
+        reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
     elif data is not None:
         assert data.replicas is not None
         assert data.bandwidth is not None
@@ -239,7 +241,7 @@ def _around(fields: PipelineFields, stages: list[PipelineStage]) -> Around:
         skips=tuple(Skip(skip.source, skip.to, skip.size) for skip in fields.skips),
         portals=fields.portals,
         copy_streams=fields.copy_streams,
-        optimizer_ns=(optimizer.time,) * len(stages) if optimizer else (),
+        optimizer_ns=(round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages) if optimizer else (),
         synchronisation_ns=optimizer.synchronisation if optimizer else None,
         all_reduce_ns=reduce,
         overlap=data.overlap if data else True,

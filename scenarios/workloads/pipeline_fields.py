@@ -85,7 +85,7 @@ class SkipFields(Strict):
 class Optimizer(Strict):
     """The optimizer step at the end."""
 
-    time: Annotated[Duration, Field(description="of a stage")]
+    time: Annotated[Duration, Field(description="of a stage (with `ranks`: of a rank)")]
     synchronisation: Annotated[
         Duration | None,
         Field(description="all ranks wait for each other before it and spend this; default: they do not"),
@@ -95,7 +95,9 @@ class Optimizer(Strict):
 class DataParallel(Strict):
     """Replicas of the pipeline, whose gradients are summed."""
 
-    all_reduce: Annotated[Duration | None, Field(description="time of a stage's all-reduce")] = None
+    all_reduce: Annotated[
+        Duration | None, Field(description="time of a stage's (with `ranks`: a rank's) all-reduce")
+    ] = None
     replicas: Annotated[Count | None, Field(description="instead: how many, with their bandwidth")] = None
     bandwidth: Annotated[_Bandwidth | None, Field(description="of each replica's link")] = None
     overlap: Annotated[bool, Field(description="on a stream of its own, as soon as it can")] = True
