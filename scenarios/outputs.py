@@ -11,11 +11,10 @@ Names are looked at before anything runs, so that a typing error does not cost a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.errors import InputError
 from sim.export.tables import TABLE_ENDINGS
@@ -87,35 +86,10 @@ def _write_gantt(results: Sequence[Result], path: str) -> None:
 
 
 def _write_trace(results: Sequence[Result], path: str) -> None:
-    from sim.export.atomic import write_text
-    from sim.export.chrome import chrome_events, write_chrome
+    from sim.export.chrome import write_chrome
 
-    if len(results) == 1:
-        write_chrome(results[0].trace, path)
-        return
-    events = [
-        _moved(event, run, result.policy)
-        for run, result in enumerate(results)
-        for event in chrome_events(result.trace)
-    ]
-    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
-    write_text(path, f'{{"displayTimeUnit":"ns","traceEvents":[\n{lines}\n]}}\n')
-
-
-_APART: Final = 10_000
-"""Processes of one run are numbered below this; no machine has as many devices."""
-
-
-def _moved(event: dict[str, Any], run: int, label: str) -> dict[str, Any]:
-    """Return an event in processes of its run, named after it; flows of two runs never meet."""
-    event = {**event, "pid": event["pid"] + run * _APART}
-    if "id" in event:
-        event["id"] += run << 40
-    if event["name"] == "process_name":
-        event["args"] = {"name": f"{label}: {event['args']['name']}"}
-    if event["name"] == "process_sort_index":
-        event["args"] = {"sort_index": event["args"]["sort_index"] + run * _APART}
-    return event
+    traces = {result.policy: result.trace for result in results}
+    write_chrome(results[0].trace if len(results) == 1 else traces, path)
 
 
 def _write_ops(results: Sequence[Result], path: str) -> None:
