@@ -21,7 +21,6 @@ $(READY): pyproject.toml tools/venv.sh
 demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gantt chart, a trace
 	@mkdir -p out
 	$(BIN)/sim compare scenarios/quickstart.yaml \
-	    --policy in-order --policy ready-queue --policy out-of-order --policy critical-path \
 	    --gantt out/quickstart.png --trace out/quickstart.trace.json.gz
 
 test: $(READY)  ## Run the tests (WORKERS=2 at a time)
