@@ -15,6 +15,9 @@ Slices have the categories that PyTorch's profiler writes (``cuda_runtime`` for 
 ``correlation`` and a flow of category ``ac2g``. Flows of category ``data`` lead from producers to
 consumers on other lanes.
 
+The argument ``stream`` is counted over the machine, because tools that expect one GPU in a file would take
+streams of the same number for one.
+
 Format: "Trace Event Format" (Google, 2016); times in µs with three decimals, so whole ns. What viewers ask
 for: threads numbered from 1 (Perfetto takes 0 for the idle thread), slices of a thread that nest, the end
 of a flow with ``"bp": "e"``, the blank in ``"distributedInfo": {"rank": 0}`` (HTA looks for that text).

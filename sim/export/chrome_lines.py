@@ -146,7 +146,6 @@ def _task_lines(trace: Trace, lanes: _Lanes) -> Iterator[str]:
     launch = [_LAUNCHES.get(d.kind, "launch") for d in machine.devices]
     copy = ["cudaMemcpyAsync" if d.kind == "gpu" else "launch" for d in machine.devices]
     worker = [d.workers > 0 for d in machine.devices]
-    first = machine.first_stream
     several = trace.job.iterations > 1
     columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns", "dead")
     rows = zip(
@@ -172,7 +171,7 @@ def _task_lines(trace: Trace, lanes: _Lanes) -> Iterator[str]:
         tied = f'"External id":{number},"correlation":{number}'
         yield (
             f'{{"ph":"X","cat":"{category}","name":{names[op]},{span},'
-            f'"args":{{{tied},"device":{d},"stream":{stream - first[d]},{args}}}}}'
+            f'"args":{{{tied},"device":{d},"stream":{stream},{args}}}}}'
         )
         begin = issue - cost[op]
         yield (
