@@ -45,13 +45,13 @@ Samples = dict[str, list[float]]
 _GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
     "timer": {"sleep": [(n * MS // 2,) for n in (1, 2, 4, 8, 16, 32)]},
     "threads": {
-        "matmul": [(384, 1), (384, 3), (384, 8), (256, 4)],
+        "matmul": [(384, 1), (384, 3), (384, 10)],
         "softmax": [(384, 2)],
         "elementwise": [(384, 8)],
         "copy": [(384, 16)],
     },
     "cuda": {
-        "matmul": [(n, r) for n in (256, 512, 1024, 2048, 4096) for r in (1, 4, 8)],
+        "matmul": [(n, r) for n in (256, 512, 1024, 2048, 4096) for r in (1, 4, 16)],
         "softmax": [(n, 1) for n in (1024, 2048, 4096)],
         "elementwise": [(n, 1) for n in (1024, 2048, 4096)],
         "copy": [(n, 1) for n in (1024, 2048, 4096)],
@@ -340,7 +340,7 @@ PARTITIONS: Final = (2, 4, 8)
 
 
 def _partitions(session: _Session) -> None:
-    """The blocks of a pipeline on one of p equal groups of SMs; nothing where the driver cannot split them."""
+    """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them."""
     n, drop = (8, 2) if session.quick else (12, 3)
     for p in PARTITIONS:
         machine = {f"rank{r}": {"streams": 1} for r in range(p)}

@@ -1,7 +1,7 @@
 """Torch kernels of one graph with their matrices, on whatever stream is current.
 
 Everything is allocated before a run, so that no run waits for an allocator. Results are filled with NaN
-before each run: a consumer that does not wait for its producer computes NaN, which a serial execution never does.
+before each run: a consumer that does not wait for its producer computes NaN, which a serial run never does.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _compute(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any)
 
 def _attend(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
     torch.mm(x, y.t(), out=scratch)
-    torch.mm(torch.softmax(scratch * kernel.size**-0.5, 1), y, out=out)
+    torch.mul(scratch, kernel.size**-0.5, out=scratch)
+    torch.mm(torch.softmax(scratch, 1), y, out=out)
 
 
 def _block(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:

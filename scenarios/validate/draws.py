@@ -44,7 +44,7 @@ KERNELS: Final[Mapping[str, Callable[..., Facts]]] = {"timer": _sleep, "threads"
 
 
 def _block(rng: np.random.Generator, low_ms: float, high_ms: float) -> Facts:
-    """Return transformer blocks, captured as one CUDA graph: one for the shorter half of the range, or two."""
+    """Return transformer blocks, captured as one CUDA graph: one for the shorter times, or two."""
     return "block", {"size": 2048, "repeat": 1 + int(rng.uniform(low_ms, high_ms) > 3.5)}
 
 

@@ -63,7 +63,8 @@ def _row(result: Mapping[str, Any]) -> str:
     return (
         f"| {result['experiment']} | {result['cases'] - len(result['inconclusive'])} | "
         f"{int(m['prediction.n'])} | {pair('prediction')}{noise} | {_percent(m['prediction.bias'])} | "
-        f"{pair('replay')} | {pair('floor')} | {m.get('tau.mean', float('nan')):.3f} | {_percent(m.get('ratio.max'))} | "
+        f"{pair('replay')} | {pair('floor')} | {m.get('tau.mean', float('nan')):.3f} | "
+        f"{_percent(m.get('ratio.max'))} | "
         f"{_percent(m.get('regret.max'))} | {result['status']}{why}{some}{late} |"
     )
 

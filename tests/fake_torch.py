@@ -1,0 +1,251 @@
+"""A torch with a CUDA device that takes time without having any: streams, events, graphs and kernels.
+
+Every stream has a clock in ms. A kernel advances the clock of the current stream by `KERNEL_MS` (a spin by
+its cycles); an event remembers the clock of the stream it is recorded on; waiting for it advances the
+clock of who waits. Matrices are numpy's, computed at once. Names that the real torch does not have would not be
+noticed here: `test_real_cuda` compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+KERNEL_MS = 0.1
+CYCLES_PER_MS = 2_000_000
+
+
+class Tensor:
+    """The few methods of a tensor that are used."""
+
+    def __init__(self, values: Any, cuda: Cuda | None = None) -> None:
+        self.values, self.cuda = np.array(values, dtype=np.float32), cuda
+
+    def fill_(self, value: float) -> None:
+        self.values[...] = value
+
+    def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
+        assert self.cuda is not None
+        self.cuda.launch(lambda: self.values.__setitem__(..., other.values))
+        return self
+
+    def float(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Any:
+        return self.values.copy()
+
+    def t(self) -> Tensor:
+        view = Tensor(0)
+        view.values = self.values.T
+        return view
+
+    def __mul__(self, factor: float) -> Tensor:
+        return Tensor(self.values * factor, self.cuda)
+
+
+class Stream:
+    """A clock."""
+
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
+        self.ms = 0.0
+
+    def wait_event(self, event: Event) -> None:
+        assert event.ms is not None, "waits for an event that was not recorded"
+        self.ms = max(self.ms, event.ms)
+
+
+class Event:
+    """A time on a clock."""
+
+    cuda: Cuda
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.timing, self.ms = enable_timing, None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.ms = (stream or self.cuda.now).ms
+
+    def query(self) -> bool:
+        """Answer as a device whose host waits a little between two questions."""
+        self.cuda.host_ms += 0.01
+        return self.ms <= self.cuda.host_ms
+
+    def synchronize(self) -> None:
+        self.cuda.host_ms = max(self.cuda.host_ms, self.ms)
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.timing
+        assert end.timing
+        return end.ms - self.ms
+
+
+class Graph:
+    """What was captured is a number of kernels."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+class Cuda:
+    """The namespace ``torch.cuda``."""
+
+    def __init__(self, available: bool = True) -> None:
+        self.available = available
+        self.default = self.now = Stream()
+        self.host_ms = 0.0
+        self.streams = [self.default]
+        self.capturing: Graph | None = None
+        self.launches = 0
+
+        class BoundEvent(Event):
+            cuda = self
+
+        self.Event = BoundEvent
+        self.CUDAGraph = Graph
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def Stream(self) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def ExternalStream(self, handle: int) -> Stream:
+        self.streams.append(Stream(handle))
+        return self.streams[-1]
+
+    def current_stream(self) -> Stream:
+        return self.now
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        try:
+            yield
+        finally:
+            self.now = before
+
+    @contextmanager
+    def graph(self, graph: Graph, stream: Stream | None = None) -> Iterator[None]:
+        self.capturing = graph
+        try:
+            yield
+        finally:
+            self.capturing = None
+
+    def synchronize(self) -> None:
+        for stream in self.streams:
+            self.host_ms = max(self.host_ms, stream.ms)
+        for stream in self.streams:
+            stream.ms = max(stream.ms, self.host_ms)
+
+    def _sleep(self, cycles: int) -> None:
+        self.launch(lambda: None, cycles / CYCLES_PER_MS)
+
+    def launch(self, compute: Any, ms: float = KERNEL_MS) -> None:
+        def kernel() -> None:
+            self.launches += 1
+            compute()
+            self.now.ms = max(self.now.ms, self.host_ms) + ms
+
+        if self.capturing is not None:
+            self.capturing.calls.append(kernel)
+        else:
+            kernel()
+
+    def get_device_name(self, index: int) -> str:
+        return "Fake GPU"
+
+    def get_device_properties(self, index: int) -> Any:
+        return SimpleNamespace(multi_processor_count=132, total_memory=1 << 37)
+
+
+class Torch:
+    """The namespace ``torch``."""
+
+    __version__ = "2.13.0"
+    bfloat16 = "bfloat16"
+    version = SimpleNamespace(cuda="13.0")
+
+    def __init__(self, available: bool = True) -> None:
+        self.cuda = Cuda(available)
+        self.rng = np.random.default_rng(0)
+
+    def manual_seed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def randn(self, *shape: int, device: str, dtype: str) -> Tensor:
+        return Tensor(self.rng.normal(size=[min(n, 16) for n in shape]), self.cuda)
+
+    def full(self, shape: tuple[int, ...], value: float, device: str, dtype: str) -> Tensor:
+        return Tensor(np.full([min(n, 16) for n in shape], value), self.cuda)
+
+    def mm(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        self.cuda.launch(lambda: out.values.__setitem__(..., a.values @ b.values))
+
+    def lerp(self, a: Tensor, b: Tensor, weight: float, out: Tensor) -> None:
+        self.cuda.launch(lambda: out.values.__setitem__(..., a.values + weight * (b.values - a.values)))
+
+    def mul(self, a: Tensor, factor: float, out: Tensor) -> None:
+        self.cuda.launch(lambda: out.values.__setitem__(..., a.values * factor))
+
+    def softmax(self, x: Tensor, dim: int) -> Tensor:
+        out = Tensor(x.values)
+
+        def compute() -> None:
+            powers = np.exp(x.values - x.values.max(axis=dim, keepdims=True))
+            out.values[...] = powers / powers.sum(axis=dim, keepdims=True)
+
+        self.cuda.launch(compute)
+        return out
+
+    def relu(self, x: Tensor) -> Tensor:
+        out = Tensor(x.values)
+        self.cuda.launch(lambda: out.values.__setitem__(..., np.maximum(x.values, 0)))
+        return out
+
+
+class Driver:
+    """The green-context calls of ``cuda.bindings.driver``."""
+
+    CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM=1)
+    CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+
+    def __init__(self, sms: int = 132) -> None:
+        self.sms, self.splits, self.handle = sms, 0, 100
+
+    def cuDeviceGet(self, index: int) -> tuple[int, int]:
+        return 0, index
+
+    def cuDeviceGetDevResource(self, gpu: int, kind: int) -> tuple[int, Any]:
+        return 0, SimpleNamespace(sm=SimpleNamespace(smCount=self.sms))
+
+    def cuDevSmResourceSplitByCount(self, count: int, all_: Any, flags: int, least: int) -> tuple[Any, ...]:
+        self.splits += 1
+        made = min(count, self.sms // least)
+        groups = [SimpleNamespace(sm=SimpleNamespace(smCount=least)) for _ in range(made)]
+        return 0, groups, made, None
+
+    def cuDevResourceGenerateDesc(self, groups: Any, n: int) -> tuple[int, Any]:
+        return 0, groups
+
+    def cuGreenCtxCreate(self, described: Any, gpu: int, flags: int) -> tuple[int, Any]:
+        return 0, described
+
+    def cuGreenCtxStreamCreate(self, context: Any, flags: int, priority: int) -> tuple[int, int]:
+        self.handle += 1
+        return 0, self.handle

@@ -1,0 +1,166 @@
+"""The cuda backend without a GPU: against a fake torch, and its names against the real one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fake_torch import Driver, Torch
+
+from devices.cost.calibration import load_calibration
+from devices.real.cuda import Cuda
+from devices.real.partitions import partition_streams
+from devices.real.torch_work import TorchWork
+from policies.issue.in_order import InOrder
+from policies.issue.ready_queue import ReadyQueue
+from scenarios.calibrate import calibrate
+from scenarios.validate import files, steps
+from scenarios.validate.case import Case, CaseOp
+from scenarios.validate.draws import draw
+from sim import Device, GraphBuilder, Machine
+from sim.errors import InfeasibleError, InputError
+from sim.job import make_job
+from sim.plan import Plan
+
+
+@pytest.fixture
+def cuda() -> Cuda:
+    return Cuda(Torch(), Driver())
+
+
+def case(kinds: list[str], streams: int = 2) -> Case:
+    ops = [
+        CaseOp(f"o{i}", kind, [f"o{j}" for j in range(max(0, i - 2), i)], {"size": 16}, "dev0", i % streams)
+        for i, kind in enumerate(kinds)
+    ]
+    return Case("kinds", "test", "development", ops, {"dev0": {"streams": streams}})
+
+
+def test_a_plan_runs_with_its_waits_and_right_results(cuda: Cuda) -> None:
+    one = case(["matmul", "elementwise", "copy", "softmax", "attention", "block", "matmul"])
+    plan = one.plan()
+    assert plan is not None
+    seen = cuda.execute(one.job(), plan)
+    assert seen.wrong == []
+    assert seen.probe_error == 0
+    assert seen.trace.plan().digest == plan.digest
+    # A chain in truth: every op reads the one before it.
+    start, end = seen.trace.tasks["start_ns"], seen.trace.tasks["end_ns"]
+    assert (start[1:] >= end[:-1]).all()
+    assert seen.makespan_ns == end[-1]
+
+
+def test_a_broken_order_is_caught(cuda: Cuda) -> None:
+    one = case(["matmul"] * 4)
+    plan = one.plan()
+    assert plan is not None
+    work = cuda._work(one.job())
+    job = one.job()
+    work = TorchWork(cuda.torch, job.graph)
+    work.reset()
+    for op in (0, 2, 1, 3):  # 2 before 1, which it reads
+        work.launch(op)
+    assert work.wrong() == ["o2", "o3"]
+
+
+@pytest.mark.parametrize("policy", [ReadyQueue(), ReadyQueue(synchronisation="issue"), InOrder()])
+def test_a_policy_drives_the_device(cuda: Cuda, policy: ReadyQueue | InOrder) -> None:
+    one = case(["matmul"] * 8)
+    seen = cuda.drive(one.job(), policy)
+    assert seen.wrong == []
+    assert len(seen.trace) == 8
+    assert seen.trace.policy == type(policy).__name__
+
+
+def test_partitions_come_from_one_call() -> None:
+    driver = Driver(sms=132)
+    handles, sms = partition_streams(4, driver=driver)
+    assert len(set(handles)) == 4
+    assert sms == 32
+    assert driver.splits == 1
+
+
+def test_too_many_partitions_are_refused_with_a_reason() -> None:
+    with pytest.raises(InfeasibleError, match="make 1 groups, not the 4 asked for"):
+        partition_streams(4, driver=Driver(sms=1))
+
+
+def test_pipelines_run_on_partitions(cuda: Cuda) -> None:
+    one = draw("f-pipeline", "cuda")[0]
+    plan = one.plan()
+    assert plan is not None
+    assert cuda.execute(one.job(), plan).wrong == []
+
+
+def test_what_a_gpu_cannot_do_is_refused(cuda: Cuda) -> None:
+    with pytest.raises(InfeasibleError, match="no CUDA device"):
+        Cuda(Torch(available=False))
+    b = GraphBuilder("naps")
+    b.op("a", kind="sleep", duration_ns=5, attributes={"sleep_ns": 5})
+    with pytest.raises(InputError, match="does not sleep"):
+        cuda.drive(make_job(b.build(), Machine((Device("gpu0"),))), ReadyQueue())
+    with pytest.raises(InputError, match="not CPU workers"):
+        cuda.drive(make_job(b.build(), Machine((Device("cpu0", workers=1),))), ReadyQueue())
+
+
+def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
+    names = ["a-chain", "d-head-of-line", "f-pipeline"]
+    result = steps.run("cuda", tmp_path, names, runs=3, executor=cuda)
+    assert [entry["experiment"] for entry in result["experiments"]] == names
+    for name in names:
+        measured = files.read(tmp_path, "measurements", name)
+        assert measured is not None
+        assert [entry.get("skipped") for entry in measured["cases"]] == [None] * len(measured["cases"])
+        assert all(not run["wrong"] for entry in measured["cases"] for run in entry["runs"])
+    contexts = {table["context"] for table in load_calibration(tmp_path / "calibration.json").tables}
+    assert contexts == {"warm", "partition 2", "partition 4", "partition 8"}
+
+
+def test_without_partitions_the_other_experiments_go_on(tmp_path: Path) -> None:
+    class Old:
+        """Bindings before green contexts."""
+
+    lame = Cuda(Torch(), Old())
+    result = steps.run("cuda", tmp_path, ["b-fork-join", "f-pipeline"], runs=3, executor=lame)
+    by_name = {entry["experiment"]: entry for entry in result["experiments"]}
+    assert by_name["b-fork-join"]["cases"] == 2
+    assert by_name["f-pipeline"]["status"] == "inconclusive"
+
+
+def test_calibration_without_partitions_says_so() -> None:
+    class Old:
+        pass
+
+    found = calibrate("cuda", Cuda(Torch(), Old()), quick=True)
+    assert any("older than CUDA 12.4" in entry.get("why", "") for entry in found.sentinels)
+
+
+def test_every_name_exists_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    folder = Path(__file__).resolve().parents[1] / "devices" / "real"
+    text = (folder / "cuda.py").read_text() + (folder / "torch_work.py").read_text()
+    for name in sorted(set(re.findall(r"torch\.cuda\.(\w+)", text))):
+        assert hasattr(torch.cuda, name), f"torch.cuda.{name}"
+    for name in sorted(set(re.findall(r"torch\.(\w+)", text)) - {"cuda"}):
+        assert hasattr(torch, name), f"torch.{name}"
+
+
+def test_the_kernels_are_the_same_in_torch_on_a_cpu() -> None:
+    """Calls and arguments of the kernels, run by the real torch where there is no GPU."""
+    torch = pytest.importorskip("torch")
+    from devices.real.kernels import Kernel
+    from devices.real.torch_work import _compute
+
+    torch.manual_seed(0)
+    x, y, out, scratch = (torch.randn(16, 16, dtype=torch.bfloat16) for _ in range(4))
+    for kind in ("matmul", "elementwise", "copy", "softmax", "attention", "block"):
+        out.fill_(float("nan"))
+        _compute(torch, Kernel(kind, size=16, repeat=2), x, y, out, scratch)
+        assert bool(torch.isfinite(out).all()), kind
+
+
+def test_a_plan_survives_its_file(cuda: Cuda) -> None:
+    plan = draw("e-random", "cuda")[0].plan()
+    assert plan is not None
+    assert Plan.from_json(plan.to_json()).digest == plan.digest
