@@ -17,9 +17,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
+from devices.cost.calibration import load_tables
 from devices.cost.fitted import load_fit
 from devices.cost.roofline import KindEfficiency
-from devices.cost.table_file import load_table
 from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost
 from devices.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
 from sim import plugins
@@ -84,7 +84,8 @@ def make_cost(
         if name == "table":
             files = [parameters] if isinstance(parameters, str) else parameters
             files = TYPES["words"].read(files, f"{where}.table")
-            return TableCost(tuple(load_table((directory or Path()) / file) for file in files))
+            found = (load_tables((directory or Path()) / file) for file in files)
+            return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             return FittedCost(load_fit(TYPES["word"].read(parameters, f"{where}.fitted")))
         made: CostModel = plugins.lookup("sim.costs", name)(parameters, values)

@@ -2,7 +2,7 @@
 
 Every stream has a clock in ms. A kernel advances the clock of the current stream by `KERNEL_MS` (a spin by
 its cycles); an event remembers the clock of the stream it is recorded on; waiting for it advances the
-clock of who waits. Matrices are numpy's, computed at once. Names that the real torch does not have would not be
+waiter's. Matrices are numpy's, computed at once. Names that the real torch does not have would not be
 noticed here: `test_real_cuda` compares them.
 """
 

@@ -25,11 +25,12 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.table import Axis, CostTable
+from devices.cost.table_file import load_table
 from sim.errors import InputError
 from sim.graph import UNSET, Graph, IntArray
 from sim.model import Device
 
-__all__ = ["SCHEMA", "Calibration", "load_calibration", "save_calibration"]
+__all__ = ["SCHEMA", "Calibration", "load_calibration", "load_tables", "save_calibration"]
 
 SCHEMA: Final = "sim.calibration/1"
 _KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tables", "sentinels")
@@ -128,6 +129,21 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
     """Write a calibration as JSON."""
     content = {"schema": SCHEMA, **{key: getattr(calibration, key) for key in _KEYS[1:]}}
     Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def load_tables(path: str | Path) -> list[CostTable]:
+    """Return the tables of a file: one of a cost table, the warm ones of a calibration.
+
+    Raises
+    ------
+    InputError
+        The file is neither.
+    """
+    try:
+        schema = json.loads(Path(path).read_text()).get("schema")
+    except (OSError, ValueError, AttributeError):  # compressed, or none: `load_table` tells
+        schema = None
+    return load_calibration(path).cost_tables() if schema == SCHEMA else [load_table(path)]
 
 
 def load_calibration(path: str | Path) -> Calibration:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -108,11 +108,23 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
     return Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
 
 
-def _follow(case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration) -> int:
+def _follow(
+    case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration, issue_ns: int | None = None
+) -> int:
     """Simulate a plan with given durations and the overheads of a calibration; return the makespan."""
     policy = Redecide(plan, case.make_policy().synchronisation)
-    trace = simulate(case.graph(duration_ns), case.machine(calibration), policy, **case.decisions())
+    machine = case.machine(calibration)
+    if issue_ns is not None:
+        machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
+    trace = simulate(case.graph(duration_ns), machine, policy, **case.decisions())
     return trace.makespan_ns
+
+
+def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
+    """Return how long issuing took the host of a run, each op alike; None where the host also had to wait."""
+    if case.policy is not None or not max(run["issue_ns"]):
+        return None
+    return int(max(run["issue_ns"]) / len(run["issue_ns"]) + 0.5)
 
 
 def inversions(start_ns: Sequence[int], measured_ns: Sequence[int], gap_ns: float) -> int:
@@ -162,7 +174,7 @@ def points_of(
                 m,
                 predicted["makespan_ns"],
                 error(predicted["makespan_ns"]),
-                error(_follow(case, followed, lasted, calibration)) if seen else nan,
+                error(_follow(case, followed, lasted, calibration, _host_ns(case, run))) if seen else nan,
                 error(_follow(case, followed, predicted["duration_ns"], calibration)),
                 error(statistics.median(others)) if others else 0.0,
                 {name: error(ns) for name, ns in predicted["naive"].items()},
