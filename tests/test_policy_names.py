@@ -14,7 +14,7 @@ NAMES = {
         *["critical-path-first", "depth-first", "memory-aware", "priority", "program"],
         *["replay", "reverse-depth-first", "topological", "greedy", "heft", "cpop", "peft"],
     ],
-    "sim.streams": ["per-branch", "per-kind", "replay", "round-robin", "single"],
+    "sim.streams": ["per-branch", "per-kind", "recorded", "replay", "round-robin", "single"],
     "sim.placements": [
         *["auto-tune", "chain-dp", "cpop", "device-kind", "greedy", "heft", "min-cut", "optimal"],
         *["peft", "pinned", "replay", "round-robin", "single"],

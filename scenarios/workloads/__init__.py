@@ -9,6 +9,7 @@ from scenarios.workloads.base import Work, Workload
 from scenarios.workloads.file import GraphFile, OnnxFile
 from scenarios.workloads.inline import InlineOps
 from scenarios.workloads.pipeline import Pipeline
+from scenarios.workloads.recorded import ChakraTrace, KinetoTrace
 
 __all__ = ["WORKLOADS", "Work", "Workload"]
 
@@ -16,6 +17,8 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
     "ops": InlineOps,
     "graph": GraphFile,
     "onnx": OnnxFile,
+    "kineto": KinetoTrace,
+    "chakra": ChakraTrace,
     "pipeline": Pipeline,
 }
 """The key that tells a kind, and the kind."""

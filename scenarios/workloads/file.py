@@ -13,7 +13,7 @@ from sim.errors import InputError
 from sim.graph import Graph
 from sim.model import Machine
 
-__all__ = ["GraphFile", "OnnxFile"]
+__all__ = ["GraphFile", "OnnxFile", "load_file"]
 
 Batch = Annotated[Count | None, Field(description="batch size; default: that of the file")]
 
@@ -26,7 +26,7 @@ class GraphFile(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
-        return _load(document, "graph", self.graph, self.batch)
+        return load_file(document, "graph", self.graph, batch=self.batch)
 
 
 class OnnxFile(Workload):
@@ -39,10 +39,11 @@ class OnnxFile(Workload):
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
         options = {} if self.dtype is None else {"dtype": self.dtype}
-        return _load(document, "onnx", self.onnx, self.batch, format="onnx", **options)
+        return load_file(document, "onnx", self.onnx, batch=self.batch, format="onnx", **options)
 
 
-def _load(document: Document, key: str, file: str, batch: int | None, **options: Any) -> Graph:
+def load_file(document: Document, key: str, file: str, *, batch: int | None = None, **options: Any) -> Graph:
+    """Return the graph in a file that the key `key` of the workload names; an error has its place there."""
     from scenarios.importers import load_graph
 
     try:

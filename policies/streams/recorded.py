@@ -1,0 +1,60 @@
+"""The streams that a recorded program used: an imported trace launches its kernels as it did.
+
+::
+
+    recorded    stream 7   [gemm][gemm]      [gemm]          attribute ``stream`` of the ops: 7, 20
+                stream 20        [all_reduce]
+    simulated   gpu0/0     [gemm][gemm]      [gemm]          lanes, in the order of first use: 7 -> 0,
+                gpu0/1           [all_reduce]                20 -> 1
+
+The numbers of a CUDA runtime are names and not positions (7 is the default stream of a PyTorch
+process), so each device numbers the streams it meets in the order of the graph. Importers of traces
+write the attribute (`scenarios.importers.kineto`, `scenarios.importers.chakra`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim import Job
+from sim.errors import InputError
+
+__all__ = ["Recorded"]
+
+
+class Recorded:
+    """Each op on the stream that its attribute ``stream`` names; without one, on the device's first.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("recorded")
+    >>> for name, stream in {"a": 7, "b": 20, "c": 7}.items():
+    ...     _ = b.op(name, attributes={"stream": stream})
+    >>> Recorded().assign(make_job(b.build(), Machine((Device("gpu0", streams=2),))))
+    [0, 1, 0]
+    """
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op, counted within the op's device.
+
+        Raises
+        ------
+        InputError
+            More streams were recorded than the device has.
+        """
+        devices, attributes = job.machine.devices, job.graph.attributes
+        lanes: list[dict[object, int]] = [{} for _ in devices]  # per device: recorded stream -> lane
+        stream = [0] * len(job.graph)
+        for op, d in enumerate(job.device_of.tolist()):
+            recorded = attributes.get(op, {}).get("stream")
+            if recorded is not None and not devices[d].workers:  # workers have no streams
+                stream[op] = lanes[d].setdefault(recorded, len(lanes[d]))
+        for device, used in zip(devices, lanes, strict=True):
+            if len(used) > device.lanes:
+                raise InputError(
+                    f"recorded: the ops of {device.name} were recorded on {len(used)} streams "
+                    f"({', '.join(map(str, used))}), but it has {device.lanes}; set streams: {len(used)}"
+                )
+        return stream

@@ -1,0 +1,151 @@
+"""Recorded traces as workloads: the recorded run comes out again, on its own streams."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from import_helpers import recorded
+from policy_helpers import gpu, job_of
+from scenario_texts import write
+
+from policies.streams.recorded import Recorded
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim import Device, GraphBuilder, Machine
+from sim.errors import InputError, ScenarioError
+from sim.trace import Trace
+
+SCENARIO = """\
+name: recorded
+machine:
+  devices:
+    gpu0: {{kind: gpu, streams: {streams}}}
+    cpu0: {{kind: cpu, cores: {threads}}}
+workload: {{{kind}: {file}{more}}}
+policy: {{name: ready-queue, synchronisation: {synchronisation}, streams: {assignment}}}
+"""
+
+
+def prepare(folder: Path, source: Path, rest: str = "", **values: object) -> Path:
+    """Write a scenario of a recorded file that lies elsewhere: a scenario names files relative to itself."""
+    link = folder / source.name
+    if not link.exists():
+        link.symlink_to(source)
+    given = {"kind": "kineto", "more": "", "streams": 4, "threads": 2}
+    given |= {"synchronisation": "issue", "assignment": "recorded"}
+    return write(folder, SCENARIO.format(file=source.name, **(given | values)) + rest)
+
+
+def run(folder: Path, source: Path, **values: object) -> Trace:
+    """Run it."""
+    return run_scenario(load_scenario(prepare(folder, source, **values))).trace
+
+
+def gpu_end_ns(trace: Trace) -> tuple[int, int]:
+    """Return when the last task of the GPU ended: as simulated, and as recorded."""
+    graph = trace.job.graph
+    known = {op: a["recorded_start_ns"] for op, a in graph.attributes.items() if "recorded_start_ns" in a}
+    ends = dict(zip(trace.tasks["op"].tolist(), trace.tasks["end_ns"].tolist(), strict=True))
+    return max(ends[op] for op in known), max(s + int(graph.duration_ns[op]) for op, s in known.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("h100_bert_small", 0.001),
+        ("h100_vit", 0.001),
+        ("v100_dlrm_8_ranks/rank0", 0.01),
+        ("v100_dlrm_8_ranks/rank4", 0.01),
+        ("v100_dlrm_8_ranks/rank7", 0.01),
+    ],
+)
+def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float) -> None:
+    trace = run(tmp_path, recorded(f"kineto/{name}.json.gz"))
+    trace.check()
+    simulated, measured = gpu_end_ns(trace)
+    assert (1 - share) * measured <= simulated <= measured
+
+
+def test_a100_needs_its_streams(tmp_path: Path) -> None:
+    """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms."""
+    source = recorded("kineto/a100_training_rank3.json.gz")
+    scenario = load_scenario(prepare(tmp_path, source, "compare: [{label: one stream, streams: single}]\n"))
+    simulated, measured = gpu_end_ns(run_scenario(scenario).trace)
+    assert measured == 464_704_000
+    assert measured * 0.999 <= simulated <= measured
+    one_stream, _ = gpu_end_ns(run_scenario(scenario, "one stream").trace)
+    assert one_stream > 1.1 * measured
+
+
+def test_the_gpu_alone(tmp_path: Path) -> None:
+    """Without the host's calls nothing holds the kernels back but their streams and events."""
+    trace = run(tmp_path, recorded("kineto/v100_dlrm_8_ranks/rank7.json.gz"), more=", host: none")
+    assert len(trace) == 262
+    simulated, measured = gpu_end_ns(trace)
+    assert simulated < measured / 2
+
+
+def test_chakra(tmp_path: Path) -> None:
+    """Many of its nodes name an enclosing call that is not in the file: the importer says so."""
+    source = recorded("chakra/chakra.0.et.gz")
+    with pytest.warns(UserWarning, match="1277 ctrl_deps name nodes that are not in the file"):
+        trace = run(tmp_path, source, kind="chakra", streams=4, threads=8)
+    trace.check()
+    assert len(trace) == 3664
+    with pytest.raises(ScenarioError, match=r"workload\.chakra: .*import without them by dangling='warn'"):
+        run(tmp_path, source, kind="chakra", more=", dangling: error")
+
+
+TINY = {
+    "traceEvents": [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": name,
+            "ts": start,
+            "dur": 10,
+            "args": {"device": 0, "stream": stream, "correlation": i},
+        }
+        for i, (name, start, stream) in enumerate([("a", 0, 7), ("b", 0, 20), ("c", 10, 7), ("d", 12, 20)])
+    ]
+}
+"""a and c on stream 7, b and d on stream 20, 10 us each: 20 us side by side, 40 us one after another."""
+
+
+@pytest.mark.parametrize(("assignment", "makespan_ns"), [("recorded", 20_000), ("single", 40_000)])
+def test_streams_by_hand(tmp_path: Path, assignment: str, makespan_ns: int) -> None:
+    source = tmp_path / "made" / "tiny.json"
+    source.parent.mkdir()
+    source.write_text(json.dumps(TINY))
+    trace = run(tmp_path, source, more=", host: none", streams=2, assignment=assignment)
+    assert trace.makespan_ns == makespan_ns
+
+
+def test_a_batch_is_no_option_of_a_recording(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"workload\.batch: no such key; known: host, kineto"):
+        run(tmp_path, tmp_path / "tiny.json", more=", batch: 2")
+
+
+def test_too_few_streams_are_told() -> None:
+    b = GraphBuilder("two")
+    b.op("a", attributes={"stream": 7})
+    b.op("b", attributes={"stream": "comm"})
+    message = r"recorded on 2 streams \(7, comm\), but it has 1; set streams: 2"
+    with pytest.raises(InputError, match=message):
+        Recorded().assign(job_of(b.build(), gpu()))
+
+
+def test_each_device_numbers_its_own_streams() -> None:
+    b = GraphBuilder("devices")
+    for i, (device, stream) in enumerate(
+        [("gpu0", 7), ("gpu1", 20), ("cpu0", 3), ("gpu1", 7), ("gpu0", None)]
+    ):
+        b.op(f"o{i}", device=device, attributes={} if stream is None else {"stream": stream})
+    devices = (
+        Device("gpu0", "gpu", streams=1),
+        Device("gpu1", "gpu", streams=2),
+        Device("cpu0", "cpu", workers=2),
+    )
+    assert Recorded().assign(job_of(b.build(), Machine(devices))) == [0, 0, 0, 1, 0]
