@@ -110,7 +110,7 @@ class Outcomes:
 
 
 def predicate_of(graph: Graph, switch: int) -> int:
-    """Return the op that decides for a switch: behind its last input, past enters and identities.
+    """Return the op that decides for a switch: behind its last input, past enters, identities, sends.
 
     Raises
     ------
@@ -123,9 +123,12 @@ def predicate_of(graph: Graph, switch: int) -> int:
         raise GraphError(f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}")
     tensor = inputs[1]
     while (producer := int(graph.tensor_producer[tensor])) >= 0:
-        if graph.kind(producer) not in ("enter", "identity") or "outcome" in graph.attributes.get(
-            producer, {}
-        ):
+        if graph.kind(producer) not in (
+            "enter",
+            "identity",
+            "send",
+            "recv",
+        ) or "outcome" in graph.attributes.get(producer, {}):
             return producer
         tensor = graph.inputs.row(producer)[0]
     raise GraphError(

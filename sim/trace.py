@@ -66,7 +66,7 @@ class Trace:
     tasks : mapping of str to array of int64
         One row per executed task, in start order: ``id, op, iteration, stream`` (counted over the
         machine), ``issuer`` (index), ``ready_ns, issue_ns, start_ns, end_ns, wait`` (`Wait`) and
-        ``dead`` (1: skipped by control flow).
+        ``dead`` (1: skipped by control flow). With control flow also ``frame`` (index into `frames`).
     transfers : mapping of str to array of int64
         One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
         indices), ``nbytes, ready_ns, start_ns, end_ns``.
@@ -74,6 +74,8 @@ class Trace:
         One row per allocation (``change`` > 0) or free (< 0), in order, when an allocator was used:
         ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change), and the
         ``tensor`` with its ``iteration`` (-1: there from the beginning).
+    frames : tuple of str
+        Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
     """
 
     job: Job
@@ -82,6 +84,7 @@ class Trace:
     tasks: Mapping[str, IntArray]
     transfers: Mapping[str, IntArray]
     memory: Mapping[str, IntArray] | None = None
+    frames: tuple[str, ...] = ()
 
     @classmethod
     def from_tasks(
@@ -95,9 +98,12 @@ class Trace:
     ) -> Trace:
         """Collect the columns from the tasks of a finished run."""
         columns = {name: _column(tasks, name) for name in _FIELDS}
+        frames: dict[str, int] = {}
         if has_control_flow(job.graph):  # ids are tags there
             for name in ("op", "iteration", "dead"):
                 columns[name] = _column(tasks, name)
+            tags = (frames.setdefault(str(task.frame or ""), len(frames)) for task in tasks)
+            columns["frame"] = np.fromiter(tags, np.int64, len(tasks))
         else:
             columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
             columns["dead"] = np.zeros(len(tasks), np.int64)
@@ -117,7 +123,7 @@ class Trace:
         for name in ("tensor", "source", "destination", "nbytes"):
             moved[name] = getattr(flow, name)[which]
         moved = {name: column[order] for name, column in moved.items()}
-        return cls(job, flow, type(policy).__name__, columns, moved, memory)
+        return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames))
 
     def __len__(self) -> int:
         """Return the number of tasks that ran."""

@@ -40,7 +40,8 @@ def task_table(trace: Trace) -> pd.DataFrame:
         ``op, kind, device, stream, issuer, iteration, micro_batch, stage, phase`` (missing where not
         given); ``ready_ns, issue_ns, start_ns, end_ns``; ``nbytes`` (of the outputs), ``flops``; and
         ``wait``, why it did not start when it was ready (`sim.trace.WAITS`). With control flow also
-        ``dead``: whether it was skipped.
+        ``frame``, the loops and iterations it ran in (``outer:2/inner:0``), and ``dead``, whether it was
+        skipped.
 
     Examples
     --------
@@ -74,7 +75,8 @@ def task_table(trace: Trace) -> pd.DataFrame:
         "flops": graph.flops[op],
         "wait": _words(final_waits(trace), WAITS),
     }
-    if tasks["dead"].any():
+    if "frame" in tasks:
+        columns["frame"] = _words(tasks["frame"], trace.frames)
         columns["dead"] = tasks["dead"] != 0
     return pd.DataFrame(columns)
 

@@ -1,0 +1,101 @@
+"""Control flow from a scenario file to every kind of output; what is wrong with it, and where."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+
+
+def test_a_loop_in_every_kind_of_output(tmp_path: Path) -> None:
+    ops, trace, gantt = (tmp_path / name for name in ("ops.csv", "trace.json", "gantt.png"))
+    done = sim(
+        "run", SCENARIOS / "condition.yaml", "--json", "--ops", ops, "--trace", trace, "--gantt", gantt
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["makespan_ns"] == 73_000
+    rows = list(csv.DictReader(ops.read_text().splitlines()))
+    runs = [
+        (row["op"], row["frame"])
+        for row in rows
+        if row["op"] in ("light", "heavy") and row["dead"] == "False"
+    ]
+    assert runs == [("light", "counting:0"), ("heavy", "counting:1"), ("light", "counting:2")]
+    assert {row["frame"] for row in rows if row["op"] in ("zero", "after")} == {""}
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["dur"] for e in events if e.get("name") == "heavy" and e["ph"] == "X"] == [50]
+    assert gantt.stat().st_size > 5000
+
+
+def test_a_graph_without_control_flow_has_no_such_columns(tmp_path: Path) -> None:
+    sim("run", SCENARIOS / "branches.yaml", "--ops", tmp_path / "ops.csv")
+    assert not {"frame", "dead"} & set(next(csv.reader((tmp_path / "ops.csv").read_text().splitlines())))
+
+
+@pytest.mark.parametrize("name", ["loop", "condition"])
+@pytest.mark.parametrize("verb", ["check", "explain", "compare"])
+def test_scenarios_with_control_flow_under_every_verb(name: str, verb: str) -> None:
+    done = sim(verb, SCENARIOS / f"{name}.yaml")
+    assert done.exit_code == 0, done.output
+
+
+HEAD = "machine: {devices: {cpu0: {kind: cpu, cores: 1}}}\nworkload:\n  ops:\n"
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        (
+            "a: {}, b: {}, m: {kind: merge, inputs: [a, b]}",
+            "merge 'm' has no switch before it",
+        ),
+        ("a: {}, x: {kind: exit, inputs: [a]}", "exit 'x' is in no loop: no enter leads to it"),
+        (
+            "a: {}, e: {kind: enter, inputs: [a], attributes: {frame: f}}, c: {kind: loop_cond, inputs: [e]}",
+            "loop 'f' is entered and has no exit",
+        ),
+        ("a: {}, e: {kind: enter, inputs: [a]}", "enter 'e' names no frame"),
+        (
+            "a: {}, e: {kind: enter, inputs: [a], attributes: {frame: f}}, "
+            "m: {kind: merge, inputs: [e, {from: n, distance: 1}]}, n: {kind: next_iteration, inputs: [m]}, "
+            "x: {kind: exit, inputs: [m]}",
+            "loop 'f' has no loop_cond: it would never end",
+        ),
+        (
+            "a: {}, p: {}, s: {kind: switch, inputs: [a, p], outputs: [0B, 0B]}, b: {inputs: [s]}",
+            "op 'p' decides a branch and carries no outcome",
+        ),
+        (
+            "a: {}, b: {inputs: [{from: b, distance: 1}]}, p: {attributes: {outcome: true}}, "
+            "s: {kind: switch, inputs: [a, p], outputs: [0B, 0B]}",
+            "the edge 'b' -> 'b' has distance 1; in a graph with control flow only",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_control_flow_is_the_users_mistake(tmp_path: Path, ops: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{HEAD}    {{{ops}}}\n")
+    done = sim("run", path)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_loop_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.control_flow import TaggedTokenReadiness
+
+    monkeypatch.setattr(TaggedTokenReadiness, "MAX_ITERATIONS", 50)
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"{HEAD}    zero: {{}}\n"
+        "    loop: {kind: while, inputs: [zero], attributes: {body: f, trips: 60}}\n"
+        "  functions: {f: {inputs: [i], ops: {g: {inputs: [i]}}, results: [g]}}\n"
+    )
+    done = sim("run", path)
+    assert done.exit_code == 1
+    assert "loop 'loop' has made 50 iterations and does not end" in done.stderr
