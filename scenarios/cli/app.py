@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from scenarios.cli import check, compare, explain, importing, known, run, schedule, schema
+from scenarios.cli import check, compare, explain, importing, known, run, schedule, schema, sweep, validate
 
 __all__ = ["app"]
 
@@ -81,3 +81,5 @@ importing.add_to(app)
 known.add_to(app)
 schedule.add_to(app)
 schema.add_to(app)
+sweep.add_to(app)
+validate.add_to(app)
