@@ -5,6 +5,7 @@
     --gantt out.png          all runs, one above the other, on one time axis
     --trace out.json.gz      all runs, side by side, for Perfetto
     --ops   out.csv          one row a task; a first column `policy` when there are several runs
+    --memory out.png         memory over time, an axis for each run and device
 
 Names are looked at before anything runs, so that a typing error does not cost a simulation.
 """
@@ -28,6 +29,7 @@ _ENDINGS: Final = {
     "gantt": (".png", ".svg", ".pdf"),
     "trace": (".json", ".json.gz"),
     "ops": TABLE_ENDINGS,
+    "memory": (".png", ".svg", ".pdf"),
 }
 
 
@@ -37,7 +39,7 @@ class Outputs:
 
     Attributes
     ----------
-    gantt, trace, ops : str or None
+    gantt, trace, ops, memory : str or None
         Files; None: not wanted.
 
     Raises
@@ -49,6 +51,7 @@ class Outputs:
     gantt: str | None = None
     trace: str | None = None
     ops: str | None = None
+    memory: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that cannot be written, before anything runs."""
@@ -104,7 +107,25 @@ def _write_ops(results: Sequence[Result], path: str) -> None:
     write_table(tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True), path)
 
 
-_WRITERS: Final = {"gantt": _write_gantt, "trace": _write_trace, "ops": _write_ops}
+def _write_memory(results: Sequence[Result], path: str) -> None:
+    from sim.memory_use import peak_bytes
+    from sim.plot import memory, new_figure, save
+
+    shown = [
+        (result, device)
+        for result in results
+        for device, nbytes in peak_bytes(result.trace).items()
+        if nbytes
+    ]
+    if not shown:
+        raise InputError(f"--memory {path}: there is nothing to draw: no tensor of the graph has a size")
+    figure, axes = new_figure(len(shown), height=max(2.6, 1.8 * len(shown)))
+    for (result, device), ax in zip(shown, axes, strict=True):
+        memory(result.trace, device, ax, title=result.policy if len(results) > 1 else None)
+    save(figure, path)
+
+
+_WRITERS: Final = {"gantt": _write_gantt, "trace": _write_trace, "ops": _write_ops, "memory": _write_memory}
 
 
 def write_graphs(results: Sequence[Result], paths: tuple[str, str]) -> None:

@@ -16,6 +16,7 @@ from scenarios.load import Case, Scenario
 from sim.engine import Engine, Observer
 from sim.errors import InfeasibleError, InputError, ScenarioError
 from sim.job import Job, make_job
+from sim.memory_log import memory_report
 from sim.metrics import summary
 from sim.trace import Trace
 
@@ -51,7 +52,8 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers: see `sim.metrics.summary`."""
-        return {**summary(self.trace), **self.case.work.report(self.trace)}
+        memory = {} if self.trace.memory is None else {"memory": memory_report(self.trace)}
+        return {**summary(self.trace), **memory, **self.case.work.report(self.trace)}
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -100,9 +102,11 @@ def run_scenario(
     return run_case(scenario.case(policy), observers=observers, check=check)
 
 
-def run_case(case: Case, *, observers: Iterable[Observer] = (), check: bool = False) -> Result:
-    """Run one case of a scenario; see `run_scenario`."""
-    job = job_of(case)
+def run_case(
+    case: Case, *, observers: Iterable[Observer] = (), check: bool = False, seed: int | None = None
+) -> Result:
+    """Run one case of a scenario; see `run_scenario`. A `seed` is in place of the scenario's."""
+    job = job_of(case, seed=seed)
     known = {
         "device": [device.name for device in job.machine.devices],
         "link": [link.name for link in job.machine.links],
@@ -126,15 +130,22 @@ def run_case(case: Case, *, observers: Iterable[Observer] = (), check: bool = Fa
 def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
     """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
     decisions, document = case.decisions, case.scenario.document
-    memory = memory_of(decisions.allocator, job.machine, document, (*decisions.loc, "allocator"))
+    memory = memory_of(
+        decisions.allocator,
+        case.scenario.content.memory,
+        job.machine,
+        decisions.policy,
+        document,
+        (*decisions.loc, "allocator"),
+    )
     trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
     if memory is None and case.make is None and exceeds_memory(trace):
-        # Again, with the exact allocator: it ends where memory ends, and says who held what.
-        trace = Engine(job, decisions.policy, memory=exact_memory()).run()
+        # Again, and counted: it ends where memory ends, and says who held what.
+        trace = Engine(job, decisions.policy, memory=exact_memory(job.machine)).run()
     return trace
 
 
-def job_of(case: Case) -> Job:
+def job_of(case: Case, *, seed: int | None = None) -> Job:
     """Return the job of a case: everything that is decided before time 0.
 
     Raises
@@ -156,7 +167,9 @@ def job_of(case: Case) -> Job:
             linearize=decisions.linearize,
             iterations=content.iterations,
             knowledge=decisions.knowledge,
-            seed=content.seed,
+            estimate_error=content.estimate_error,
+            noise=None if content.noise is None else content.noise.noise(),
+            seed=content.seed if seed is None else seed,
         )
     except ScenarioError:
         raise

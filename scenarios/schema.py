@@ -4,6 +4,7 @@
 
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
+    memory: ...      noise: ...                        what runs out, what varies
     iterations: ...  seed: ...
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
 
 from scenarios.document import hint
+from scenarios.memory import MemoryFields
+from scenarios.noise import NoiseFields, Spread
 from scenarios.quantities import Count, Name, Strict, Whole, fault, quantity_schema
 from scenarios.schema_machine import AnyMachine
 from scenarios.workloads import WORKLOADS, Workload
@@ -30,7 +33,7 @@ __all__ = ["Choice", "Condition", "Policy", "ScenarioFile", "Variant", "json_sch
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
-Knowledge = Literal["exact", "mean", "none"]
+Knowledge = Literal["exact", "mean", "estimate", "none"]
 
 
 # -- workload --------------------------------------------------------------------------------------
@@ -205,6 +208,13 @@ class ScenarioFile(Strict):
     workload: AnyWorkload
     policy: AnyPolicy = Policy(name="ready-queue")
     knowledge: Annotated[Knowledge, Field(description="what policies know of durations")] = "exact"
+    estimate_error: Annotated[
+        Spread, Field(description="of an estimate's logarithm, with knowledge: estimate")
+    ] = 0.2
+    memory: Annotated[
+        MemoryFields | None, Field(description="lifetimes of tensors, and what happens when memory is full")
+    ] = None
+    noise: Annotated[NoiseFields | None, Field(description="how durations vary; default: not at all")] = None
     cost: Annotated[
         JsonValue,
         Field(

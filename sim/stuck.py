@@ -12,7 +12,12 @@ __all__ = ["stuck_error"]
 _SHOWN = 8
 
 
-def stuck_error(name: Callable[[int], str], waiting: Mapping[int, list[int]], policy: Policy) -> StuckError:
+def stuck_error(
+    name: Callable[[int], str],
+    waiting: Mapping[int, list[int]],
+    policy: Policy,
+    starved: Mapping[int, str] | None = None,
+) -> StuckError:
     """Build the error for a run in which nothing can happen any more.
 
     Parameters
@@ -22,9 +27,12 @@ def stuck_error(name: Callable[[int], str], waiting: Mapping[int, list[int]], po
     waiting : mapping of int to list of int
         Ids of the tasks that remain, and of the unfinished producers each of them waits for.
     policy : Policy
+    starved : mapping of int to str, optional
+        Ids of the tasks that wait for memory, and for which; they come first, being the cause.
     """
-    lines = []
-    for id, producers in list(waiting.items())[:_SHOWN]:
+    lines = [f"  {name(id)} waits for {what}" for id, what in (starved or {}).items()][:_SHOWN]
+    others = {id: producers for id, producers in waiting.items() if id not in (starved or {})}
+    for id, producers in list(others.items())[: _SHOWN - len(lines)]:
         if producers:
             more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
             why = "waits for " + ", ".join(name(p) for p in producers[:3]) + more
@@ -36,7 +44,8 @@ def stuck_error(name: Callable[[int], str], waiting: Mapping[int, list[int]], po
     cycle = _cycle(waiting)
     if cycle:
         lines.append("  cycle: " + " -> ".join(name(id) for id in cycle))
-    return StuckError(f"nothing can happen any more and {len(waiting)} tasks remain:\n" + "\n".join(lines))
+    remain = "1 task remains" if len(waiting) == 1 else f"{len(waiting)} tasks remain"
+    return StuckError(f"nothing can happen any more and {remain}:\n" + "\n".join(lines))
 
 
 def _cycle(waiting: Mapping[int, list[int]]) -> list[int]:

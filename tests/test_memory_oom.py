@@ -33,7 +33,7 @@ def test_whole_story() -> None:
         "  in use           6.001 MiB in 3 blocks\n"
         "  reserved         22 MiB, of which free 16 MiB\n"
         "  largest free     14 MiB in one block\n"
-        "  rounding         24 B of what is in use\n"
+        "  lost inside      24 B of what is in use: rounded up, or not worth splitting\n"
         "  largest holders  'layer1' 6 MiB in 2 blocks; 'bias' 1 KiB\n"
         "  what would help  less fragmentation: a new segment takes 50 MiB, and 16 MiB are cached in "
         "segments that a live block keeps from going back"

@@ -199,11 +199,11 @@ def test_memory_shows_peak_and_what_the_allocator_reserved() -> None:
     trace = two_streams()
     ax = memory(trace, "gpu0")
     assert "peak 200 B" in [text.get_text() for text in ax.texts]
-    assert legend(ax) == ["in use"]
+    assert legend(ax) == ["conv", "relu"]
     managed = simulate(
         trace.job.graph, trace.job.machine, ReadyQueue(), memory=tensor_memory({"gpu0": MemorySpec("bfc")})
     )
-    assert legend(memory(managed, "gpu0")) == ["in use", "reserved"]
+    assert legend(memory(managed, "gpu0")) == ["conv", "relu", "reserved"]
     with pytest.raises(UnknownNameError, match="unknown device 'gpu1'; did you mean 'gpu0'"):
         memory(trace, "gpu1")
 

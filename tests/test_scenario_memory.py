@@ -1,97 +1,186 @@
-"""Memory in scenarios: what is too much ends the run, allocators and their costs are chosen by name."""
+"""Memory in scenarios: who manages it, when it is simulated, and how running out of it reads."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import sim
 from scenario_texts import write
 
 from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim.errors import OutOfMemoryError, ScenarioError
+from scenarios.run import Result, run_scenario
+from sim.errors import OutOfMemoryError, ScenarioError, StuckError
 
-CHAIN = """\
-machine: {devices: {gpu0: {kind: gpu, memory: 150B}}}
+TEXT = """\
+name: three blocks
+machine:
+  devices:
+    gpu0: {kind: gpu, memory: 100MB}
 workload:
   ops:
-    a: {duration: 10us, output: 100B}
-    b: {duration: 10us, output: 40B, inputs: [a]}
-    c: {duration: 10us, output: 100B, inputs: [b]}
+    embedding: {kind: gather, duration: 10us, output: 50MB}
+    block1: {kind: matmul, duration: 10us, inputs: [embedding], output: 20MB}
+    block2: {kind: matmul, duration: 10us, inputs: [embedding, block1], output: 20MB}
 policy: {name: in-order}
 """
-"""At most 140 bytes are in use: a and b while b runs, b and c while c runs."""
+"""Most is in use from 20 to 30 us: 50 + 20 + 20 = 90 of 100 MB."""
 
 
-def test_what_fits_runs(tmp_path: Path) -> None:
-    result = run_scenario(load_scenario(write(tmp_path, CHAIN)), check=True)
-    assert result.summary["devices"]["gpu0"]["peak_memory_bytes"] == 140
-    assert result.summary["devices"]["gpu0"]["peak_reserved_bytes"] is None
+def run(folder: Path, *sets: str) -> Result:
+    """Run the scenario with settings; the invariants of its trace hold."""
+    return run_scenario(load_scenario(write(folder, TEXT), sets=sets), check=True)
 
 
-def test_what_does_not_fit_ends_with_who_asked_and_exit_status_1(tmp_path: Path) -> None:
-    path = write(tmp_path, CHAIN)
-    result = sim("run", path, "--set", "machine.devices.gpu0.memory=139B")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("out of memory on gpu0 (pool allocator): 'b' asks for 40 B on stream 0\n")
-    assert "largest holders  'a' 100 B" in result.stderr
+def test_what_fits_is_not_simulated(tmp_path: Path) -> None:
+    result = run(tmp_path)
+    assert result.trace.memory is None
+    gpu = result.summary["devices"]["gpu0"]
+    assert (gpu["peak_memory_bytes"], gpu["peak_reserved_bytes"]) == (90_000_000, None)
 
 
-def test_an_op_larger_than_any_memory(tmp_path: Path) -> None:
-    result = sim("run", write(tmp_path, CHAIN), "--set", "workload.ops.a.output=1kB")
+def test_what_does_not_fit_ends_with_the_story(tmp_path: Path) -> None:
+    """89 MB: block2 finds 19 of its 20 MB at 20 us."""
+    with pytest.raises(OutOfMemoryError) as error:
+        run(tmp_path, "machine.devices.gpu0.memory=89MB")
+    assert str(error.value).splitlines() == [
+        "out of memory on gpu0 (counted allocator): 'block2' asks for 19.07 MiB on stream 0, at 20 us",
+        "  limit            84.88 MiB",
+        "  not reserved     18.12 MiB",
+        "  in use           66.76 MiB in 2 blocks",
+        "  reserved         66.76 MiB, of which free 0 B",
+        "  largest free     0 B in one block",
+        "  largest holders  'embedding' 47.68 MiB; 'block1' 19.07 MiB",
+        "  what would help  976.6 KiB more memory, or as much less in use: a smaller batch, recomputation, "
+        "offloading",
+    ]
+
+
+def test_a_preset_has_an_end(tmp_path: Path) -> None:
+    """An H200 has 143,771 MiB; parameters of 160 GB do not fit, whatever runs."""
+    text = TEXT.replace("{kind: gpu, memory: 100MB}", "{preset: h200-sxm}").replace(
+        "workload:\n", "workload:\n  parameters: {w: 160GB}\n"
+    )
+    text = text.replace("embedding: {kind: gather,", "embedding: {kind: gather, inputs: [w],")
+    result = sim("run", write(tmp_path, text))
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        "out of memory on gpu0 (pool allocator): 'a' asks for 1000 B on stream 0\n"
+        "out of memory on gpu0 (counted allocator): 'w' asks for 149 GiB on stream 0, before time 0\n"
+        "  limit            140.4 GiB\n"
     )
-
-
-def test_an_allocator_rounds_and_reserves(tmp_path: Path) -> None:
-    sets = ["policy.allocator={name: bfc, allow_growth: true}", "machine.devices.gpu0.memory=16MiB"]
-    summary = run_scenario(load_scenario(write(tmp_path, CHAIN), sets=sets), check=True).summary
-    assert summary["devices"]["gpu0"]["peak_memory_bytes"] == 256 + 256
-    assert summary["devices"]["gpu0"]["peak_reserved_bytes"] == 2 * 2**20
-
-
-def test_an_allocator_may_cost_time(tmp_path: Path) -> None:
-    """Three mallocs of 3 us each stand before the ops; frees cost 1 us each and synchronise."""
-    sets = [
-        "policy.allocator={name: counted, lifetime: issue, malloc: 3us, free: 0, free_synchronises: false}"
-    ]
-    trace = run_scenario(load_scenario(write(tmp_path, CHAIN), sets=sets), check=True).trace
-    assert trace.makespan_ns == 39_000
-
-
-def test_an_issuer_may_wait_for_memory(tmp_path: Path) -> None:
-    """b and c could run side by side, and there is memory for one of them: c waits until b has ended."""
-    text = CHAIN.replace("output: 100B, inputs: [b]", "output: 100B").replace("gpu,", "gpu, streams: 3,")
-    text = text.replace("policy: {name: in-order}", "policy: {name: ready-queue, streams: per-branch}")
-    with pytest.raises(OutOfMemoryError):
-        run_scenario(load_scenario(write(tmp_path, text)))
-    waiting = load_scenario(write(tmp_path, text), sets=["policy.allocator={name: pool, when_full: wait}"])
-    assert run_scenario(waiting, check=True).trace.makespan_ns == 30_000
-
-
-def test_a_device_may_have_its_own_allocator(tmp_path: Path) -> None:
-    text = CHAIN.replace("memory: 150B", "memory: 16MiB, allocator: {name: bfc, allow_growth: true}")
-    for sets in ([], ["policy.allocator=counted"]):
-        summary = run_scenario(load_scenario(write(tmp_path, text), sets=sets), check=True).summary
-        assert summary["devices"]["gpu0"]["peak_reserved_bytes"] == 2 * 2**20
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("allocator", "says"),
+    ("settings", "peak", "reserved"),
     [
-        ("bcf", "unknown allocator 'bcf'; did you mean 'bfc'?"),
-        ("{name: bfc, limt: 3B}", "limt: unknown option of the bfc allocator 'limt'; did you mean 'limit'?"),
-        ("{name: bfc, limit: 3}", "limit: 3 has no unit; accepted: B, kB, MB"),
-        ("{name: pool, malloc: 3B}", "malloc: '3B' is an amount of data, not a duration; accepted: ns, us"),
-        ("{name: pool, lifetime: long}", "allocator: lifetime must be one of execution, issue; found 'long'"),
+        # Segments of 24 and twice 10 times 2 MiB; what is left of each is below 1 MiB and not split off.
+        (
+            ["machine.devices.gpu0.allocator=caching", "machine.devices.gpu0.memory=1GB"],
+            92_274_688,
+            92_274_688,
+        ),
+        (["policy.allocator=pool"], 90_000_000, 90_000_000),
+        (["policy.allocator={name: counted, free_synchronises: false}"], 90_000_000, 90_000_000),
+        (["policy.allocator=planned"], 90_000_000, 90_000_000),
+        # All memory is one region, of 256 B a piece: 50 MB are 195,312.5 of them.
+        (["policy.allocator=bfc", "machine.devices.gpu0.memory=1GB"], 90_000_128, 1_000_000_000 // 256 * 256),
     ],
 )
-def test_allocators_that_do_not_exist(tmp_path: Path, allocator: str, says: str) -> None:
-    text = CHAIN.replace("policy: {name: in-order}", f"policy: {{name: in-order, allocator: {allocator}}}")
-    with pytest.raises(ScenarioError) as caught:
-        run_scenario(load_scenario(write(tmp_path, text)))
-    assert str(caught.value).startswith(f"{tmp_path}/s.yaml:7:")
-    assert says in str(caught.value)
+def test_allocators_by_name(tmp_path: Path, settings: list[str], peak: int, reserved: int) -> None:
+    result = run(tmp_path, *settings)
+    use = result.summary["memory"]["gpu0"]
+    assert use["peak_in_use_bytes"] == result.summary["devices"]["gpu0"]["peak_memory_bytes"] == peak
+    assert use["peak_reserved_bytes"] == result.summary["devices"]["gpu0"]["peak_reserved_bytes"] == reserved
+    assert use["fragmentation_bytes"] == reserved - peak
+    assert use["peak_ns"] == 20_000
+    assert [holder["tensor"] for holder in use["holders"]] == ["embedding", "block1", "block2"]
+
+
+def test_a_device_wins_over_the_policy(tmp_path: Path) -> None:
+    both = [
+        "policy.allocator=pool",
+        "machine.devices.gpu0.allocator=caching",
+        "machine.devices.gpu0.memory=1GB",
+    ]
+    assert run(tmp_path, *both).summary["memory"]["gpu0"]["peak_in_use_bytes"] == 92_274_688
+
+
+def test_waiting_for_memory_and_waiting_for_ever(tmp_path: Path) -> None:
+    """Two independent ops of 60 MB on two streams go one after the other; one alone that waits is stuck."""
+    text = """\
+machine: {devices: {gpu0: {kind: gpu, memory: 100MB, streams: 2}}}
+workload:
+  ops: {a: {duration: 10us, output: 60MB}, b: {duration: 10us, output: 60MB}}
+policy: {name: in-order, synchronisation: issue, streams: round-robin}
+memory: {lifetime: execution, when_full: wait}
+"""
+    result = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    assert result.trace.makespan_ns == 20_000
+    stuck = "memory={when_full: wait}", "machine.devices.gpu0.memory=80MB"
+    with pytest.raises(StuckError, match="1 task remains") as error:
+        run(tmp_path, *stuck)
+    assert str(error.value).splitlines()[1:] == [
+        "  block2 waits for memory: 19.07 MiB on gpu0, of whose 76.29 MiB 66.76 MiB are in use by "
+        "'embedding' 47.68 MiB; 'block1' 19.07 MiB"
+    ]
+
+
+def test_lifetimes_follow_the_policy_unless_given(tmp_path: Path) -> None:
+    """Issued at once, all is taken and given back at time 0; block2's inputs live until it is issued."""
+    base = ("policy={name: in-order, synchronisation: issue}",)
+    issued = run(tmp_path, *base, "memory={}").summary["memory"]["gpu0"]
+    assert (issued["peak_in_use_bytes"], issued["peak_ns"]) == (90_000_000, 0)
+    executed = run(tmp_path, *base, "memory={lifetime: execution}").summary["memory"]["gpu0"]
+    assert (executed["peak_in_use_bytes"], executed["peak_ns"]) == (90_000_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("policy.allocator=bcf", "unknown allocator 'bcf'; did you mean 'bfc'"),
+        ("machine.devices.gpu0.allocator={name: bfc, malloc: 3}", "malloc: 3 has no unit"),
+        ("memory={when_full: stop}", "should be 'error' or 'wait', not 'stop'"),
+        ("memory={lifetme: issue}", "did you mean 'lifetime'"),
+    ],
+)
+def test_mistakes_have_a_place(tmp_path: Path, setting: str, says: str) -> None:
+    with pytest.raises(ScenarioError, match=says):
+        run(tmp_path, setting)
+
+
+def test_loops_cannot_have_an_allocator_and_still_end(tmp_path: Path) -> None:
+    """A graph with control flow is checked after the run: no allocator follows tensors through frames."""
+    from scenarios.allocator import exceeds_memory
+    from scenarios.build.control_flow import while_loop
+    from sim import Device, GraphBuilder, Machine, simulate
+
+    b = GraphBuilder("while")
+    b.op("zero", duration_ns=0)
+    body: Any = lambda b, v: {"i": b.op("body", inputs=[v["i"]], outputs=2000, duration_ns=10)}  # noqa: E731
+    while_loop(b, "loop", {"i": "zero"}, body, trips=3)
+    from policies.issue.ready_queue import ReadyQueue
+
+    cpu = Device("cpu0", "cpu", workers=1, memory_bytes=1000)
+    with pytest.raises(OutOfMemoryError, match=r"(?s)cpu0: 1.953 KiB are in use at 0 ns.*'.*body' 1.953 KiB"):
+        exceeds_memory(simulate(b.build(), Machine((cpu,)), ReadyQueue()))
+
+
+def test_the_command_line_shows_it(tmp_path: Path) -> None:
+    path, picture = write(tmp_path, TEXT), tmp_path / "memory.png"
+    result = sim("run", path, "--set", "policy.allocator=pool", "--memory", picture)
+    assert result.exit_code == 0
+    assert "embedding 47.68 MiB, block1 19.07 MiB" in result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    nothing = write(
+        tmp_path, TEXT.replace("MB}", "B}").replace("output: 50B", "output: 0B").replace("20B", "0B")
+    )
+    result = sim("run", nothing, "--memory", picture)
+    assert (result.exit_code, "no tensor of the graph has a size" in result.stderr) == (2, True)
+
+
+def test_json_has_it(tmp_path: Path) -> None:
+    result = sim("run", write(tmp_path, TEXT), "--set", "policy.allocator=pool", "--json")
+    assert json.loads(result.stdout)["memory"]["gpu0"]["allocations"] == 3

@@ -65,7 +65,8 @@ def out_of_memory(
     if (untaken := (allocator.limit or 0) - allocator.held) > 0:
         lines.insert(1, ("not reserved", _bytes(untaken)))
     if allocator.requested != allocator.in_use:
-        lines.append(("rounding", f"{_bytes(allocator.in_use - allocator.requested)} of what is in use"))
+        lost = _bytes(allocator.in_use - allocator.requested)
+        lines.append(("lost inside", f"{lost} of what is in use: rounded up, or not worth splitting"))
     others = allocator.memory.used - allocator.held
     if others:
         lines.append(("other users", f"{_bytes(others)} of the device's {_bytes(allocator.memory.capacity)}"))

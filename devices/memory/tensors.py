@@ -28,7 +28,7 @@ from devices.memory.buffers import Buffers, make_buffers
 from devices.memory.counted import CountedAllocator
 from devices.memory.events import MemoryEvent
 from devices.memory.make import make_allocator
-from devices.memory.oom import out_of_memory
+from devices.memory.oom import largest_holders, out_of_memory
 from devices.memory.spec import MemorySpec
 from sim.engine import State
 from sim.errors import InputError, OutOfMemoryError
@@ -36,6 +36,7 @@ from sim.graph import UNSET, IntArray
 from sim.job import Job
 from sim.model import WAIT, Task
 from sim.transfers import Flow, make_flow
+from sim.units import format_bytes, format_duration
 
 __all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
 
@@ -119,7 +120,9 @@ class TensorMemory:
         A static plan is for what is computed: parameters and inputs lie beside it, as in TVM.
         """
         for device, nbytes, tensor in self.buffers.resident:
-            self.allocators[device].alloc(nbytes, 0, self.job.graph.external_names[tensor])
+            allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
+            if allocator.try_alloc(nbytes, 0, name) is None:
+                raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
             self._note(device, nbytes, tensor, UNSET)
         for device, spec in enumerate(self.specs):
             if spec.allocator != "planned":
@@ -137,7 +140,7 @@ class TensorMemory:
                 allocator = self.allocators[self.buffers.device[buffer]]
                 nbytes = self.buffers.nbytes[buffer]
                 if not allocator.fits_empty(nbytes, 0, self._owner(buffer)):
-                    raise out_of_memory(allocator, nbytes, stream=0, owner=self._owner(buffer))
+                    raise out_of_memory(allocator, nbytes, owner=self._owner(buffer), where="before time 0")
 
     def _owner(self, buffer: int) -> str:
         return self.buffers.name(buffer, self.job, self.flow)
@@ -206,6 +209,15 @@ class TensorMemory:
             return freed
         return self._read(task, self._stream(task)) or freed
 
+    def lacks(self, task: Task) -> str:
+        """Say what `task` waits for; see `sim.engine.Memory`."""
+        allocator = self.allocators[self._device(task)]
+        need = sum(self.buffers.nbytes[buffer] for buffer in self.buffers.writes[task.op])
+        asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
+        limit = format_bytes(allocator.limit, iec=True)
+        holders = "; ".join(largest_holders(list(allocator.spans())))
+        return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}"
+
     # -- lifetimes ---------------------------------------------------------------------------
 
     def _read(self, task: Task, stream: int) -> bool:
@@ -253,7 +265,8 @@ class TensorMemory:
         return self.engine.stream_of[task.op]
 
     def _oom(self, allocator: Allocator, nbytes: int, stream: int, buffer: int) -> OutOfMemoryError:
-        return out_of_memory(allocator, nbytes, stream=stream, owner=self._owner(buffer))
+        where = f"at {format_duration(self.engine.now_ns)}"
+        return out_of_memory(allocator, nbytes, stream=stream, owner=self._owner(buffer), where=where)
 
     # -- what is reported --------------------------------------------------------------------
 

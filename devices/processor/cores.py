@@ -37,7 +37,7 @@ class CorePool:
 
     def __init__(self, device: Device, context: Context) -> None:
         job = context.job
-        self._duration_ns: list[int] = job.duration_ns.tolist()
+        self._duration_of = context.duration_of
         self._free = device.cores
         self._default = device.cores_per_op
         self._needs: dict[int, int] = {}
@@ -56,7 +56,7 @@ class CorePool:
             return WAIT
         del waiting[task.id]
         self._free -= need
-        return self._duration_ns[task.op]
+        return self._duration_of(task)
 
     def end(self, task: Task) -> None:
         """Give the task's cores back."""

@@ -29,12 +29,12 @@ class CorunSlowdown:
 
     def __init__(self, device: Device, context: Context) -> None:
         factors = [Fraction(str(factor)) for factor in device.details["corun_slowdown"]]
-        self._duration_ns: list[int] = context.job.duration_ns.tolist()
+        self._duration_of = context.duration_of
         self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
 
     def start(self, task: Task) -> int:
         """Begin a task; it ends when its work is done."""
-        self._running.add(task, self._duration_ns[task.op])
+        self._running.add(task, self._duration_of(task))
         return MANAGED
 
     def end(self, task: Task) -> None:

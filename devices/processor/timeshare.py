@@ -38,12 +38,12 @@ class TimeShare:
     """
 
     def __init__(self, device: Device, context: Context) -> None:
-        self._duration_ns: list[int] = context.job.duration_ns.tolist()
+        self._duration_of = context.duration_of
         self._running = EqualShare(context, lambda n: _rate(n * device.cores_per_op, device), context.finish)
 
     def start(self, task: Task) -> int:
         """Begin a task; it ends when its share of the cores has done its work."""
-        self._running.add(task, self._duration_ns[task.op])
+        self._running.add(task, self._duration_of(task))
         return MANAGED
 
     def end(self, task: Task) -> None:

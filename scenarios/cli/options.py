@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AllowCode", "Gantt", "Json", "Ops", "Policies", "ScenarioPath", "Sets", "ShowGraph", "TraceFile"]
+__all__ = [
+    "AllowCode",
+    "Gantt",
+    "Json",
+    "MemoryFile",
+    "Ops",
+    "Policies",
+    "Repeat",
+    "ScenarioPath",
+    "Sets",
+    "ShowGraph",
+    "TraceFile",
+]
 
 ScenarioPath = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
 
@@ -46,6 +58,20 @@ TraceFile = Annotated[
 Ops = Annotated[
     str | None,
     typer.Option("--ops", metavar="FILE", help="Write one row a task (.csv, .parquet, .json)."),
+]
+
+MemoryFile = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="FILE", help="Draw memory over time, device by device (.png, .svg, .pdf)."
+    ),
+]
+
+Repeat = Annotated[
+    int | None,
+    typer.Option(
+        "--repeat", metavar="N", min=1, help="Run with N seeds, and tell how the makespan is distributed."
+    ),
 ]
 
 ShowGraph = Annotated[

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from scenarios.compare import Comparison
 from scenarios.expect import Outcome
+from scenarios.repeat import Repeats
 from scenarios.run import Result
 from sim.units import format_bytes, format_duration
 
@@ -21,6 +22,7 @@ __all__ = [
     "print_comparison",
     "print_json",
     "print_list",
+    "print_repeats",
     "print_result",
     "print_table",
 ]
@@ -91,6 +93,7 @@ def print_result(result: Result) -> None:
             for name, use in summary["devices"].items()
         ],
     )
+    _print_memory(summary, out)
     used = {name: use for name, use in summary["links"].items() if use["bytes"]}
     if used:
         out.print()
@@ -107,6 +110,53 @@ def print_result(result: Result) -> None:
             ],
         )
     _print_outcomes(result.outcomes, out)
+
+
+def print_repeats(repeats: Sequence[Repeats]) -> None:
+    """Print how the makespan of each case is distributed over the seeds."""
+    print_table(
+        ("policy", "runs", "least", "p5", "p50", "p95", "most"),
+        [
+            (
+                each.result.policy,
+                str(len(each.seeds)),
+                *map(
+                    format_duration,
+                    (
+                        min(each.makespan_ns),
+                        *map(each.percentile_ns, (5, 50, 95)),
+                        max(each.makespan_ns),
+                    ),
+                ),
+            )
+            for each in repeats
+        ],
+    )
+
+
+def _print_memory(summary: Mapping[str, Any], out: Console) -> None:
+    """Print what the allocators did, when there were any, and who held most at the peak."""
+    used = {name: use for name, use in summary.get("memory", {}).items() if use["allocations"]}
+    if not used:
+        return
+    out.print()
+    print_table(
+        ("memory of", "peak in use", "at", "reserved", "fragmentation", "largest holders at the peak"),
+        [
+            (
+                name,
+                format_bytes(use["peak_in_use_bytes"], iec=True),
+                format_duration(use["peak_ns"]),
+                format_bytes(use["peak_reserved_bytes"], iec=True),
+                format_bytes(use["fragmentation_bytes"], iec=True),
+                ", ".join(
+                    f"{holder['tensor']} {format_bytes(holder['nbytes'], iec=True)}"
+                    for holder in use["holders"][:3]
+                ),
+            )
+            for name, use in used.items()
+        ],
+    )
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -8,8 +8,10 @@ from scenarios.cli.options import (
     AllowCode,
     Gantt,
     Json,
+    MemoryFile,
     Ops,
     Policies,
+    Repeat,
     ScenarioPath,
     Sets,
     ShowGraph,
@@ -31,22 +33,27 @@ def run(
     gantt: Gantt = None,
     trace: TraceFile = None,
     ops: Ops = None,
+    memory: MemoryFile = None,
+    repeat: Repeat = None,
     json: Json = False,
     show_graph: ShowGraph = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Run a scenario under its own policy, or under those that are named.
 
-    With several policies, `--json` prints a list, and files hold all runs.
+    With several policies, `--json` prints a list, and files hold all runs. With `--repeat`, files and tables
+    are of the run with the scenario's own seed.
     """
-    from scenarios.cli.output import print_json, print_result
-    from scenarios.cli.running import cases_of, run_all
+    from scenarios.cli.output import print_json, print_repeats, print_result
+    from scenarios.cli.running import cases_of, run_all, run_repeatedly
     from scenarios.load import load_scenario
     from scenarios.outputs import Outputs, write_graphs
 
-    outputs = Outputs(gantt=gantt, trace=trace, ops=ops)
+    outputs = Outputs(gantt=gantt, trace=trace, ops=ops, memory=memory)
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
-    results = run_all(cases_of(loaded, policy))
+    cases = cases_of(loaded, policy)
+    repeats = None if repeat is None else run_repeatedly(cases, repeat)
+    results = run_all(cases) if repeats is None else [each.result for each in repeats]
     if show_graph is not None:
         write_graphs(results, show_graph)
         typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
@@ -54,9 +61,14 @@ def run(
         typer.echo(f"wrote {path}", err=True)
     if json:
         objects = [result.to_json() for result in results]
+        for one, each in zip(objects, repeats or (), strict=False):
+            one["repeats"] = each.to_json()
         print_json(objects[0] if len(objects) == 1 else objects)
         return
     for i, result in enumerate(results):
         if i:
             typer.echo()
         print_result(result)
+    if repeats is not None:
+        typer.echo()
+        print_repeats(repeats)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from scenarios.cli.progress import progress
 from scenarios.load import Case, Scenario
+from scenarios.repeat import Repeats, repeat
 from scenarios.run import Result, run_case
 from sim.errors import InputError
 
-__all__ = ["cases_of", "run_all"]
+__all__ = ["cases_of", "run_all", "run_repeatedly"]
 
 
 def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
@@ -34,3 +35,12 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
         with progress(f"simulating {case.label}{of}"):
             results.append(run_case(case))
     return results
+
+
+def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
+    """Run each case with so many seeds; on stderr, say which one takes longer than a second."""
+    done = []
+    for case in cases:
+        with progress(f"simulating {case.label} with {runs} seeds"):
+            done.append(repeat(case, runs))
+    return done

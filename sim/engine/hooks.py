@@ -40,5 +40,8 @@ class Memory(Protocol):
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
 
+    def lacks(self, task: Task) -> str:
+        """Say what `task` waits for, which was answered `WAIT`: how many bytes, where, and who has them."""
+
     def columns(self) -> dict[str, IntArray]:
         """Return the log: its columns are in `sim.trace.Trace`, its rows in order."""

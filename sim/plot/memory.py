@@ -1,4 +1,4 @@
-"""Memory over time: what one device holds, and what was reserved for it."""
+"""Memory over time: what one device holds, band by band, and what was reserved for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.memory_use import memory_use
+from sim.memory_bands import OTHER, RESIDENT, memory_bands
 from sim.plot.figure import OKABE_ITO, new_figure, scale_time
+from sim.plot.figure import OTHER as OTHER_COLOUR
 from sim.trace import Trace
 
 if TYPE_CHECKING:
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["memory"]
 
+_COLOURS = (OKABE_ITO[0], OKABE_ITO[4], OKABE_ITO[1], OKABE_ITO[2], OKABE_ITO[3], OKABE_ITO[6])
+
 
 def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw the bytes in use on a device, instant by instant, and mark the peak.
+
+    One band is what stays (parameters and inputs), one each the outputs of the kinds of op that hold
+    most; with an allocator, a line is what it reserved, and the grey below it what it reserved in vain.
 
     Parameters
     ----------
@@ -37,35 +43,43 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
         There is no such device.
     """
     index = trace.job.machine.device_index(device)
-    use = memory_use(trace)[device]
-    if ax is None:
-        _, (ax,) = new_figure(height=2.6)
-    scale = scale_time(ax, max(trace.makespan_ns, 1))
+    bands = memory_bands(trace, device)
+    total = np.sum([*bands.nbytes.values(), np.zeros(len(bands.times_ns), np.int64)], axis=0)
     log = trace.memory
     mine = slice(0, 0) if log is None else np.flatnonzero(log["device"] == index)
     reserved = 0 if log is None else int(log["reserved"][mine].max(initial=0))
-    top = max(use.peak_bytes, reserved, 1)
+    peak = int(total.max(initial=0))
+    peak_ns = int(bands.times_ns[total.argmax()]) if len(total) else 0
+    top = max(peak, reserved, 1)
+    if ax is None:
+        _, (ax,) = new_figure(height=2.6)
+    scale = scale_time(ax, max(trace.makespan_ns, 1))
     unit, name = next(
         ((u, n) for u, n in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")) if top >= u), (1, "B")
     )
-    times, held = use.times_ns / scale, use.in_use_bytes / unit
-    ax.fill_between(times, held, step="post", color=OKABE_ITO[4], alpha=0.7, linewidth=0, label="in use")
-    if use.resident_bytes:
-        ax.axhspan(0, use.resident_bytes / unit, color=OKABE_ITO[0], linewidth=0, label="resident")
-    if log is not None:
-        ax.step(
-            log["time_ns"][mine] / scale,
-            log["reserved"][mine] / unit,
-            where="post",
-            color=OKABE_ITO[5],
-            linewidth=1,
-            label="reserved",
+    times, below = bands.times_ns / scale, np.zeros(len(bands.times_ns), np.int64)
+    computed = [label for label in bands.nbytes if label != RESIDENT]
+    for k, (label, held) in enumerate(bands.nbytes.items()):
+        ax.fill_between(
+            times,
+            below / unit,
+            (below + held) / unit,
+            step="post",
+            color=OTHER_COLOUR if label == OTHER else _COLOURS[k % len(_COLOURS)],
+            alpha=0.8,
+            linewidth=0,
+            label="in use" if computed == [label] else label,
         )
-    ax.axvline(use.peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
-    late = use.peak_ns > trace.makespan_ns / 2
+        below = below + held
+    if log is not None:
+        when, kept = log["time_ns"][mine] / scale, log["reserved"][mine] / unit
+        ax.fill_between(when, log["in_use"][mine] / unit, kept, step="post", color="#eeeeee", linewidth=0)
+        ax.step(when, kept, where="post", color=OKABE_ITO[5], linewidth=1, label="reserved")
+    ax.axvline(peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
+    late = peak_ns > trace.makespan_ns / 2
     ax.annotate(
-        f"peak {use.peak_bytes / unit:,.4g} {name}",
-        (use.peak_ns / scale, use.peak_bytes / unit),
+        f"peak {peak / unit:,.4g} {name}",
+        (peak_ns / scale, peak / unit),
         textcoords="offset points",
         xytext=(-4, 3) if late else (4, 3),
         ha="right" if late else "left",

@@ -1,0 +1,35 @@
+"""The ``memory:`` of a scenario: when tensors take memory, and what happens when there is none.
+
+::
+
+    machine: {devices: {gpu0: {preset: h200-sxm, allocator: caching}}}     who manages it, device by device
+    policy:  {name: in-order, allocator: bfc}                              ... or on all that say nothing
+    memory:  {lifetime: issue, when_full: wait}                            this
+
+Options of the policy's allocator of the same names win. What it all does is in `scenarios.allocator`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from scenarios.quantities import Strict
+
+__all__ = ["MemoryFields"]
+
+
+class MemoryFields(Strict):
+    """When tensors take memory, and what happens when there is none."""
+
+    lifetime: Annotated[
+        Literal["execution", "issue"] | None,
+        Field(
+            description="tensors live from start to the end of the last reader, or from issue to issue; "
+            "default: as the policy synchronises (issue, or completion)"
+        ),
+    ] = None
+    when_full: Annotated[
+        Literal["error", "wait"], Field(description="out of memory is an error, or the task waits")
+    ] = "error"
