@@ -57,7 +57,8 @@ class Engine(Issuing):
         over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
         if len(over) < self.readiness.total:
             waiting = dict(self.readiness.unfinished(set(over)))
-            raise stuck_error(self.readiness.name, waiting, self.policy)
+            starved = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else None
+            raise stuck_error(self.readiness.name, waiting, self.policy, starved)
         memory = self.memory.columns() if self.memory is not None else None
         return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers, memory)
 
