@@ -15,7 +15,7 @@ from scenario_texts import write
 from policies.pipeline import StageTimes, evaluate, generate
 from scenarios.check import check_file
 from scenarios.load import load_scenario
-from scenarios.run import Result, run_scenario
+from scenarios.run import Result, run_case, run_scenario
 from scenarios.workloads.pipeline import micro_batch_sizes
 from sim.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
 
@@ -355,3 +355,29 @@ def test_a_reduction_beside_the_computation_needs_a_stream(tmp_path: Path) -> No
     names, trace = beside.trace.job.graph.op_names, beside.trace
     row = [names[op] for op in trace.tasks["op"].tolist()].index("all-reduce of stage 0 on gpu0")
     assert trace.tasks["end_ns"][row] - trace.tasks["start_ns"][row] == ring_ns
+
+
+# -- torchgpipe's ablation -----------------------------------------------------------------------------
+
+
+def test_the_ablation_of_torchgpipe(data_dir: Path) -> None:
+    """Throughput and utilisation rise at every step; memory ranks as published."""
+    published = json.loads((data_dir / "published" / "torchgpipe_benchmarks.json").read_text())
+    rows = published["unet_timeline"]["rows"]
+    results = [run_case(case, check=True) for case in load_scenario(FOLDER / "unet.yaml").cases()]
+    assert len(results) == len(rows) == 4
+    throughput = [128e9 / result.trace.makespan_ns for result in results]
+    blocks = [result.summary["pipeline"] for result in results]
+    used = [sum(b["busy_ns"]) / (4 * b["makespan_ns"]) for b in blocks]
+    reserved = [sum(b["reserved_bytes"]) for b in blocks]
+    assert throughput == sorted(throughput)
+    assert used == sorted(used)
+
+    def ranks(values: list[float]) -> list[int]:
+        return sorted(range(4), key=values.__getitem__)
+
+    assert ranks(reserved) == ranks([row["memory_GiB"] for row in rows]) == [1, 3, 2, 0]
+    for found, row in zip(throughput, rows, strict=True):
+        assert found == pytest.approx(row["throughput"], rel=0.15)
+    for share, row in zip(used, rows, strict=True):
+        assert share == pytest.approx(row["utilization"], abs=0.13)

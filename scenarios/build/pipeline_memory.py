@@ -25,7 +25,7 @@ from sim.memory_use import Lifetimes, lifetimes
 from sim.trace import Trace
 from sim.units import format_bytes
 
-__all__ = ["BANDS", "band_of_tensors", "memory_bands", "too_much"]
+__all__ = ["BANDS", "band_of_tensors", "memory_bands", "reserved_bytes", "too_much"]
 
 BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers")
 """What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
@@ -72,6 +72,42 @@ def memory_bands(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
     """Return, for each rank, what is in memory when it holds most, by band; empty bands are left out."""
     lives, band = lifetimes(trace), band_of_tensors(trace)
     return [_at_peak(lives, band, trace.job.machine.device_index(name))[1] for name in devices]
+
+
+def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
+    """Return, for each rank, what an allocator with a pool for each stream has to reserve.
+
+    A caching allocator does not give memory that one stream has freed to another. With a copy stream for
+    each micro-batch, what is received for it, and kept of that to be recomputed from, has a pool of its
+    own, and the pools' peaks add up although they are not reached together. (PyTorch's
+    ``CUDACachingAllocator``; the copy streams are torchgpipe's.)
+    """
+    lives, band, graph = lifetimes(trace), band_of_tensors(trace), trace.job.graph
+    producer = graph.tensor_producer[lives.tensor]
+    made = producer != UNSET
+    op = np.where(made, producer, 0)
+    elsewhere = made & (trace.job.device_of[op] != lives.device)
+    received = np.zeros(len(graph), dtype=bool)  # forwards that have received anything
+    reader = np.repeat(np.arange(len(graph)), graph.inputs.counts())
+    source = graph.tensor_producer[graph.inputs.indices]
+    crossing = (source != UNSET) & (trace.job.device_of[source] != trace.job.device_of[reader])
+    received[reader[crossing]] = bool(trace.job.machine.links)
+    apart = elsewhere | (made & (band[lives.tensor] == _INPUTS) & received[op])
+    pool = np.where(apart, graph.micro_batch[op], UNSET)
+    total = []
+    for name in devices:
+        mine = lives.device == trace.job.machine.device_index(name)
+        pools = np.unique(pool[mine]).tolist()
+        total.append(sum(_peak(Lifetimes(*(column[mine & (pool == k)] for column in lives))) for k in pools))
+    return total
+
+
+def _peak(lives: Lifetimes) -> int:
+    """Return the most bytes alive at once."""
+    times, which = np.unique(np.concatenate((lives.start_ns, lives.end_ns)), return_inverse=True)
+    change = np.zeros(len(times), np.int64)
+    np.add.at(change, which, np.concatenate((lives.nbytes, -lives.nbytes)))
+    return int(np.cumsum(change).max(initial=0))
 
 
 def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from policies.pipeline import Schedule, closed_form, peak_activations
 from scenarios.build.pipeline_blame import waits_for
-from scenarios.build.pipeline_memory import memory_bands, too_much
+from scenarios.build.pipeline_memory import memory_bands, reserved_bytes, too_much
 from scenarios.build.pipeline_stage import PipelineStage
 from sim.intervals import union
 from sim.trace import Trace
@@ -97,6 +97,7 @@ def pipeline_report(
             "waits_for": causes,
             "bottleneck": _most(causes),
             "memory_bytes": memory_bands(trace, devices),
+            "reserved_bytes": reserved_bytes(trace, devices),
             **{
                 key: list(schedule.meta[key])
                 for key in ("weight_versions", "staleness")
