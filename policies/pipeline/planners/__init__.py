@@ -12,8 +12,8 @@ size       block partition of scaled parameters + activations of a micro-batch
 pipedream  stages, replicas of each, and levels of bandwidth (PipeDream's optimizer)
 ========== =====================================================================================
 
-A block partition keeps blocks even and is not always min-max optimal: of costs 3, 3, 2, 2, 2 in two
-blocks it may stop at [3 3] [2 2 2], and where it stops depends on where it began.
+A block partition keeps blocks even and is not always min-max optimal: of the costs 1, 1, 2 in two blocks
+it may stop at [1] [1 2], which differ by no more than the largest cost, where [1 1] [2] is better.
 """
 
 from policies.pipeline.planners.balance import block_partition, check_balance, min_max

@@ -1,0 +1,143 @@
+"""Where to cut: exact optima, the bound of the block partition, and PipeDream's published plan of VGG-16."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scenario_texts import write
+
+from policies.pipeline.planners import (
+    LayerCost,
+    Level,
+    block_partition,
+    by_size,
+    by_time,
+    check_balance,
+    min_max,
+    plan_pipedream,
+)
+from scenarios.build.pipeline_layers import cut, layer_costs, profile_layers
+from scenarios.importers.pipedream import read_profile
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim.errors import InputError
+
+COSTS = st.lists(st.integers(0, 30), min_size=1, max_size=9)
+
+
+def blocks(costs: list[int], balance: tuple[int, ...]) -> list[int]:
+    ends = list(itertools.accumulate(balance))
+    return [sum(costs[end - count : end]) for end, count in zip(ends, balance, strict=True)]
+
+
+@given(costs=COSTS, data=st.data())
+def test_min_max_is_the_optimum(costs: list[int], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(costs)))
+    found = min_max(costs, k)
+    assert (len(found), sum(found), min(found) >= 1) == (k, len(costs), True)
+    every = itertools.combinations(range(1, len(costs)), k - 1)
+    best = min(max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, len(costs)))) for cuts in every)
+    assert max(blocks(costs, found)) == best
+
+
+@given(costs=st.lists(st.integers(1, 30), min_size=1, max_size=12), data=st.data())
+def test_blocks_differ_by_at_most_the_largest_cost(costs: list[int], data: st.DataObject) -> None:
+    """Bárány and Grinberg's bound, where it leaves no block empty."""
+    k = data.draw(st.integers(1, len(costs)))
+    found = block_partition(costs, k)
+    assert (len(found), sum(found), min(found) >= 1) == (k, len(costs), True)
+    sums = blocks(costs, found)
+    if max(costs) * k <= sum(costs):
+        assert max(sums) - min(sums) <= max(costs)
+
+
+def test_the_block_partition_is_not_always_min_max() -> None:
+    """[1] [1 2] differ by no more than the largest cost, and [1 1] [2] is better still."""
+    assert block_partition([1, 1, 2], 2) == (1, 2)
+    assert min_max([1, 1, 2], 2) == (2, 1)
+
+
+def test_by_time_and_by_size() -> None:
+    facts = [(9, 1), (9, 1), (1, 9), (1, 9)]
+    layers = [LayerCost(time_ns=t, parameter_nbytes=p, kept_nbytes=1) for t, p in facts]
+    assert by_time(layers, 2) == (1, 3)
+    assert by_size(layers, 2) == (3, 1)
+
+
+@pytest.mark.parametrize("balance", [[2, 2], [0, 5], [6, -1]])
+def test_a_balance_has_to_fit(balance: list[int]) -> None:
+    with pytest.raises(InputError, match="does not fit 5 layers"):
+        check_balance(balance, 5)
+    with pytest.raises(InputError, match="cannot be cut into 6 stages"):
+        min_max([1] * 5, 6)
+
+
+@given(
+    times=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    weights=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+    sizes=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+    workers=st.integers(1, 4),
+)
+def test_pipedream_finds_the_best_plan(
+    times: list[int], weights: list[int], sizes: list[int], workers: int
+) -> None:
+    """Against every way to cut and replicate; 1 byte takes 1 ns."""
+    layers = [LayerCost(t, a, w) for t, a, w in zip(times, sizes, weights, strict=False)]
+
+    def slowest(stages: list[tuple[int, int, int]]) -> float:
+        parts = [max(sum(times[i : j + 1]), 2 * (m - 1) * sum(weights[i : j + 1])) / m for i, j, m in stages]
+        return max(parts + [2 * sizes[j] for _, j, _ in stages[:-1]])
+
+    def every(first: int, left: int) -> list[list[tuple[int, int, int]]]:
+        whole = [[(first, len(times) - 1, left)]]
+        return whole + [
+            [(first, j, m), *rest]
+            for j in range(first, len(times) - 1)
+            for m in range(1, left)
+            for rest in every(j + 1, left - m)
+        ]
+
+    plan = plan_pipedream(layers, [Level(workers, 10**9)])
+    assert plan.slowest_ns == pytest.approx(min(slowest(stages) for stages in every(0, workers)))
+    assert sum(plan.replicas) == workers
+    assert sum(plan.balance) == len(layers)
+
+
+def test_vgg_16_on_four_workers(data_dir: Path) -> None:
+    """The published split: the convolutions on three workers, the fully connected layers on one."""
+    profile = read_profile(data_dir / "pipedream" / "vgg16.txt")
+    layers = profile_layers(profile)
+    plan = plan_pipedream(layer_costs(layers), [Level(4, 10**9)])
+    assert plan.replicas == (3, 1)
+    stages = cut(layers, plan.balance)
+    # The weights are in the second stage, the arithmetic in the first: that is why.
+    assert stages[1].parameter_nbytes > 10 * stages[0].parameter_nbytes
+    assert stages[0].times.of("F") > stages[1].times.of("F")
+
+
+def test_a_planned_profile_runs(data_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "vgg16.txt").write_bytes((data_dir / "pipedream" / "vgg16.txt").read_bytes())
+    text = """\
+workload:
+  pipeline: {profile: vgg16.txt, partition: pipedream, stages: 4, bandwidth: 1GB/s, micro_batches: 12}
+policy: pipedream
+"""
+    found = run_scenario(load_scenario(write(tmp_path, text)), check=True).summary["pipeline"]
+    assert (found["ranks"], found["stages"]) == (4, 2)
+    assert found["weight_versions"] == [2, 2, 2, 1]
+    for partition in ("min-max", "block", "time", "size"):
+        scenario = load_scenario(tmp_path / "s.yaml", sets=[f"workload.pipeline.partition={partition}"])
+        assert run_scenario(scenario, "1f1b").summary["pipeline"]["ranks"] == 4
+
+
+@pytest.mark.parametrize(("name", "branches"), [("vgg16", False), ("inception_v3", True), ("gnmt", True)])
+def test_what_crosses_a_cut(name: str, branches: bool, data_dir: Path) -> None:
+    """In a graph with branches everything made before a cut and read behind it is sent."""
+    layers = profile_layers(read_profile(data_dir / "pipedream" / f"{name}.txt"))
+    more = [layer.boundary_nbytes > layer.activation_nbytes for layer in layers[:-1]]
+    assert any(more) == branches
+    assert layers[-1].boundary_nbytes == 0
