@@ -191,6 +191,7 @@ def _with_runtime(spec: Policy, source: _Source) -> Policy:
         raise source.document.error(source.loc, message, key=True)
     choices = _look_up("sim.runtimes", spec.runtime, _below(source, "runtime"))
     given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
+    given |= spec.options
     return overlay(Policy.model_validate({**choices}), Policy.model_construct(**given))
 
 

@@ -234,3 +234,30 @@ def test_one_thread_makes_the_explicit_form_later() -> None:
     )  # fmt: skip
     assert starts(implicit, ["c"]) == {("c", 0): 1 + 5 + 10}
     assert starts(explicit, ["c"]) == {("c", 0): 1 + 100 + 5 + 10}
+
+
+def test_a_recv_that_waited_completes_inside_the_send() -> None:
+    """One thread, one pool: send ends; recv comes first; what it made ready goes to the pool, none inline.
+
+    ``a`` has the out-edges send, e0, e1 in this order. ``a`` ends: send and e0 go to the pool, e1 (the last)
+    runs inline; then the front of the pool: e0 (pushed last), then send. The recv completes inside it, b0 and
+    b1 go to the front of the pool, b1 last. The Send's own successor ``log`` runs inline, before both.
+    """
+    b = GraphBuilder("recv")
+    b.op("a", outputs=8, duration_ns=1, device="cpu0")
+    b.op("send", kind="send", inputs=["a"], outputs=8, duration_ns=0, device="cpu0")
+    b.op("log", after=["send"], duration_ns=1, device="cpu0")
+    b.op("recv", kind="recv", inputs=["send"], outputs=8, duration_ns=0, device="cpu0")
+    for name in ("e0", "e1"):
+        b.op(name, inputs=["a"], duration_ns=1, device="cpu0")
+    for name in ("b0", "b1"):
+        b.op(name, inputs=["recv"], duration_ns=1, device="cpu0")
+    process = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1}}})
+    g = b.build()
+
+    def order(threads: str) -> list[str]:
+        trace = simulate(g, process, TensorFlowExecutor(threads))
+        return [g.op_names[op] for op in trace.tasks["op"].tolist()]
+
+    assert order("pool") == ["a", "e1", "e0", "send", "recv", "log", "b1", "b0"]
+    assert order("caller") == ["a", "send", "e0", "e1", "recv", "log", "b0", "b1"]

@@ -11,6 +11,14 @@ pool (where it also pushes: depth first), then from the back of another thread's
 fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``threads="caller"`` everything goes through
 one queue, breadth first: f0 .. f5.
 
+A Recv that becomes ready when its Send ends completes inside the Send: before anything else that the Send
+made ready. Whatever a Recv makes ready goes to the pool, none inline.
+
+Several sessions (ops with an attribute ``session``) share one pool, or have a pool each::
+
+    shared             all sessions ──► w0 w1 w2 w3
+    per session        session a ──► w0 w1       session b ──► w2 w3
+
 Rules 8 to 13 of the executor (tensorflow/core/common_runtime/executor.cc: ``ExecutorState::Process``,
 ``ScheduleReady``; Eigen's ``ThreadPoolTempl``). Where Eigen picks a victim at random, ours starts the search
 at the thread after the thief, so that a run repeats.
@@ -22,6 +30,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from policies.issue.thread_pools import PoolLayout
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
 from sim.frames import CONTROL_FLOW_KINDS
@@ -40,11 +49,18 @@ class TensorFlowExecutor(Policy):
     threads : str
         ``"pool"``: the inter-op thread pool; ``"caller"``: the calling thread runs everything
         (an inter-op pool of size -1), for a machine with one worker.
+    inter_op_parallelism_threads : int
+        Threads of a pool; 0: all workers of the CPU, or with pools per session as many as it has cores.
+    use_per_session_threads : bool
+        Whether every session has a pool of its own.
+    session_inter_op_thread_pool : sequence of int
+        Sizes of pools, of which a session chooses one by number (its attribute ``inter_op_thread_pool``).
 
     Raises
     ------
     InputError
-        Another word.
+        Another word, a negative number, two ways to have several pools; when the run begins: more threads
+        than the CPU has workers, or a pool that does not exist.
 
     Notes
     -----
@@ -55,13 +71,33 @@ class TensorFlowExecutor(Policy):
 
     synchronisation = "issue"
 
-    def __init__(self, threads: str = "pool") -> None:
+    def __init__(
+        self,
+        threads: str = "pool",
+        inter_op_parallelism_threads: int = 0,
+        use_per_session_threads: bool = False,
+        session_inter_op_thread_pool: Sequence[int] = (),
+    ) -> None:
         if threads not in ("pool", "caller"):
             raise InputError(f"tensorflow-executor: threads must be pool or caller, found {threads!r}")
+        if inter_op_parallelism_threads < 0:
+            raise InputError(
+                "tensorflow-executor: inter_op_parallelism_threads must be >= 0, found "
+                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller"
+            )
+        if use_per_session_threads and session_inter_op_thread_pool:
+            raise InputError(
+                "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both"
+            )
+        if any(size < 1 for size in session_inter_op_thread_pool):
+            raise InputError("tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1")
         self.threads = threads
+        self.size = inter_op_parallelism_threads
+        self.per_session = use_per_session_threads
+        self.sizes = tuple(session_inter_op_thread_pool)
 
     def prepare(self, job: Job) -> None:
-        """Classify the ops and make empty queues."""
+        """Classify the ops, divide the threads, and make empty queues."""
         graph = job.graph
         cheap = [kind in CHEAP_KINDS for kind in graph.kinds]
         workers = [device.workers > 0 for device in job.machine.devices]
@@ -72,29 +108,48 @@ class TensorFlowExecutor(Policy):
         for op, attributes in graph.attributes.items():
             if "expensive" in attributes:
                 self._expensive[op] = bool(attributes["expensive"])
+        recv = [kind == "recv" for kind in graph.kinds]
+        self._is_recv = [recv[k] for k in graph.kind_code.tolist()]
         issuers = job.machine.issuers()
-        self._group: list[list[int]] = [[] for _ in range(job.n_groups)]
-        for issuer in issuers:
-            self._group[issuer.group].append(issuer.index)
+        layout = PoolLayout(job, self.size, self.per_session, self.sizes)
+        self._pool_of_op, self._pool_of_thread = layout.of_op, layout.of_thread
+        self._members = layout.members
         self._inline: list[deque[Task]] = [deque() for _ in issuers]
         self._pool: list[deque[Task]] = [deque() for _ in issuers]
-        self._roots: list[list[Task]] = [[] for _ in range(job.n_groups)]
+        self._roots: list[list[Task]] = [[] for _ in self._members]
+        self._after_recv: dict[int, list[Task]] = {}
 
     def ready(self, task: Task) -> None:
-        """Keep a root until the first thread of its group asks: the source node makes all of them ready."""
-        self._roots[task.group].append(task)
+        """Keep a root until the first thread of its pool asks: the source node makes all of them ready."""
+        self._roots[self._pool_of_op[task.op]].append(task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Schedule what became ready, as ScheduleReady does."""
-        if issuer is None or any(t.group != issuer.group for t in now_ready):
-            mine = [] if issuer is None else [t for t in now_ready if t.group == issuer.group]
-            for t in now_ready:
-                if issuer is None or t.group != issuer.group:
-                    # From outside: onto the queue of a thread of its own executor, none inline.
-                    self._pool[self._group[t.group][0]].append(t)
-            now_ready = mine
-        if issuer is not None and now_ready:
-            self._schedule(now_ready, issuer.index)
+        pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
+        mine: list[Task] = []
+        for t in now_ready:
+            if self._pool_of_op[t.op] == pool:
+                mine.append(t)
+            else:  # from outside: onto the queue of a thread of its own executor, none inline
+                self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
+        if issuer is None:
+            return
+        thread = issuer.index
+        if self.threads == "caller":
+            pass  # one queue for all
+        elif self._is_recv[task.op] and not task.dead:
+            for t in mine:  # the done callback
+                self._pool[thread].appendleft(t)
+            mine = self._after_recv.pop(task.id, [])
+        else:
+            recvs = [t for t in mine if self._is_recv[t.op] and not t.dead]
+            if recvs:
+                mine = [t for t in mine if t not in recvs]
+                self._inline[thread].extendleft(reversed(recvs))
+                self._after_recv[recvs[-1].id] = mine
+                return
+        if mine:
+            self._schedule(mine, thread)
 
     def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
         inline = self._inline[thread]
@@ -118,16 +173,19 @@ class TensorFlowExecutor(Policy):
     def next(self, issuer: Issuer) -> Task | None:
         """Return the thread's next op: inline, from its own deque, or stolen."""
         thread = issuer.index
-        if self._roots[issuer.group]:
-            roots, self._roots[issuer.group] = self._roots[issuer.group], []
+        pool = self._pool_of_thread[thread]
+        if pool < 0:
+            return None  # a worker that belongs to no pool
+        if self._roots[pool]:
+            roots, self._roots[pool] = self._roots[pool], []
             self._schedule(roots, thread)
         if self._inline[thread]:
             return self._inline[thread].popleft()
         if self._pool[thread]:
             return self._pool[thread].popleft()
-        group = self._group[issuer.group]
-        at = group.index(thread)
-        for victim in group[at + 1 :] + group[:at]:
+        members = self._members[pool]
+        at = members.index(thread)
+        for victim in members[at + 1 :] + members[:at]:
             if self._pool[victim]:
                 return self._pool[victim].pop()
         return None

@@ -10,6 +10,7 @@ from scenarios.workloads.file import GraphFile, OnnxFile
 from scenarios.workloads.inline import InlineOps
 from scenarios.workloads.pipeline import Pipeline
 from scenarios.workloads.recorded import ChakraTrace, KinetoTrace
+from scenarios.workloads.sessions import Sessions
 
 __all__ = ["WORKLOADS", "Work", "Workload"]
 
@@ -20,5 +21,6 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
     "kineto": KinetoTrace,
     "chakra": ChakraTrace,
     "pipeline": Pipeline,
+    "sessions": Sessions,
 }
 """The key that tells a kind, and the kind."""

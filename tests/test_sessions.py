@@ -1,0 +1,133 @@
+"""Several sessions on one machine: their graphs side by side, and whose threads run what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import sim
+
+from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from scenarios.build.control_flow import while_loop
+from scenarios.build.sessions import Session, side_by_side
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim.errors import InputError, ScenarioError
+
+
+def cpu(workers: int, cores: int = 0) -> Machine:
+    return Machine((Device("cpu0", "cpu", workers=workers, cores=cores),))
+
+
+def chain(n: int = 2) -> Graph:
+    b = GraphBuilder("chain")
+    b.input("x", 8), b.parameter("w", 100)
+    for i in range(n):
+        b.op(f"op{i}", inputs=[f"op{i - 1}", "w"] if i else ["x", "w"], outputs=8, duration_ns=10)
+    return b.build()
+
+
+def wide(n: int = 4) -> Graph:
+    b = GraphBuilder("wide")
+    for i in range(n):
+        b.op(f"op{i}", duration_ns=10)
+    return b.build()
+
+
+def lanes(trace: Trace) -> dict[str, set[int]]:
+    """Return session → the threads that ran its ops."""
+    out: dict[str, set[int]] = {}
+    for op, stream in zip(trace.tasks["op"].tolist(), trace.tasks["stream"].tolist(), strict=True):
+        out.setdefault(trace.job.graph.op_names[op].partition("/")[0], set()).add(stream)
+    return out
+
+
+def test_batches_of_a_session_run_one_after_another_and_sessions_do_not_wait() -> None:
+    g = side_by_side("two", {"a": Session(chain(), batches=3), "b": Session(chain())})
+    trace = simulate(g, cpu(4), ReadyQueue())
+    trace.check()
+    end = dict(zip((g.op_names[op] for op in trace.tasks["op"]), trace.tasks["end_ns"].tolist(), strict=True))
+    assert [end[f"a/{i}/op1"] for i in range(3)] == [20, 40, 60]
+    assert end["b/op1"] == 20
+    assert g.external_names == ["a/0/x", "a/w", "a/1/x", "a/2/x", "b/x", "b/w"]
+
+
+def test_batches_follow_one_another_through_loops_and_dead_branches() -> None:
+    b = GraphBuilder("loop")
+    b.op("zero", duration_ns=0)
+
+    def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("aside", inputs=[v["i"]], duration_ns=50)
+        return {"i": b.op("step", inputs=[v["i"]], duration_ns=10)}
+
+    while_loop(b, "loop", {"i": "zero"}, body, trips=2, parallel_iterations=1)
+    b.op("p", duration_ns=1, attributes={"outcome": True})
+    b.op("s", kind="switch", inputs=["zero", "p"], outputs=(0, 0), duration_ns=0)
+    b.op("never", inputs=["s"], duration_ns=1000)
+    trace = simulate(side_by_side("twice", {"a": Session(b.build(), batches=2)}), cpu(4), ReadyQueue())
+    trace.check()
+    assert trace.makespan_ns == 2 * 2 * 50
+    assert set(trace.frames) == {"", *(f"a/{batch}/loop:{i}" for batch in (0, 1) for i in (0, 1, 2))}
+
+
+SESSIONS = {"a": Session(wide(), inter_op_thread_pool=1), "b": Session(wide())}
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "makespan"),
+    [
+        ({}, {"a": {0, 1, 2, 3}, "b": {0, 1, 2, 3}}, 20),
+        ({"inter_op_parallelism_threads": 2}, {"a": {0, 1}, "b": {0, 1}}, 40),
+        ({"use_per_session_threads": True, "inter_op_parallelism_threads": 1}, {"a": {0}, "b": {1}}, 40),
+        ({"use_per_session_threads": True}, {"a": {0, 1}, "b": {2, 3}}, 20),
+        ({"session_inter_op_thread_pool": [1, 3]}, {"a": {1, 2, 3}, "b": {0}}, 40),
+    ],
+)
+def test_pools(options: dict[str, Any], threads: dict[str, set[int]], makespan: int) -> None:
+    """Four ops of 10 ns in each session; CPU with four workers on two cores, which only count for sizes."""
+    trace = simulate(side_by_side("two", SESSIONS), cpu(4, cores=2), TensorFlowExecutor(**options))
+    used = lanes(trace)
+    assert all(used[name] <= threads[name] for name in threads)
+    assert set().union(*used.values()) == set().union(*threads.values())
+    assert trace.makespan_ns == makespan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_per_session_threads": True, "inter_op_parallelism_threads": 3},
+         r"pools of 3 and 3 threads need 6 workers, and the CPU has 4; give it inter_op: 6"),
+        ({"session_inter_op_thread_pool": [2]}, "session 'a' chooses inter_op_thread_pool 1; there are 1"),
+        ({"inter_op_parallelism_threads": -1}, "for the calling thread alone give threads: caller"),
+        ({"use_per_session_threads": True, "session_inter_op_thread_pool": [2]}, "not both"),
+        ({"session_inter_op_thread_pool": [0]}, "must be sizes >= 1"),
+    ],
+)  # fmt: skip
+def test_wrong_pools(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(side_by_side("two", SESSIONS), cpu(4), TensorFlowExecutor(**options))
+
+
+def test_the_shipped_scenario_tells_pools_apart(root: Path) -> None:
+    """With one pool ops wait for a thread; with one each, for a thread of the right session."""
+    scenario = load_scenario(root / "scenarios" / "sessions.yaml")
+    waits = {}
+    for label in ("one pool of 4", "a pool of 2 each"):
+        table = run_scenario(scenario, label, check=True).trace.to_pandas()
+        waits[label] = set(table["wait"]) - {""}
+    assert waits == {"one pool of 4": {"issuer"}, "a pool of 2 each": {"policy"}}
+
+
+def test_a_mistake_in_a_session_has_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {cpu0: {kind: cpu}}}\nworkload:\n  sessions:\n"
+        "    a:\n      workload:\n        ops:\n          f: {inputs: [g]}\n"
+    )
+    with pytest.raises(ScenarioError, match=r"s.yaml:7:24: .*unknown input 'g'"):
+        run_scenario(load_scenario(path))
+    done = sim("run", path)
+    assert done.exit_code == 2
