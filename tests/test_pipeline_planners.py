@@ -134,10 +134,14 @@ policy: pipedream
         assert run_scenario(scenario, "1f1b").summary["pipeline"]["ranks"] == 4
 
 
-@pytest.mark.parametrize(("name", "branches"), [("vgg16", False), ("inception_v3", True), ("gnmt", True)])
-def test_what_crosses_a_cut(name: str, branches: bool, data_dir: Path) -> None:
+def test_what_crosses_a_cut(data_dir: Path) -> None:
     """In a graph with branches everything made before a cut and read behind it is sent."""
-    layers = profile_layers(read_profile(data_dir / "pipedream" / f"{name}.txt"))
-    more = [layer.boundary_nbytes > layer.activation_nbytes for layer in layers[:-1]]
-    assert any(more) == branches
+    profile = read_profile(data_dir / "pipedream" / "inception_v3.txt")
+    layers = profile_layers(profile)
+    assert any(layer.boundary_nbytes > layer.activation_nbytes for layer in layers[:-1])
     assert layers[-1].boundary_nbytes == 0
+    # A layer that reads two others has both of them before it: behind the later one, both cross.
+    index = {layer.name: i for i, layer in enumerate(layer for layer in profile if not layer.is_input)}
+    join = next(layer for layer in profile if len(layer.predecessors) > 1)
+    read = [index[name] for name in join.predecessors]
+    assert layers[max(read)].boundary_nbytes >= sum(layers[i].activation_nbytes for i in set(read))
