@@ -23,7 +23,7 @@ from sim.export.tables import TABLE_ENDINGS
 if TYPE_CHECKING:
     from scenarios.run import Result
 
-__all__ = ["Outputs", "write_graphs"]
+__all__ = ["Outputs", "check_path", "write_graphs"]
 
 _ENDINGS: Final = {
     "gantt": (".png", ".svg", ".pdf"),
@@ -60,13 +60,7 @@ class Outputs:
             path = getattr(self, what)
             if path is None:
                 continue
-            target = Path(path)
-            if not target.name.lower().endswith(endings):
-                raise InputError(f"--{what} {path}: should end in {', '.join(endings)}")
-            if target.is_dir():
-                raise InputError(f"--{what} {path}: is a directory")
-            if not target.parent.is_dir():
-                raise InputError(f"--{what} {path}: there is no folder {target.parent}")
+            target = check_path(what, path, endings)
             if target.resolve() in taken:
                 raise InputError(f"--{what} {path}: is what --{taken[target.resolve()]} writes")
             taken[target.resolve()] = what
@@ -80,6 +74,24 @@ class Outputs:
                 _WRITERS[what](results, path)
                 written.append(path)
         return written
+
+
+def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
+    """Return the path of a file that an option names, if it can be written.
+
+    Raises
+    ------
+    InputError
+        Another ending, a directory, or a folder that does not exist.
+    """
+    target = Path(path)
+    if not target.name.lower().endswith(endings):
+        raise InputError(f"--{option} {path}: should end in {', '.join(endings)}")
+    if target.is_dir():
+        raise InputError(f"--{option} {path}: is a directory")
+    if not target.parent.is_dir():
+        raise InputError(f"--{option} {path}: there is no folder {target.parent}")
+    return target
 
 
 def _write_gantt(results: Sequence[Result], path: str) -> None:

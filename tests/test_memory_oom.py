@@ -54,7 +54,7 @@ def test_too_little_memory() -> None:
     for i, nbytes in enumerate((30, 10, 20, 15, 5, 1)):
         pool.alloc(nbytes, owner=f"t{i}")
     text = message(pool, 40)
-    assert "what would help  21 B more memory, or as much less in use" in text
+    assert "what would help  at least 21 B more memory, or as much less in use" in text
     assert "'t0' 30 B; 't2' 20 B; 't3' 15 B; 't1' 10 B; 't4' 5 B\n" in text  # five, the largest first
 
 

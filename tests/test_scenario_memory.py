@@ -53,8 +53,8 @@ def test_what_does_not_fit_ends_with_the_story(tmp_path: Path) -> None:
         "  reserved         66.76 MiB, of which free 0 B",
         "  largest free     0 B in one block",
         "  largest holders  'embedding' 47.68 MiB; 'block1' 19.07 MiB",
-        "  what would help  976.6 KiB more memory, or as much less in use: a smaller batch, recomputation, "
-        "offloading",
+        "  what would help  at least 976.6 KiB more memory, or as much less in use: a smaller batch, "
+        "recomputation, offloading",
     ]
 
 

@@ -8,7 +8,7 @@
       reserved         900 MiB, of which free 200 MiB
       largest free     100 MiB in one block
       largest holders  'embedding' 256 MiB; 'layer1/out' 128 MiB in 2 blocks; ...
-      what would help  188 MiB more memory, or as much less in use: ...
+      what would help  at least 188 MiB more memory, or as much less in use: ...
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def out_of_memory(
       reserved         3 KiB, of which free 0 B
       largest free     1 KiB in one block
       largest holders  'weights' 3 KiB
-      what would help  1 KiB more memory, or as much less in use: a smaller batch, recomputation, offloading
+      what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation, offloading
     """
     spans = [span for span in allocator.spans() if span.state == "live"]
     cached = allocator.reserved - allocator.in_use - allocator.waiting
@@ -91,7 +91,7 @@ def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list
     if need > room:
         short = _bytes(need - room)
         hints.append(
-            f"{short} more memory, or as much less in use: a smaller batch, recomputation, offloading"
+            f"at least {short} more memory, or as much less in use: a smaller batch, recomputation, offloading"
         )
     elif not hints:
         hints.append(

@@ -19,7 +19,19 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from scenarios.cli import check, compare, explain, importing, known, run, schedule, schema, sweep, validate
+from scenarios.cli import (
+    check,
+    compare,
+    explain,
+    importing,
+    known,
+    memory,
+    run,
+    schedule,
+    schema,
+    sweep,
+    validate,
+)
 
 __all__ = ["app"]
 
@@ -79,6 +91,7 @@ explain.add_to(app)
 check.add_to(app)
 importing.add_to(app)
 known.add_to(app)
+memory.add_to(app)
 schedule.add_to(app)
 schema.add_to(app)
 sweep.add_to(app)

@@ -1,0 +1,96 @@
+"""``sim memory``: allocation traces replayed from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+
+TRACE = """\
+{"op": "alloc", "id": "a", "nbytes": 1000000}
+{"op": "alloc", "id": "b", "nbytes": 3000000}
+{"op": "free", "id": "a"}
+{"op": "alloc", "id": "c", "nbytes": 1500000}
+"""
+"""a and b: 4.0 MB; then b and c, 4.5 MB: the peak, after event 4."""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE, encoding="utf-8")
+    return path
+
+
+def test_one_row_an_allocator(trace: Path) -> None:
+    result = sim("memory", trace)
+    assert result.exit_code == 0
+    rows = [line.split()[0] for line in result.stdout.splitlines()[1:6]]
+    assert rows == ["pool", "bfc", "caching", "counted", "planned"]
+    assert "most is in use after event 4: b 2.861 MiB, c 1.431 MiB" in result.stdout
+    assert "2 allocations are never freed" in result.stdout
+
+
+def test_numbers_worked_by_hand(trace: Path) -> None:
+    """Caching rounds to 512 B: a takes 1,000,448 of a small segment (2 MiB), b and c of a large one (20 MiB).
+
+    b takes 3,000,320 and c 1,500,160; the pool puts c behind b, as it does not fit where a was.
+    """
+    result = sim("memory", trace, "--allocator", "caching", "--allocator", "pool", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["schema"] == "sim.memory/1"
+    caching, pool = answer["results"]
+    assert (caching["peak_in_use_bytes"], caching["peak_reserved_bytes"]) == (4_500_480, 22 << 20)
+    assert caching["fragmentation_bytes"] == (22 << 20) - 4_500_480
+    assert (caching["device_mallocs"], caching["device_frees"]) == (2, 0)
+    assert (pool["peak_in_use_bytes"], pool["peak_reserved_bytes"]) == (4_500_000, 5_500_000)
+    assert pool["holders"] == [{"id": "b", "nbytes": 3_000_000}, {"id": "c", "nbytes": 1_500_000}]
+
+
+def test_addresses_go_to_a_file(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ops.csv"
+    assert sim("memory", trace, "--allocator", "pool", "--ops", out).exit_code == 0
+    lines = out.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "op,id,nbytes,stream,address,in_use,requested,reserved,largest_free"
+    assert [line.split(",")[4] for line in lines[1:]] == ["0", "1000000", "0", "4000000"]
+
+
+def test_running_out_is_an_answer(trace: Path) -> None:
+    """Growing regions of 2 MiB: a is in the first, and what the device has left is too little for b."""
+    result = sim("memory", trace, "--allocator", "bfc", "--set", "allow_growth=true", "--capacity", "4MB")
+    assert (result.exit_code, result.stdout) == (1, "")
+    first, *rest = result.stderr.splitlines()
+    assert first == (
+        "out of memory on the device (bfc allocator): 'b' asks for 2.861 MiB on stream 0, at event 2 of 4"
+    )
+    assert rest[0] == "  limit            3.815 MiB"
+    assert rest[-1].startswith("  what would help  at least 256 B more memory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--allocator", "bfcc"], "unknown allocator 'bfcc'; did you mean 'bfc'?"),
+        (["--allocator", "bfc", "--set", "growth=true"], "unknown option of the bfc allocator 'growth'"),
+        (["--allocator", "bfc", "--set", "malloc=1us"], "a replay has no clock"),
+        (["--set", "x"], "--set x: should be KEY=VALUE"),
+        (["--capacity", "80"], "--capacity: '80' has no unit"),
+        (["--ops", "x.csv"], "--ops x.csv: holds the addresses of one allocator; name one --allocator"),
+        (["--ops", "x.txt"], "--ops x.txt: should end in .csv"),
+        (["--allocator", "scratchpad"], "the device"),
+    ],
+)
+def test_mistakes(trace: Path, arguments: list[str], says: str) -> None:
+    result = sim("memory", trace, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_broken_trace_has_a_place(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"op": "free", "id": "a"}\n', encoding="utf-8")
+    result = sim("memory", path)
+    assert (result.exit_code, result.stderr) == (2, f"{path}:1: 'a' is freed, and was never allocated\n")

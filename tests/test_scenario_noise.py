@@ -1,0 +1,148 @@
+"""Noise, estimates and repeated runs in scenarios."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runner import sim
+from scenario_texts import GOOD, write
+
+from scenarios.load import load_scenario
+from scenarios.repeat import repeat
+from scenarios.run import run_scenario
+from sim.errors import InputError, ScenarioError
+
+SMS = """\
+machine:
+  devices:
+    gpu0: {kind: gpu, streams: 2, sms: 100, sharing: %s, bandwidth: 1TB/s}
+workload:
+  ops:
+    a: {duration: 10us, attributes: {sms: 50}}
+    b: {duration: 10us, attributes: {sms: 50}}
+policy: {name: in-order, synchronisation: issue, streams: round-robin}
+"""
+"""Two kernels of half the SMs each, side by side: 10 us."""
+
+TIME = """\
+machine:
+  devices:
+    cpu0: {kind: cpu, cores: %d, inter_op: 2, sharing: %s}
+workload:
+  ops: {a: {duration: 10us}, b: {duration: 10us}}
+"""
+
+
+def makespan(path: Path, *sets: str) -> int:
+    return run_scenario(load_scenario(path, sets=sets), check=True).trace.makespan_ns
+
+
+def test_a_slow_device_is_slower_by_its_factor(tmp_path: Path) -> None:
+    assert makespan(write(tmp_path), "noise={devices: {cpu0: 1.2}}") == 54_000  # of 45 us
+
+
+def test_every_task_may_be_a_straggler(tmp_path: Path) -> None:
+    sets = ("noise={straggler_probability: 100%, straggler_factor: 3}",)
+    assert makespan(write(tmp_path), *sets) == 135_000
+
+
+def test_the_seed_draws_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    drawn = [makespan(path, "noise={sigma: 0.1}", f"seed={seed}") for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert 30_000 < drawn[0] < 60_000
+
+
+@pytest.mark.parametrize("sharing", ["sm", "sm+dram"])
+def test_noise_reaches_kernels_that_share_sms(tmp_path: Path, sharing: str) -> None:
+    path = write(tmp_path, SMS % sharing)
+    assert makespan(path) == 10_000
+    assert makespan(path, "noise={devices: {gpu0: 1.5}}") == 15_000
+
+
+@pytest.mark.parametrize(("cores", "sharing", "expected"), [(1, "time", 20_000), (1, "cores", 20_000)])
+def test_noise_reaches_cores(tmp_path: Path, cores: int, sharing: str, expected: int) -> None:
+    path = write(tmp_path, TIME % (cores, sharing))
+    assert makespan(path) == expected
+    assert makespan(path, "noise={devices: {cpu0: 1.5}}") == expected * 3 // 2
+
+
+def test_an_estimate_changes_what_a_policy_thinks_and_not_what_happens(tmp_path: Path) -> None:
+    """Critical path first on one core: the work is 46 us whatever the order; with errors orders differ."""
+    text = """\
+machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
+workload:
+  ops: {a: {duration: 10us}, b: {duration: 11us}, c: {duration: 12us}, d: {duration: 13us}}
+policy: {name: critical-path}
+knowledge: estimate
+estimate_error: 0.5
+"""
+    path = write(tmp_path, text)
+    orders = set()
+    for seed in range(8):
+        trace = run_scenario(load_scenario(path, sets=[f"seed={seed}"])).trace
+        assert trace.makespan_ns == 46_000
+        orders.add(tuple(trace.tasks["op"].tolist()))
+    assert len(orders) > 1
+    exact = run_scenario(load_scenario(path, sets=["estimate_error=0"])).trace
+    assert exact.tasks["op"].tolist() == [3, 2, 1, 0]
+
+
+def test_repeats_are_the_runs_of_the_next_seeds(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    case = load_scenario(path, sets=["noise={sigma: 0.2}", "seed=5"]).case()
+    done = repeat(case, 4)
+    assert list(done.seeds) == [5, 6, 7, 8]
+    assert list(done.makespan_ns) == [
+        makespan(path, "noise={sigma: 0.2}", f"seed={seed}") for seed in range(5, 9)
+    ]
+    assert done.result.trace.makespan_ns == done.makespan_ns[0]
+    with pytest.raises(InputError, match="at least once"):
+        repeat(case, 0)
+
+
+def test_percentiles_are_makespans_that_occurred(tmp_path: Path) -> None:
+    """Of n sorted values the p-th is the one with rank ceil(p n / 100)."""
+    done = repeat(load_scenario(write(tmp_path), sets=["noise={sigma: 0.2}"]).case(), 20)
+    ranked = sorted(done.makespan_ns)
+    assert [done.percentile_ns(p) for p in (5, 50, 95)] == [ranked[0], ranked[9], ranked[18]]
+
+
+def test_the_mean_of_noise_is_one(tmp_path: Path) -> None:
+    """One op of 10 us: the mean over 400 seeds is within 4 standard errors of it."""
+    text = "machine: {devices: {cpu0: {kind: cpu}}}\nworkload: {ops: {a: {duration: 10us}}}\nnoise: "
+    text += "{sigma: 0.3}\n"
+    done = repeat(load_scenario(write(tmp_path, text)).case(), 400)
+    values = np.array(done.makespan_ns)
+    assert abs(values.mean() - 10_000) < 4 * 10_000 * 0.31 / 20
+    assert values.std() == pytest.approx(3070, rel=0.2)  # 10 us * sqrt(exp(0.09) - 1)
+
+
+def test_the_command_line_repeats(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    result = sim("run", path, "--set", "noise={sigma: 0.1}", "--repeat", "5", "--json")
+    repeats = json.loads(result.stdout)["repeats"]
+    assert (repeats["runs"], repeats["seeds"]) == (5, [0, 1, 2, 3, 4])
+    assert repeats["p5_ns"] <= repeats["p50_ns"] <= repeats["p95_ns"]
+    table = sim("run", path, "--repeat", "3").stdout
+    assert table.splitlines()[-1].split() == ["ready-queue", "3", *["45", "us"] * 5]
+    assert sim("run", path, "--repeat", "0").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("noise={sigma: -1}", "-1 is not a standard deviation of a logarithm"),
+        ("noise={devices: {cpu0: 0}}", "0 is not a factor"),
+        ("noise={devices: {gpu7: 2}}", "unknown device 'gpu7'"),
+        ("noise={straggler_probability: 2}", "noise.straggler_probability"),
+        ("noise={sigmma: 0.1}", "did you mean 'sigma'"),
+        ("estimate_error=much", "estimate_error: 'much' is not a standard deviation"),
+    ],
+)
+def test_mistakes_have_a_place(tmp_path: Path, setting: str, says: str) -> None:
+    with pytest.raises(ScenarioError, match=says):
+        makespan(write(tmp_path), setting)
