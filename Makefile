@@ -7,10 +7,10 @@ BIN := .venv/bin
 READY := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench clean
+.PHONY: help venv demo test check format bench validate validate-gpu clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(READY)  ## Make .venv, with the project installed editable
 
@@ -38,6 +38,15 @@ format: $(READY)  ## Format the code and repair what the linter can
 
 bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
 	$(BIN)/python -m pytest benchmarks -n 0 -o python_files="bench_*.py test_*.py"
+
+validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with what was predicted
+	$(BIN)/python -m scenarios.validate.record timer threads
+
+# On a machine with CUDA and torch; nothing is installed. PYTHON=... names its interpreter, ARGS=--dry-run lists
+# the steps. Under nine minutes; run again, it goes on with what is missing.
+PYTHON ?= python3
+validate-gpu:  ## The same on a GPU (PYTHON=python3 ARGS=--dry-run)
+	PYTHONPATH=. $(PYTHON) -m scenarios.validate --backend cuda --limit 420 $(ARGS)
 
 clean:  ## Remove everything that can be made again
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks

@@ -32,6 +32,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
 from scenarios.validate.case import Case, CaseOp
 from sim.errors import InfeasibleError, RunError
+from sim.job import Job
 
 __all__ = ["ATTEMPTS", "DisturbedError", "calibrate"]
 
@@ -96,9 +97,11 @@ class _Session:
             worst = 0.0
             before = sentinel_ns(self.backend, self.executor)
             rounds: list[Samples] = [{}, {}]
-            for samples in rounds:  # twice, some time apart: what is steady is there both times
-                for case in cases:
-                    seen = run_case(self.executor, case)
+            for case in cases:
+                job = case.job()
+                run_case(self.executor, case, job)  # warm: pages, caches, whatever is made lazily
+                for samples in rounds:  # twice: what is steady is there both times
+                    seen = run_case(self.executor, case, job)
                     worst = max(worst, seen.delayed)
                     if seen.wrong:
                         raise RunError(f"calibrating {name!r}: wrong results of {', '.join(seen.wrong[:5])}")
@@ -139,9 +142,8 @@ def _moved(first: Samples, second: Samples, key: str) -> float:
     return abs(a - b) / max(1.0, min(a, b))
 
 
-def run_case(executor: Executor, case: Case, duration_ns: Sequence[int] | None = None) -> Observation:
+def run_case(executor: Executor, case: Case, job: Job) -> Observation:
     """Execute a case's plan, or let its policy drive."""
-    job = case.job(duration_ns)
     plan = case.plan()
     return (
         executor.drive(job, case.make_policy())
@@ -178,6 +180,10 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
         _busy(session)
     if backend == "cuda":
         _partitions(session)
+    quiet = [
+        ns for entry in session.sentinels if entry["accepted"] for ns in (entry["before"], entry["after"])
+    ]
+    session.keep({"sentinel_ns": quiet})
     return Calibration(
         backend,
         _device_name(backend, executor),

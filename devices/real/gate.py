@@ -45,7 +45,7 @@ class Sentinel(NamedTuple):
         return abs(self.after_ns - self.before_ns) / max(1, min(self.before_ns, self.after_ns))
 
 
-def verdict(backend: str, seen: Observation, sentinel: Sentinel) -> str:
+def verdict(backend: str, seen: Observation, sentinel: Sentinel, calibrated_ns: int | None = None) -> str:
     """Return why a run does not count; empty when it does.
 
     Parameters
@@ -53,9 +53,15 @@ def verdict(backend: str, seen: Observation, sentinel: Sentinel) -> str:
     backend : str
     seen : Observation
     sentinel : Sentinel
+    calibrated_ns : int, optional
+        What the sentinel took when the machine was calibrated: in another state it is another machine.
     """
     if seen.delayed > MAX_DELAY:
         return f"the machine stood in the way for {seen.delayed:.1%} of the makespan"
     if sentinel.drift > MAX_DRIFT[backend]:
         return f"the sentinel moved by {sentinel.drift:.1%}"
+    if calibrated_ns:
+        away = max(abs(ns - calibrated_ns) for ns in sentinel) / calibrated_ns
+        if away > MAX_DRIFT[backend]:
+            return f"the sentinel is {away:.1%} off what it was when the machine was calibrated"
     return ""

@@ -42,6 +42,7 @@ def measure(
     calibration: Calibration | None = None,
     *,
     runs: int = RUNS,
+    attempts: int = ATTEMPTS,
     deadline: float | None = None,
 ) -> None:
     """Measure an experiment whose plans are in `out`.
@@ -55,6 +56,8 @@ def measure(
         Tells policies that ask for them how long ops take, as it told them in the simulator.
     runs : int
         Runs that count, of each case.
+    attempts : int
+        How many runs there are at most until so many count.
     deadline : float, optional
         Of `time.monotonic`: cases that would begin after it are skipped, and say so.
     """
@@ -69,7 +72,7 @@ def measure(
             continue
         plan = None if entry["plan"] is None else Plan.from_json(_text(entry["plan"]))
         try:
-            done = _measure_case(case, plan, backend, executor, calibration, runs)
+            done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts))
             entries.append({"name": case.name, "runs": done})
         except SimError as error:  # one case lost, not the experiment
             entries.append({"name": case.name, "skipped": str(error), "runs": []})
@@ -94,17 +97,20 @@ def _measure_case(
     backend: str,
     executor: Executor,
     calibration: Calibration | None,
-    runs: int,
+    limits: tuple[int, int],
 ) -> list[dict[str, Any]]:
+    runs, attempts = limits
     job = case.job(None if calibration is None else case.durations_ns(calibration))
+    # What a sleep takes has no states; cores that a hypervisor moves about, and clocks, have.
+    usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
     good = 0
     before = sentinel_ns(backend, executor)
     _run(executor, case, job, plan)  # warm: threads, pages, caches; on a GPU everything that is made lazily
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         seen = _run(executor, case, job, plan)
         after = sentinel_ns(backend, executor)
-        why = verdict(backend, seen, Sentinel(before, after))
+        why = verdict(backend, seen, Sentinel(before, after), usual_ns)
         done.append(_record(seen, Sentinel(before, after), why))
         before = after
         good += not why
@@ -155,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", required=True, choices=("timer", "threads", "cuda"))
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS)
     given = parser.parse_args(arguments)
     status = 0
     try:
@@ -163,7 +170,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = given.experiments or sorted(path.stem for path in (given.out / "plans").glob("*.json"))
         for name in names:
             try:
-                measure(name, given.out, given.backend, executor, calibration, runs=given.runs)
+                measure(
+                    name,
+                    given.out,
+                    given.backend,
+                    executor,
+                    calibration,
+                    runs=given.runs,
+                    attempts=given.attempts,
+                )
                 print(f"measured {name}", file=sys.stderr)
             except SimError as error:
                 print(f"{name}: {error}", file=sys.stderr)
