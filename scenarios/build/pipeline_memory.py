@@ -25,7 +25,7 @@ from sim.memory_use import Lifetimes, lifetimes
 from sim.trace import Trace
 from sim.units import format_bytes
 
-__all__ = ["BANDS", "band_of_tensors", "memory_bands", "reserved_bytes", "too_much"]
+__all__ = ["BANDS", "band_of_tensors", "bands_over_time", "memory_bands", "reserved_bytes", "too_much"]
 
 BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers")
 """What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
@@ -72,6 +72,23 @@ def memory_bands(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
     """Return, for each rank, what is in memory when it holds most, by band; empty bands are left out."""
     lives, band = lifetimes(trace), band_of_tensors(trace)
     return [_at_peak(lives, band, trace.job.machine.device_index(name))[1] for name in devices]
+
+
+def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntArray]]:
+    """Return instants, and what a device holds of each band from then on; empty bands are left out."""
+    lives, band = lifetimes(trace), band_of_tensors(trace)
+    mine = lives.device == trace.job.machine.device_index(device)
+    start, end = lives.start_ns[mine], lives.end_ns[mine]
+    nbytes, of = lives.nbytes[mine], band[lives.tensor[mine]]
+    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
+    found: dict[str, IntArray] = {}
+    for k, name in enumerate(BANDS):
+        if (of == k).any():
+            change = np.zeros(len(times), np.int64)
+            here = np.concatenate((of == k, of == k))
+            np.add.at(change, which[here], np.concatenate((nbytes, -nbytes))[here])
+            found[name] = np.cumsum(change)
+    return times, found
 
 
 def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:

@@ -12,7 +12,7 @@ makespan, and for the schedules that promise a full rank and not a short pipelin
 of a rank. ``bubble_of`` says which; both are there (``makespan_bubble``, ``span_bubble``). The formula's
 bubble is that of the same cost, with equal stages and free transfers; None where there is no closed form.
 ``waits_for`` says for each rank what it stood still for (`scenarios.build.pipeline_blame`), ``bottleneck``
-what all of them waited for most.
+what all of them waited for most, ``exposed_ns`` how long each waited for transfers, which nothing hid.
 
 Source of the definition: Qi et al., arXiv 2401.10241, section 5.2 (1F1B and ZB-H1 by their makespan; ZB-H2,
 ZB-1p, ZB-2p and ZB-V by the longest span).
@@ -96,6 +96,11 @@ def pipeline_report(
             "peak_activations": list(peak_activations(schedule)),
             "waits_for": causes,
             "bottleneck": _most(causes),
+            "exposed_ns": [
+                sum(ns for cause, ns in of_rank.items() if cause.startswith("transfer "))
+                for of_rank in causes
+            ],
+            "devices": list(devices),
             "memory_bytes": memory_bands(trace, devices),
             "reserved_bytes": reserved_bytes(trace, devices),
             **{

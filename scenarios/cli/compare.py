@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from scenarios.cli.options import AllowCode, Gantt, Json, Ops, Policies, ScenarioPath, Sets, TraceFile
 
 __all__ = ["add_to"]
+
+Pareto = Annotated[
+    str | None,
+    typer.Option(
+        "--pareto", metavar="FILE", help="Draw time against memory of pipelines (.png, .svg, .pdf)."
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,6 +32,7 @@ def compare(
     gantt: Gantt = None,
     trace: TraceFile = None,
     ops: Ops = None,
+    pareto: Pareto = None,
     json: Json = False,
     allow_code: AllowCode = False,
 ) -> None:
@@ -35,13 +45,19 @@ def compare(
     from scenarios.cli.running import cases_of, run_all
     from scenarios.compare import Comparison
     from scenarios.load import load_scenario
-    from scenarios.outputs import Outputs
+    from scenarios.outputs import Outputs, check_path
+    from scenarios.pipeline_compare import draw_pareto
 
+    if pareto is not None:
+        check_path("pareto", pareto, (".png", ".svg", ".pdf"))
     outputs = Outputs(gantt=gantt, trace=trace, ops=ops)
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     comparison = Comparison(run_all(cases_of(loaded, policy) if policy else loaded.cases()))
     for path in outputs.write(comparison.results):
         typer.echo(f"wrote {path}", err=True)
+    if pareto is not None:
+        draw_pareto(comparison.results, pareto)
+        typer.echo(f"wrote {pareto}", err=True)
     if json:
         print_json(comparison.to_json())
     else:

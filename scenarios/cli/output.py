@@ -13,6 +13,7 @@ from rich.text import Text
 
 from scenarios.compare import Comparison
 from scenarios.expect import Outcome
+from scenarios.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
 from scenarios.repeat import Repeats
 from scenarios.run import Result
 from sim.units import format_bytes, format_duration
@@ -183,6 +184,9 @@ def print_comparison(comparison: Comparison) -> None:
     print_table(
         ("policy", "makespan", "of fastest", "above bound", "busiest device", "its peak memory"), rows
     )
+    if is_pipelines(ranked):
+        out.print()
+        print_table(COLUMNS, pipeline_rows(ranked))
     out.print()
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
