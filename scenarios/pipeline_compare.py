@@ -117,13 +117,15 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     scale = scale_time(ax, max((int(time) for time, _ in points), default=1))
     unit = 1 << 30 if sized and max(memory) >= 1 << 30 else 1 << 20 if sized else 1
     best = front(points)
+    by_time = sorted(range(len(points)), key=lambda i: (*points[i], i))
     ax.plot([points[i][0] / scale for i in best], [points[i][1] / unit for i in best], color=OKABE_ITO[4])
     for i, (result, (time, size)) in enumerate(zip(results, points, strict=True)):
         face = OKABE_ITO[4] if i in best else "white"
         ax.plot([time / scale], [size / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
-        ax.annotate(
-            result.policy, (time / scale, size / unit), (4, 4), textcoords="offset points", fontsize=8
-        )
+        above = by_time.index(i) % 2 == 0  # neighbours in time have their names above and below
+        at, offset = (time / scale, size / unit), (4, 4 if above else -10)
+        ax.annotate(result.policy, at, offset, textcoords="offset points", fontsize=8)
+    ax.margins(x=0.12, y=0.08)
     ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
     return ax
 
