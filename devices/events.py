@@ -83,9 +83,8 @@ class VirtualQueue:
         self._number += 1
         heapq.heappush(self._heap, [self._virtual + work * self._scale, self._number, item])
 
-    def set_speed(self, speed: int | Fraction) -> None:
-        """Set the work a ns of each item, from now on; time must be up to date."""
-        numerator, denominator = speed.numerator, speed.denominator
+    def set_speed(self, numerator: int, denominator: int) -> None:
+        """Set the work a ns of each item, a reduced fraction, from now on; time must be up to date."""
         factor = denominator // gcd(self._scale, denominator)
         if factor > 1:
             self._scale *= factor
@@ -144,7 +143,7 @@ class EqualShare:
 
     def _predict(self) -> None:
         if len(self._queue):
-            self._queue.set_speed(self._speed(len(self._queue)))
+            self._queue.set_speed(*self._speed(len(self._queue)).as_integer_ratio())
             self._alarm.by(self._queue.next_end_ns())
 
     def _ring(self) -> None:

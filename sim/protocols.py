@@ -51,6 +51,16 @@ class Context(Protocol):
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`. It cannot be cancelled: let stale calls do nothing."""
 
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` once, at the present instant, after its ends, issues and starts.
+
+        So all that ends and starts at an instant is known before what it frees is given away. The callback
+        may plan (`call_at`) and say `started`; it must not finish tasks.
+        """
+
+    def started(self, task: Task) -> None:
+        """Put down that a task begins to execute now whose start its processor had put off."""
+
     def duration_of(self, task: Task) -> int:
         """Return how long `task` takes when nothing else disturbs it, noise included."""
 
@@ -62,7 +72,11 @@ class Processor(Protocol):
     """What the tasks of one device share: cores, SMs, memory bandwidth."""
 
     def start(self, task: Task) -> int:
-        """Begin `task` and return how many ns it takes, or `WAIT`, or `MANAGED`."""
+        """Begin `task` and return how many ns it takes, or `WAIT`, or `MANAGED`.
+
+        ``task.start_ns`` is now. A processor that takes a task but begins it later puts down when; where it
+        does not know yet, it says `Context.started` at that instant.
+        """
 
     def end(self, task: Task) -> None:
         """`task` is over: release what it held."""

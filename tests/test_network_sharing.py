@@ -14,6 +14,7 @@ from network_helpers import GB, Transfer, arrivals, machine_of
 
 from devices.events import EqualShare
 from devices.network import flows, max_min
+from devices.network.maxmin import fill
 from sim import Link
 
 
@@ -221,6 +222,9 @@ class Clock:
         self.number += 1
         heapq.heappush(self.calls, (time_ns, self.number, callback, value))
 
+    def when_settled(self, callback: Any) -> None:
+        self.call_at(self.now_ns, lambda _: callback())
+
     def run(self) -> int:
         fired = 0
         while self.calls:
@@ -235,11 +239,11 @@ def test_a_change_elsewhere_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     clock: Any = Clock()
     sizes: list[int] = []
 
-    def counting(routes: Any, capacity: Any, count: Any) -> Any:
-        sizes.append(len(routes))
-        return max_min(routes, capacity, count)
+    def counting(links: Any, stamp: int) -> None:
+        sizes.append(len({id(route) for link in links for route in link.routes.values()}))
+        fill(links, stamp)
 
-    monkeypatch.setattr(flows, "max_min", counting)
+    monkeypatch.setattr(flows, "fill", counting)
     arrived: list[int] = []
     fair = flows.FairFlows(clock, {0: GB, 1: GB, 2: GB}, arrived.append)
     for i in range(500):

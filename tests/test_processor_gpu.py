@@ -21,8 +21,11 @@ from devices.processor.gpu import SharedSMs
 from devices.processor.kernels import GROUPS, Demand, demand
 from devices.processor.leftover import LeftoverSMs, course
 from policies.issue.ready_queue import ReadyQueue
+from policies.streams.round_robin import RoundRobin
 from sim import Device, GraphBuilder, Job, Machine, Trace, simulate
 from sim.errors import InputError
+from sim.model import Task
+from sim.noise import Noise
 from sim.trace import WAITS
 
 
@@ -143,6 +146,55 @@ def test_priority_chooses_among_pending_only() -> None:
     # The lower of two that arrive together waits, whatever their streams' numbers.
     both = [Launch(0, 10), Launch(1, 10)]
     assert spans(run(both, sms=4, stream_priorities=[0, -1])) == [(10, 20), (0, 10)]
+
+
+@pytest.mark.parametrize("arrives_ns", [9, 10])
+def test_what_becomes_free_is_offered_to_all_who_are_there_by_then(arrives_ns: int) -> None:
+    # A has 6 loads on 4 SMs, 2 waves of 10; B (low) has waited for SMs since 3. At 10 two SMs come free. C
+    # (high), which arrives at that very instant, gets them all the same: ends first, then what they free is
+    # shared among those who want it. B begins at 20, when A and C are over.
+    launches = [
+        Launch(0, 20, {"grid": 6}),
+        Launch(1, 10, {"grid": 4}, ready_ns=3),
+        Launch(2, 10, {"grid": 2}, ready_ns=arrives_ns),
+    ]
+    assert spans(run(launches, sms=4, stream_priorities=[0, 0, -1])) == [(0, 20), (20, 30), (10, 20)]
+
+
+@pytest.mark.parametrize("processor", [LeftoverSMs, SharedSMs])
+def test_observers_are_told_when_the_first_block_runs(processor: Any) -> None:
+    class Seen:
+        def __init__(self) -> None:
+            self.events: list[tuple[str, int, int]] = []
+
+        def started(self, task: Task) -> None:
+            self.events.append(("start", task.op, task.start_ns))
+
+        def ended(self, task: Task) -> None:
+            self.events.append(("end", task.op, task.end_ns))
+
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=20, attributes={"grid": 6})
+    gpu = make_device("gpu0", {"kind": "gpu", "sharing": "sm", "streams": 2, "sms": 4})
+    machine = Machine((dataclasses.replace(gpu, processor=processor),))
+    seen = Seen()
+    simulate(b.build(), machine, ReadyQueue(), streams=RoundRobin(), observers=[seen])
+    assert seen.events == [("start", 0, 0), ("start", 1, 10), ("end", 0, 20), ("end", 1, 30)]
+
+
+def test_noise_reaches_kernels_that_share() -> None:
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=10_000)
+    for sharing in ("sm", "sm+dram"):
+        gpu = make_device("gpu0", {"kind": "gpu", "sharing": sharing, "sms": 4, "bandwidth": "1GB/s"})
+        trace = simulate(b.build(), Machine((gpu,)), ReadyQueue(), noise=Noise(0.3), seed=1)
+        trace.check()
+        assert trace.job.noisy_ns is not None
+        lasted = trace.tasks["end_ns"] - trace.tasks["start_ns"]
+        assert lasted.tolist() == trace.job.noisy_ns[0][trace.tasks["op"]].tolist()
+        assert lasted.tolist() != [10_000, 10_000]
 
 
 def test_a_kernel_without_demand_fills_the_device() -> None:
@@ -305,6 +357,7 @@ def block_by_block(
     now = 0
     while len(end) < len(launches):
         # 1. blocks that end in the last ns, the earliest first; the served kernel goes on with its own
+        freed = False
         for k in kernels:
             length = k.launch.duration_ns
             while True:
@@ -318,12 +371,9 @@ def block_by_block(
                     k.blocks.append(Block(k, first.done - length))
                 else:
                     free[k.partition] += 1
+                    freed = True
         over = [k for k in kernels if k.began and not k.left and not k.blocks]
         kernels = [k for k in kernels if k not in over]
-        contended = sum(speed[k.index] < k.asked.waves for k in [*kernels, *over] if k.began) > 0
-        wait = over and (contended or any(k.left for k in kernels))
-        if not wait:
-            dispatch(now)
         for k in over:
             end[k.index] = now
             free_at[k.launch.stream] = now + gap_ns
@@ -339,9 +389,10 @@ def block_by_block(
                 arrivals += 1
                 kernels.append(Resident(i, launches[i], asked[i], (priorities[s], arrivals), partition_of[s]))
                 arrived = True
-        if arrived or wait:
+        # 3. SMs are offered once all of this is known
+        if arrived or freed:
             dispatch(now)
-        # 3. one nanosecond
+        # 4. one nanosecond
         for k in kernels:
             for block in k.blocks:
                 block.done += speed[k.index]

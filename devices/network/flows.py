@@ -25,22 +25,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from devices.events import Alarm, VirtualQueue
-from devices.network.maxmin import Rate, max_min
+from devices.network.maxmin import Link, Route, fill
 from sim.model import Context
 from sim.units import NS_PER_S
 
 __all__ = ["FairFlows"]
 
 
-class _Route(VirtualQueue):
+class _Flows(Route):
     """The flows that use the same links."""
 
-    __slots__ = ("end_ns", "index", "links", "rate", "stale")
+    __slots__ = ("end_ns", "index", "queue", "rate", "stale")
 
-    def __init__(self, index: int, links: tuple[int, ...]) -> None:
-        super().__init__()
-        self.index, self.links = index, links
-        self.rate: Rate = 0
+    def __init__(self, index: int, links: tuple[Link, ...]) -> None:
+        super().__init__(links)
+        self.index = index
+        self.queue = VirtualQueue()
+        self.rate = (0, 1)
         self.end_ns = -1
         self.stale = False  # whether `end_ns` has to be predicted anew
 
@@ -59,61 +60,74 @@ class FairFlows:
     """
 
     def __init__(self, context: Context, capacity: Mapping[int, int], arrived: Callable[[Any], None]) -> None:
-        self._context, self._capacity, self._arrived = context, capacity, arrived
+        self._context, self._arrived = context, arrived
         self._alarm = Alarm(context, self._ring)
-        self._routes: dict[tuple[int, ...], _Route] = {}
-        self._users: dict[int, dict[int, _Route]] = {link: {} for link in capacity}  # routes with flows
-        self._marked: dict[int, None] = {}
-        self._ends: list[tuple[int, int, _Route]] = []
+        self._links = {link: Link(bandwidth) for link, bandwidth in capacity.items()}
+        self._routes: dict[tuple[int, ...], _Flows] = {}
+        self._marked: list[Link] = []
+        self._stamp = 0
+        self._ends: list[tuple[int, int, _Flows]] = []
         self._number = 0
 
     def add(self, item: Any, nbytes: int, links: tuple[int, ...]) -> None:
         """Begin a flow of `nbytes` (at least one) over `links` (at least one, each once)."""
         route = self._routes.get(links)
         if route is None:
-            route = self._routes[links] = _Route(len(self._routes), links)
-        if not len(route):
-            for link in links:
-                self._users[link][route.index] = route
+            used = tuple([self._links[link] for link in links])
+            route = self._routes[links] = _Flows(len(self._routes), used)
         self._number += 1
-        route.advance(self._context.now_ns)
-        route.add((self._number, item), nbytes * NS_PER_S)
+        route.queue.advance(self._context.now_ns)
+        route.queue.add((self._number, item), nbytes * NS_PER_S)
+        self._count(route, 1)
+
+    def _count(self, route: _Flows, more: int) -> None:
+        """Put down that a route has more flows, or fewer, and that its links need new rates."""
+        route.flows += more
         route.stale = True
-        self._mark(links)
-
-    def _mark(self, links: tuple[int, ...]) -> None:
+        for link in route.links:
+            link.flows += more
+            if route.flows:
+                link.routes[route.index] = route
+            else:
+                del link.routes[route.index]
         if not self._marked:  # flows that come and go at one instant are settled together
-            self._context.call_at(self._context.now_ns, self._settle)
-        for link in links:
-            self._marked[link] = None
+            self._context.when_settled(self._settle)
+        self._marked += route.links
 
-    def _settle(self, _: object) -> None:
+    def _settle(self) -> None:
         """Give new rates to the routes that the marked links touch, however indirectly."""
-        marked, self._marked = self._marked, {}
-        routes = self._component(marked)
+        marked, self._marked = self._marked, []
+        self._stamp += 2
+        links, routes = self._component(marked, self._stamp - 1)
+        fill(links, self._stamp)
         now = self._context.now_ns
-        rates = max_min([r.links for r in routes], self._capacity, [len(r) for r in routes])
-        for route, rate in zip(routes, rates, strict=True):
-            if route.stale or rate != route.rate:
-                route.advance(now)
-                route.set_speed(rate)
-                route.rate, route.stale = rate, False
-                route.end_ns = route.next_end_ns()
+        for route in routes:
+            if route.stale or route.share != route.rate:
+                queue = route.queue
+                queue.advance(now)
+                queue.set_speed(*route.share)
+                route.rate, route.stale = route.share, False
+                route.end_ns = queue.next_end_ns()
                 heapq.heappush(self._ends, (route.end_ns, route.index, route))
         self._predict()
 
-    def _component(self, links: Mapping[int, None]) -> list[_Route]:
-        seen = dict(links)
-        todo = list(links)
-        routes: dict[int, _Route] = {}
+    def _component(self, marked: list[Link], stamp: int) -> tuple[list[Link], list[_Flows]]:
+        """Return the links with flows, and the routes, that are connected with the marked ones."""
+        links: list[Link] = []
+        routes: list[_Flows] = []
+        todo = marked
         while todo:
-            for index, route in self._users[todo.pop()].items():
-                if index not in routes:
-                    routes[index] = route
-                    fresh = [link for link in route.links if link not in seen]
-                    seen.update(dict.fromkeys(fresh))
-                    todo += fresh
-        return [routes[index] for index in sorted(routes)]
+            link = todo.pop()
+            if link.seen == stamp or not link.flows:
+                continue
+            link.seen = stamp
+            links.append(link)
+            for route in link.routes.values():
+                if route.seen != stamp:
+                    route.seen = stamp
+                    routes.append(route)  # type: ignore[arg-type]
+                    todo += route.links
+        return links, routes
 
     def _predict(self) -> None:
         while self._ends and self._ends[0][0] != self._ends[0][2].end_ns:
@@ -128,16 +142,15 @@ class FairFlows:
             end_ns, _, route = heapq.heappop(self._ends)
             if end_ns != route.end_ns:
                 continue  # it was predicted anew since
-            route.advance(now)
-            ended += route.take_out_ended()
-            route.end_ns, route.stale = -1, True
-            if not len(route):
-                for link in route.links:
-                    del self._users[link][route.index]
-            self._mark(route.links)
+            route.queue.advance(now)
+            over = route.queue.take_out_ended()
+            ended += over
+            route.end_ns = -1
+            self._count(route, -len(over))
         for _, item in sorted(ended, key=_by_number):
             self._arrived(item)
-        self._predict()
+        if not ended:
+            self._predict()
 
 
 def _by_number(ended: tuple[int, Any]) -> int:

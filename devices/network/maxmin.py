@@ -17,10 +17,52 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import gcd
 
-__all__ = ["Rate", "max_min"]
+__all__ = ["Link", "Rate", "Route", "fill", "max_min", "quotient"]
 
 Rate = int | Fraction
 """An exact number; an int wherever it is whole, because that is several times faster."""
+
+
+class Link:
+    """A capacity, and the routes with flows that use it.
+
+    Attributes
+    ----------
+    capacity : int
+    routes : dict of int to Route
+        By any number that tells them apart.
+    flows : int
+        How many flows these routes have.
+    """
+
+    __slots__ = ("capacity", "flows", "left", "open_flows", "routes", "seen")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.routes: dict[int, Route] = {}
+        self.flows = 0
+        self.left = self.open_flows = 0  # not given away yet; flows whose rate is not set yet
+        self.seen = 0
+
+
+class Route:
+    """The links that some flows use.
+
+    Attributes
+    ----------
+    links : tuple of Link
+    flows : int
+        How many flows use it; all of them have the same rate.
+    share : tuple of int
+        The rate of each that `fill` has found: a reduced fraction.
+    """
+
+    __slots__ = ("flows", "links", "seen", "share")
+
+    def __init__(self, links: tuple[Link, ...], flows: int = 0) -> None:
+        self.links, self.flows = links, flows
+        self.share = (0, 1)
+        self.seen = 0
 
 
 def max_min(
@@ -46,44 +88,57 @@ def max_min(
     >>> max_min([[0], [0, 1], [1]], {0: 10, 1: 4})
     [8, 2, 2]
     """
-    count = [1] * len(routes) if flows is None else flows
-    users: dict[int, list[int]] = {}
-    open_flows: dict[int, int] = {}  # of each link, those whose rate is not set yet
+    links = {link: Link(capacity[link]) for route in routes for link in route}
+    made = []
     for i, route in enumerate(routes):
-        for link in route:
-            users.setdefault(link, []).append(i)
-            open_flows[link] = open_flows.get(link, 0) + count[i]
+        made.append(Route(tuple(links[link] for link in route), 1 if flows is None else flows[i]))
+        for used in made[i].links:
+            used.routes[i] = made[i]
+            used.flows += made[i].flows
+    fill(list(links.values()), 1)
+    return [quotient(*route.share) for route in made]
+
+
+def fill(links: Sequence[Link], stamp: int) -> None:
+    """Set the share of every route that uses one of `links`.
+
+    Parameters
+    ----------
+    links : sequence of Link
+        With at least one flow each; those of all their routes must be among them.
+    stamp : int
+        A number that no call with these routes was given before.
+    """
     # What is left of each link is a whole number of 1 / scale, so that all is integer arithmetic.
-    left = {link: capacity[link] for link in users}
     scale = 1
-    rates: list[Rate] = [-1] * len(routes)
-    heap = [(left[link] / n, link) for link, n in open_flows.items()]
+    heap = []
+    for i, link in enumerate(links):
+        link.left, link.open_flows = link.capacity, link.flows
+        heap.append((link.capacity / link.flows, i))
     heapq.heapify(heap)
-    while heap:
-        link = _least(heap, left, open_flows, scale)
-        if link < 0:
-            break
-        n = open_flows[link]
-        factor = n // gcd(left[link], n)
+    while (first := _least(heap, links, scale)) is not None:
+        n = first.open_flows
+        factor = n // gcd(first.left, n)
         if factor > 1:
             scale *= factor
-            for other in left:
-                left[other] *= factor
-        share = left[link] // n
-        rate = quotient(share, scale)
-        for i in users[link]:
-            if rates[i] == -1:
-                rates[i] = rate
-                for other in routes[i]:
-                    left[other] -= share * count[i]
-                    open_flows[other] -= count[i]
-    return rates
+            for link in links:
+                link.left *= factor
+        share = first.left // n
+        common = gcd(share, scale)
+        reduced = (share // common, scale // common)
+        for route in first.routes.values():
+            if route.seen != stamp:
+                route.seen = stamp
+                route.share = reduced
+                flows = route.flows
+                taken = share * flows
+                for link in route.links:
+                    link.left -= taken
+                    link.open_flows -= flows
 
 
-def _least(
-    heap: list[tuple[float, int]], left: Mapping[int, int], open_flows: Mapping[int, int], scale: int
-) -> int:
-    """Take the link with the least share out of the heap; -1 when no link has an open flow.
+def _least(heap: list[tuple[float, int]], links: Sequence[Link], scale: int) -> Link | None:
+    """Take the link with the least share out of the heap; None when no link has an open flow.
 
     A link's share only grows while others fill up, so an old entry is a lower bound and is renewed when it
     comes to the top. Floating point only orders the heap: among entries that it cannot tell apart for sure,
@@ -91,21 +146,24 @@ def _least(
     """
     near: list[tuple[float, int]] = []
     while heap and (not near or heap[0][0] <= near[0][0] * (1 + 1e-9)):
-        share, link = heapq.heappop(heap)
-        if open_flows[link]:
-            now = left[link] / (open_flows[link] * scale)  # of any size: only the quotient is a float
+        share, i = heapq.heappop(heap)
+        link = links[i]
+        if link.open_flows:
+            now = link.left / (link.open_flows * scale)  # of any size: only the quotient is a float
             if now > share * (1 + 1e-12):
-                heapq.heappush(heap, (now, link))
+                heapq.heappush(heap, (now, i))
             else:
-                near.append((now, link))
+                near.append((now, i))
     if not near:
-        return -1
-    best = near[0][1]
-    for _, link in near[1:]:
-        if left[link] * open_flows[best] < left[best] * open_flows[link]:
-            best = link
+        return None
+    chosen = near[0]
+    best = links[chosen[1]]
+    for entry in near[1:]:
+        link = links[entry[1]]
+        if link.left * best.open_flows < best.left * link.open_flows:
+            chosen, best = entry, link
     for entry in near:
-        if entry[1] != best:
+        if entry is not chosen:
             heapq.heappush(heap, entry)
     return best
 

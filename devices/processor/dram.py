@@ -14,7 +14,29 @@ from collections.abc import Sequence
 
 from devices.network.maxmin import Rate, quotient
 
-__all__ = ["fair_shares"]
+__all__ = ["fair_level", "fair_shares"]
+
+
+def fair_level(demands: Sequence[int], capacity: int) -> tuple[int, int]:
+    """Return what each gets at most, as a ratio of whole numbers.
+
+    Returns
+    -------
+    level, among : int
+        Everybody gets the lesser of his demand and ``level / among``.
+
+    Examples
+    --------
+    >>> fair_level([8, 2, 5], 10)
+    (8, 2)
+    """
+    among = len(demands)
+    for demand in sorted(demands):
+        if demand * among > capacity:
+            return capacity, among
+        capacity -= demand
+        among -= 1
+    return max(demands, default=0), 1
 
 
 def fair_shares(demands: Sequence[int], capacity: int) -> list[Rate]:
@@ -25,10 +47,5 @@ def fair_shares(demands: Sequence[int], capacity: int) -> list[Rate]:
     >>> fair_shares([8, 2, 5], 10)
     [4, 2, 4]
     """
-    shares: list[Rate] = [0] * len(demands)
-    left: Rate = capacity
-    for rank, who in enumerate(sorted(range(len(demands)), key=demands.__getitem__)):
-        equal = quotient(left, len(demands) - rank)
-        shares[who] = demands[who] if demands[who] <= equal else equal
-        left -= shares[who]
-    return shares
+    level, among = fair_level(demands, capacity)
+    return [demand if demand * among <= level else quotient(level, among) for demand in demands]

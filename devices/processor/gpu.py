@@ -27,12 +27,10 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import Any
 
 from devices.events import Alarm
-from devices.network.maxmin import quotient
-from devices.processor.dram import fair_shares
-from devices.processor.kernels import Kernel, demands
+from devices.processor.dram import fair_level
+from devices.processor.kernels import NEVER, Kernel, demands
 from sim.model import MANAGED, Context, Device, Task
 from sim.trace import Wait
 
@@ -76,18 +74,19 @@ class SharedSMs:
         self._bandwidth: int | None = (
             details.get("bandwidth") if details.get("sharing") == "sm+dram" else None
         )
-        self._duration_ns: list[int] = context.job.duration_ns.tolist()
         self._demands = demands(device, context, self._bandwidth)
         self._pending: list[list[Kernel]] = [[] for _ in self._free]  # with loads left, by rank
+        self._served: list[Kernel | None] = [None for _ in self._free]
         self._resident: dict[Kernel, None] = {}
         self._arrivals = 0
+        self._drawn = 0  # bytes/s that the resident kernels would draw at full speed, or more (see _settle)
         self._contended = False
         self._called = False
-        self._alarm = Alarm(context, self._update)
+        self._alarm = Alarm(context, self._ring)
 
     def start(self, task: Task) -> int:
         """Queue a kernel; it begins when the first of its loads finds an SM."""
-        duration_ns = self._duration_ns[task.op]
+        duration_ns = self._context.duration_of(task)
         if not duration_ns:
             return 0
         stream = task.stream - self._first_stream
@@ -95,110 +94,146 @@ class SharedSMs:
         rank = (self._priority[stream], self._arrivals)
         partition = self._partition_of[stream]
         kernel = Kernel(task, self._demands[task.op], duration_ns, rank, partition, self._context.now_ns)
-        insort(self._pending[partition], kernel, key=_by_rank)
+        task.start_ns = -1
+        pending = self._pending[partition]
+        if pending:
+            insort(pending, kernel, key=_by_rank)
+        else:
+            pending.append(kernel)
         self._soon()
         return MANAGED
 
     def end(self, task: Task) -> None:
-        """Note that SMs are free, also for whoever arrives at this instant."""
-        if self._contended or any(self._pending):
-            self._soon()
+        """Do nothing: a kernel that is over has left already."""
 
     def _soon(self) -> None:
         """Dispatch when all that begins and ends at this instant is known."""
         if not self._called:
             self._called = True
-            self._context.call_at(self._context.now_ns, self._call)
+            self._context.when_settled(self._settle)
 
-    def _call(self, _: Any) -> None:
-        self._called = False
-        self._update()
-
-    def _update(self) -> None:
-        """Account for what has happened since the last time, and dispatch."""
-        over = self._advance()
-        if not (over and (self._contended or any(self._pending))):
-            self._settle()  # else `end` sees to it, once it is known who follows on the streams
-        for kernel in over:
-            self._context.finish(kernel.task)
-
-    def _advance(self) -> list[Kernel]:
-        """Bring all kernels up to now; return those that are over."""
+    def _ring(self) -> None:
+        """Let go what is over."""
         now = self._context.now_ns
         over = []
         for kernel in self._resident:
-            self._free[kernel.partition] += kernel.advance(now)
-            if not kernel.left and not kernel.running:
+            if kernel.end_ns <= now:
                 over.append(kernel)
+                self._take_back(kernel, kernel.running)
         for kernel in over:
             del self._resident[kernel]
-        return over
+            self._context.finish(kernel.task)
+        if self._contended or any(self._pending):
+            self._soon()
+        else:
+            self._arm()
+
+    def _catch_up(self, kernel: Kernel, now_ns: int) -> None:
+        """Bring a resident kernel up to date, and take back the SMs that it has left."""
+        freed = kernel.advance(now_ns)
+        if freed:
+            self._take_back(kernel, freed)
+        elif kernel.served and not kernel.left:
+            self._all_dispatched(kernel)
+
+    def _take_back(self, kernel: Kernel, sms: int) -> None:
+        self._free[kernel.partition] += sms
+        self._drawn -= sms * kernel.load_bytes_per_s
+        if kernel.served:
+            self._all_dispatched(kernel)
+
+    def _all_dispatched(self, kernel: Kernel) -> None:
+        kernel.served = False
+        self._served[kernel.partition] = None
+        self._pending[kernel.partition].remove(kernel)
 
     def _settle(self) -> None:
+        self._called = False
+        now = self._context.now_ns
+        for kernel in self._resident:
+            if kernel.free_ns <= now:  # its SMs were of no interest so far
+                self._catch_up(kernel, now)
         for partition, pending in enumerate(self._pending):
             if pending:
-                self._dispatch(partition, pending)
-        for pending in self._pending:
-            self._serve_first(pending)  # once it is known who is resident
-        if self._bandwidth is not None:
-            self._share(self._bandwidth)
-        self._predict()
+                self._dispatch(partition, pending, now)
+        for partition, pending in enumerate(self._pending):
+            if pending or self._served[partition] is not None:
+                self._serve_first(partition, pending, now)  # once it is known who is resident
+        if self._bandwidth is not None and (self._contended or self._drawn > self._bandwidth):
+            self._share(self._bandwidth, now)
+        self._arm()
 
-    def _may_run(self, kernel: Kernel) -> bool:
-        return kernel.resident or len(self._resident) < self._max_resident
-
-    def _dispatch(self, partition: int, pending: list[Kernel]) -> None:
+    def _dispatch(self, partition: int, pending: list[Kernel], now_ns: int) -> None:
         """Give free SMs to pending kernels in their order."""
-        now = self._context.now_ns
-        free = self._free[partition]
-        for kernel in pending:
-            loads = min(free, kernel.left)
-            if loads and self._may_run(kernel):
-                free -= loads
-                if not kernel.resident:
-                    self._begin(kernel, now)
-                kernel.take(loads)
-        self._free[partition] = free
-        pending[:] = [kernel for kernel in pending if kernel.left]
+        for kernel in pending[:]:
+            if not self._free[partition]:
+                return
+            if kernel.resident:
+                self._catch_up(kernel, now_ns)
+                if not kernel.left:
+                    continue
+            elif len(self._resident) < self._max_resident:
+                self._begin(kernel, now_ns)
+            else:
+                continue
+            loads = min(self._free[partition], kernel.left)
+            self._free[partition] -= loads
+            self._drawn += loads * kernel.load_bytes_per_s
+            kernel.take(loads)
+            if kernel.left:
+                return
+            pending.remove(kernel)
+            if kernel.served:
+                kernel.served = False
+                self._served[partition] = None
 
-    def _serve_first(self, pending: list[Kernel]) -> None:
+    def _serve_first(self, partition: int, pending: list[Kernel], now_ns: int) -> None:
         """Let the first pending kernel have all SMs that become free, and no other."""
-        served = next(filter(self._may_run, pending), None)
-        for kernel in pending:
-            kernel.served = kernel is served
+        if len(self._resident) < self._max_resident:
+            first = pending[0] if pending else None
+        else:
+            first = next((kernel for kernel in pending if kernel.resident), None)
+        served = self._served[partition]
+        if first is not served:
+            if served is not None:
+                self._catch_up(served, now_ns)
+                served.served, served.stale = False, True
+            if first is not None:
+                first.served, first.stale = True, True
+            self._served[partition] = first
 
     def _begin(self, kernel: Kernel, now_ns: int) -> None:
-        kernel.resident = True
-        kernel.advance(now_ns)
+        kernel.begin(now_ns)
         self._resident[kernel] = None
-        if now_ns > kernel.task.start_ns:
-            kernel.task.start_ns = now_ns
+        if now_ns > kernel.arrived_ns:
             kernel.task.wait = Wait.RESOURCES
+        self._context.started(kernel.task)
 
-    def _share(self, bandwidth_bytes_per_s: int) -> None:
+    def _share(self, bandwidth_bytes_per_s: int, now_ns: int) -> None:
         """Set the speed of every resident kernel by what it gets of the bandwidth."""
+        self._contended = self._drawn > bandwidth_bytes_per_s
         kernels = list(self._resident)
         demands = [kernel.running * kernel.load_bytes_per_s for kernel in kernels]
-        contended = sum(demands) > bandwidth_bytes_per_s
-        if contended:
-            for kernel, wanted, got in zip(
-                kernels, demands, fair_shares(demands, bandwidth_bytes_per_s), strict=True
-            ):
-                kernel.speed = kernel.waves if got == wanted else quotient(kernel.waves * got, wanted)
-        elif self._contended:
-            for kernel in kernels:
-                kernel.speed = kernel.waves
-        self._contended = contended
+        level, among = fair_level(demands, bandwidth_bytes_per_s)
+        for kernel, wanted in zip(kernels, demands, strict=True):
+            kernel.advance(now_ns)
+            if wanted * among > level:
+                kernel.set_pace(level, wanted * among)
+            else:
+                kernel.set_pace(1, 1)
 
-    def _predict(self) -> None:
+    def _arm(self) -> None:
         """Ring at the next instant at which SMs or bandwidth become free for somebody else."""
-        now = self._context.now_ns
-        next_ns: int | None = None
+        next_ns = NEVER
         for kernel in self._resident:
+            if kernel.stale:
+                kernel.predict()
             pending = self._pending[kernel.partition]
-            alone = not pending or (len(pending) == 1 and pending[0] is kernel)
-            at = kernel.next_ns(now, only_end=alone and not self._contended)
-            if at is not None and (next_ns is None or at < next_ns):
+            if self._contended or (pending and (len(pending) > 1 or pending[0] is not kernel)):
+                at = kernel.free_ns
+            else:
+                at = kernel.end_ns
+            if at < next_ns:
                 next_ns = at
-        if next_ns is not None:
+        if next_ns < NEVER:
             self._alarm.by(next_ns)

@@ -27,20 +27,23 @@ once; how many have come and gone is computed when somebody asks, not simulated.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
-from devices.network.maxmin import Rate
+import numpy as np
+
 from sim.errors import InputError
 from sim.model import Context, Device, Task
 
-__all__ = ["GROUPS", "Demand", "Kernel", "demand", "demands"]
+__all__ = ["GROUPS", "NEVER", "Demand", "Kernel", "demand", "demands"]
 
 GROUPS = 8
 """Cohorts of a kernel that are told apart; see `Kernel.take`."""
+
+NEVER = 1 << 62
+"""Later than any instant, in ns."""
 
 
 class Demand(NamedTuple):
@@ -69,7 +72,7 @@ def demand(
     blocks_per_sm: int = 1,
     dram_bytes: int = 0,
     bandwidth_bytes_per_s: int | None = None,
-    what: str = "op",
+    op: str = "",
 ) -> Demand:
     """Return what an op asks of a GPU with `sms` SMs.
 
@@ -87,8 +90,8 @@ def demand(
         What it reads from and writes to DRAM.
     bandwidth_bytes_per_s : int, optional
         Of the DRAM. Alone, an op cannot have drawn more: what exceeds it must have come from a cache.
-    what : str
-        The op, for messages.
+    op : str
+        Its name, for messages.
 
     Raises
     ------
@@ -102,17 +105,17 @@ def demand(
     """
     if "grid" in attributes:
         grid = attributes["grid"]
-        blocks = prod(
-            _count(n, f"{what}: grid")
-            for n in (grid if isinstance(grid, Sequence) and not isinstance(grid, str) else [grid])
-        )
-        loads = -(-blocks // _count(attributes.get("blocks_per_sm", blocks_per_sm), f"{what}: blocks_per_sm"))
+        if isinstance(grid, Sequence) and not isinstance(grid, str):
+            blocks = prod([_count(n, "grid", op) for n in grid])
+        else:
+            blocks = _count(grid, "grid", op)
+        loads = -(-blocks // _count(attributes.get("blocks_per_sm", blocks_per_sm), "blocks_per_sm", op))
     elif "sms" in attributes:
-        loads = min(sms, _count(attributes["sms"], f"{what}: sms"))
+        loads = min(sms, _count(attributes["sms"], "sms", op))
     elif "sm_fraction" in attributes:
         fraction = attributes["sm_fraction"]
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-            raise InputError(f"{what}: the attribute sm_fraction must be in (0, 1], found {fraction!r}")
+            raise InputError(f"op {op!r}: the attribute sm_fraction must be in (0, 1], found {fraction!r}")
         loads = ceil(Fraction(repr(fraction)) * sms)
     else:
         loads = sms
@@ -122,7 +125,7 @@ def demand(
     nbytes = attributes.get("dram_bytes", dram_bytes)
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise InputError(
-            f"{what}: the attribute dram_bytes must be a whole number of bytes, found {nbytes!r}"
+            f"op {op!r}: the attribute dram_bytes must be a whole number of bytes, found {nbytes!r}"
         )
     # bytes of a load / block time, in whole bytes/s; what all that run together draw fits into the bandwidth.
     drawn = (2 * nbytes * waves * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
@@ -133,32 +136,37 @@ def demands(device: Device, context: Context, bandwidth_bytes_per_s: int | None)
     """Return what each op that is placed on `device` asks for."""
     job = context.job
     graph = job.graph
-    here = job.machine.device_index(device.name)
-    nbytes = (graph.bytes_read + graph.bytes_written).tolist()
+    here = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
+    nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
     nothing: dict[str, Any] = {}
+    sms, blocks_per_sm = device.details["sms_in_use"], device.details.get("blocks_per_sm", 1)
     return {
         op: demand(
             graph.attributes.get(op, nothing),
-            int(job.duration_ns[op]),
-            sms=device.details["sms_in_use"],
-            blocks_per_sm=device.details.get("blocks_per_sm", 1),
-            dram_bytes=nbytes[op],
+            duration_ns,
+            sms=sms,
+            blocks_per_sm=blocks_per_sm,
+            dram_bytes=dram_bytes,
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-            what=f"op {graph.op_names[op]!r}",
+            op=graph.op_names[op],
         )
-        for op, where in enumerate(job.device_of.tolist())
-        if where == here
+        for op, duration_ns, dram_bytes in zip(
+            here.tolist(), job.duration_ns[here].tolist(), nbytes, strict=True
+        )
     }
 
 
-def _count(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{what} must be a whole number of at least 1, found {value!r}")
+def _count(value: object, what: str, op: str) -> int:
+    if type(value) is not int or value < 1:
+        raise InputError(f"op {op!r}: {what} must be a whole number of at least 1, found {value!r}")
     return value
 
 
 class Kernel:
     """One execution of an op: loads not yet dispatched, and cohorts of running ones.
+
+    All is brought up to date only when somebody asks: what a kernel did by itself since then follows from
+    its speed.
 
     Attributes
     ----------
@@ -168,21 +176,24 @@ class Kernel:
     partition : int
     left, running : int
         Loads that are not dispatched yet, and that run now.
-    load_bytes_per_s : int
+    load_bytes_per_s, waves : int
         See `Demand`.
-    waves : int
-        Units of the kernel's time a ns at full speed.
+    arrived_ns : int
+        When it came.
     served : bool
         Whether its own ending loads are replaced by its next ones at once.
     resident : bool
         Whether a load of it has been dispatched.
-    speed : int or Fraction
-        Units of its time a ns now.
+    free_ns, end_ns : int
+        When it next leaves an SM, and when it is over, if nothing changes; true while not `stale`.
+    stale : bool
+        Whether something has changed since.
     """
 
     __slots__ = (
-        "_cohorts", "_duration", "_since_ns", "_v", "left", "load_bytes_per_s", "partition", "rank",
-        "resident", "running", "served", "speed", "task", "waves",
+        "_cohorts", "_length", "_pace", "_scale", "_since_ns", "_step", "_v", "arrived_ns", "end_ns",
+        "free_ns", "left", "load_bytes_per_s", "partition", "rank", "resident", "running", "served", "stale",
+        "task", "waves",
     )  # fmt: skip
 
     def __init__(
@@ -192,14 +203,21 @@ class Kernel:
         self.left, self.waves, self.load_bytes_per_s = asked
         self.running = 0
         self.served = self.resident = False
-        self.speed: Rate = self.waves
-        self._duration = duration_ns
-        self._v: Rate = 0
+        self.stale = True
+        self.arrived_ns = self.free_ns = self.end_ns = self._since_ns = now_ns
+        # The kernel's time, the length of a load and the ends of cohorts are in 1 / scale of a unit, `_step`
+        # is how many of these pass a ns: all whole numbers, whatever fraction of its speed the kernel has.
+        self._v, self._scale, self._length, self._step = 0, 1, duration_ns, self.waves
+        self._pace = (1, 1)
+        self._cohorts: list[tuple[int, int]] = []  # (end, loads), earliest end first
+
+    def begin(self, now_ns: int) -> None:
+        """Become resident: the kernel's time begins."""
+        self.resident = True
         self._since_ns = now_ns
-        self._cohorts: deque[tuple[Rate, int]] = deque()  # (end, loads), earliest end first
 
     def take(self, loads: int) -> None:
-        """Dispatch so many loads now.
+        """Dispatch so many loads now; time must be up to date.
 
         Kernels that overlap in their tails would in time splinter the SMs into groups of one, with an
         event for each. A kernel keeps at most `GROUPS` cohorts: a further one is merged with the last, at
@@ -207,28 +225,30 @@ class Kernel:
         """
         self.left -= loads
         self.running += loads
-        end: Rate = self._v + self._duration
+        self.stale = True
+        end = self._v + self._length
         if len(self._cohorts) == GROUPS:
             last, before = self._cohorts.pop()
-            end = ceil(Fraction(last * before + end * loads) / (before + loads))
+            end = -(-(last * before + end * loads) // ((before + loads) * self._scale)) * self._scale
             loads += before
         self._cohorts.append((end, loads))
 
     def advance(self, now_ns: int) -> int:
         """Bring the kernel up to date; return how many SMs it has left since the last time."""
-        self._v += self.speed * (now_ns - self._since_ns)
+        self._v = v = self._v + self._step * (now_ns - self._since_ns)
         self._since_ns = now_ns
-        cohorts, v, length = self._cohorts, self._v, self._duration
+        cohorts, length = self._cohorts, self._length
         if not cohorts or cohorts[0][0] > v:
             return 0
+        self.stale = True
         if self.served and self.left >= self.running and cohorts[-1][0] <= v:
             # Whole rounds, in which every cohort was replaced by an equal one.
-            rounds = min(int((v - cohorts[-1][0]) // length) + 1, self.left // self.running)
+            rounds = min((v - cohorts[-1][0]) // length + 1, self.left // self.running)
             self.left -= rounds * self.running
-            self._cohorts = cohorts = deque((end + rounds * length, loads) for end, loads in cohorts)
+            self._cohorts = cohorts = [(end + rounds * length, loads) for end, loads in cohorts]
         freed = 0
         while cohorts and cohorts[0][0] <= v:
-            end, loads = cohorts.popleft()
+            end, loads = cohorts.pop(0)
             again = min(loads, self.left) if self.served else 0
             if again:
                 self.left -= again
@@ -237,33 +257,48 @@ class Kernel:
         self.running -= freed
         return freed
 
-    def next_ns(self, now_ns: int, *, only_end: bool) -> int | None:
-        """Return when something happens next that matters to others; None: nothing by itself.
+    def set_pace(self, share: int, of: int) -> None:
+        """Go on at ``share / of`` of full speed; time must be up to date."""
+        if self._pace == (share, of):
+            return
+        self._pace = (share, of)
+        self.stale = True
+        speed = self.waves * share
+        common = gcd(speed, of)
+        speed, of = speed // common, of // common
+        factor = of // gcd(self._scale, of)
+        if factor > 1:
+            self._scale *= factor
+            self._v *= factor
+            self._length *= factor
+            self._cohorts = [(end * factor, loads) for end, loads in self._cohorts]
+        self._step = speed * (self._scale // of)
 
-        Parameters
-        ----------
-        now_ns : int
-            Up to which the kernel was brought.
-        only_end : bool
-            Whether nothing matters to others but the end of the whole kernel.
-        """
-        if not self._cohorts:
-            return None
+    def predict(self) -> None:
+        """Say when it leaves an SM and when it is over; time must be up to date."""
+        self.stale = False
+        if not self._cohorts:  # others have its SMs: it can only be given some
+            self.free_ns = self.end_ns = NEVER
+            return
         if self.left and self.served:
-            at: Rate = self._last_dispatch() + (self._duration if only_end else 0)
-        elif self.left or not only_end:
-            at = self._cohorts[0][0]
+            free = self._last_dispatch()
+            end = free + self._length
         else:
-            at = self._cohorts[-1][0]
-        # One that ends at this very instant may be past its end by a part of a ns.
-        return now_ns + max(0, int(-(-(at - self._v) // self.speed)))
+            free, end = self._cohorts[0][0], self._cohorts[-1][0]
+        v, step, since_ns = self._v, self._step, self._since_ns
+        # What ends at this very instant may be past its end by a part of a ns.
+        self.free_ns = since_ns - (v - free) // step if free > v else since_ns
+        if self.left and not self.served:
+            self.end_ns = NEVER
+        else:
+            self.end_ns = since_ns - (v - end) // step if end > v else since_ns
 
-    def _last_dispatch(self) -> Rate:
+    def _last_dispatch(self) -> int:
         """Return when the last load is dispatched if the kernel keeps the SMs that it has."""
         rounds = (self.left - 1) // self.running
         rest = self.left - rounds * self.running
         for end, loads in self._cohorts:
             rest -= loads
             if rest <= 0:
-                return end + rounds * self._duration
+                return end + rounds * self._length
         raise AssertionError("the cohorts are what runs")  # pragma: no cover

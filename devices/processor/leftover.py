@@ -22,7 +22,7 @@ the next whole ns), so that no SM time is won or lost.
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import pairwise
 
 from devices.processor.kernels import GROUPS, Demand, demands
 from sim.model import Context, Device, Task
@@ -60,7 +60,7 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
         return _together(now_ns, sum([count for _, count in free]), asked, duration_ns)
     if len(free) == 1:
         return _together(*free[0], asked, duration_ns)
-    return _one_by_one(free, asked, duration_ns, now_ns)
+    return _staggered(free, asked, duration_ns, now_ns)
 
 
 def _together(start_ns: int, sms: int, asked: Demand, duration_ns: int) -> tuple[int, int, Instants]:
@@ -76,52 +76,66 @@ def _together(start_ns: int, sms: int, asked: Demand, duration_ns: int) -> tuple
     return start_ns, end_ns, [(last_ns, sms - rest), (end_ns, rest)]
 
 
-def _one_by_one(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
-    """Return the course of a kernel that gets its SMs at different instants."""
+def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
+    """Return the course of a kernel that gets its SMs at different instants.
+
+    SMs that come free before others take one load after the other; from the last instant on at which SMs
+    come free before all is dispatched, all of them dispatch in turns.
+    """
     left, waves, _ = asked
     # In units of 1 / waves ns every block takes exactly `duration_ns`: see `devices.processor.kernels`.
-    theirs = deque((max(time, now_ns) * waves, count) for time, count in free)
-    ours: deque[tuple[int, int]] = deque()
-    running = 0
-    after: Instants = []
-    start = theirs[0][0]
-    while left:
-        if theirs and not (ours and ours[0][0] <= theirs[0][0]):
-            time, count = theirs.popleft()
-            taken = min(count, left)
-            if taken < count:
-                theirs.appendleft((time, count - taken))
-            running += taken
+    begins = [((time if time > now_ns else now_ns) * waves, sms) for time, sms in free]
+    last, above = 0, len(begins)
+    while above - last > 1:
+        middle = (last + above) // 2
+        at = begins[middle][0]
+        before = 0  # loads that are dispatched before then
+        for begin, sms in begins[:middle]:
+            before -= (begin - at) // duration_ns * sms
+        if before < left:
+            last = middle
         else:
-            if ours[-1][0] <= (theirs[0][0] if theirs else ours[-1][0]) and left >= running:
-                # Whole rounds, in which each group of blocks is followed by an equal one.
-                rounds = left // running
-                if theirs:
-                    rounds = min(rounds, (theirs[0][0] - ours[-1][0]) // duration_ns + 1)
-                ours = deque((time + rounds * duration_ns, count) for time, count in ours)
-                left -= rounds * running
+            above = middle
+    at = begins[last][0]
+    turns = []  # when SMs dispatch, from `at` on, for the first time
+    total = 0
+    for begin, sms in begins[: last + 1]:
+        rounds = (at - begin + duration_ns - 1) // duration_ns
+        left -= rounds * sms
+        total += sms
+        turns.append((begin + rounds * duration_ns, sms))
+    turns.sort()
+    full, rest = divmod(left, total)
+    after = free[last + 1 :]
+    end = 0
+    for turn, sms in turns:
+        end_of_full = turn + full * duration_ns
+        if rest < sms:
+            after.append((-(-end_of_full // waves), sms - rest))
+            if not rest:
+                end = max(end, end_of_full)
                 continue
-            time, count = ours.popleft()
-            taken = min(count, left)
-            if taken < count:
-                after.append((-(-time // waves), count - taken))
-        ours.append((time + duration_ns, taken))
-        left -= taken
-    after += [(-(-time // waves), count) for time, count in ours]
-    after += [(time // waves, count) for time, count in theirs]
-    return start // waves, -(-ours[-1][0] // waves), _few(sorted(after))
+            sms = rest
+        rest -= sms  # these take one more
+        end = end_of_full + duration_ns
+        after.append((-(-end // waves), sms))
+    after.sort()
+    return begins[0][0] // waves, -(-end // waves), _few(after)
 
 
 def _few(instants: Instants) -> Instants:
     """Add up what comes free at the same instant, and merge the nearest when there are too many."""
     merged: Instants = []
-    for time, count in instants:
-        if merged and merged[-1][0] == time:
-            merged[-1] = (time, merged[-1][1] + count)
+    latest = -1
+    for time, sms in instants:
+        if time == latest:
+            merged[-1] = (time, merged[-1][1] + sms)
         else:
-            merged.append((time, count))
+            merged.append((time, sms))
+            latest = time
     while len(merged) > GROUPS:
-        i = min(range(len(merged) - 1), key=lambda i: merged[i + 1][0] - merged[i][0])
+        gaps = [second[0] - first[0] for first, second in pairwise(merged)]
+        i = gaps.index(min(gaps))
         (a, m), (b, n) = merged[i : i + 2]
         merged[i : i + 2] = [(-(-(a * m + b * n) // (m + n)), m + n)]
     return merged
@@ -153,13 +167,11 @@ class LeftoverSMs:
         self._free: list[Instants] = [
             [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
         ]
-        self._duration_ns: list[int] = context.job.duration_ns.tolist()
         self._demands = demands(device, context, None)
-        self._start_ns: dict[Task, int] = {}  # of those that were not served at once
 
     def start(self, task: Task) -> int:
         """Return when the kernel will be over, counted from now; its loads may have to wait."""
-        duration_ns = self._duration_ns[task.op]
+        duration_ns = self._context.duration_of(task)
         if not duration_ns:
             return 0
         now = self._context.now_ns
@@ -168,13 +180,9 @@ class LeftoverSMs:
             self._free[partition], self._demands[task.op], duration_ns, now
         )
         if start_ns > now:
-            self._start_ns[task] = start_ns
+            task.start_ns = start_ns
+            task.wait = Wait.RESOURCES
         return end_ns - now
 
     def end(self, task: Task) -> None:
-        """Put down when the task really started, which it could not know when it was begun."""
-        if self._start_ns:
-            start_ns = self._start_ns.pop(task, None)
-            if start_ns is not None:
-                task.start_ns = start_ns
-                task.wait = Wait.RESOURCES
+        """Do nothing: it was known when its SMs would be free."""

@@ -7,6 +7,7 @@ At each instant, in this order::
     3. every free issuer is asked, in machine order,                  (_ask_groups, _ask_all)
        until none takes a task
     4. streams start their heads, in machine order                    (_start_heads)
+    5. devices and links share what they have among those who run     (_settle)
 
 SimPy keeps the queue of future instants; callbacks only note what fired, and the whole instant is
 settled at once when no event of the same time is left. That is what makes the order above hold

@@ -91,8 +91,7 @@ class Issuing(Starting):
                 + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
             )
         task.issuer = issuer
-        executed = self.executed[task.op]
-        if executed and self.plain and self.issue_ns is None:
+        if self.direct[task.op]:
             self.idle[issuer.group].remove(issuer)
             task.stream = issuer.stream
             task.issue_ns = now = self.now_ns
@@ -114,7 +113,7 @@ class Issuing(Starting):
                 self.starved.append(task)
                 return
             cost += extra
-        if cost or executed:
+        if cost or self.executed[task.op]:
             self.idle[issuer.group].remove(issuer)
         self._pay(task, cost)
 

@@ -48,6 +48,8 @@ class Engine(Issuing):
                     self._ask_groups()
                 if self.dirty_streams:
                     self._start_heads()
+                if self.settling:
+                    self._settle()
                 now = peek()
                 if now != never:
                     self.now_ns = now  # type: ignore[assignment]
@@ -61,6 +63,13 @@ class Engine(Issuing):
             raise stuck_error(self.readiness.name, waiting, self.policy, starved)
         memory = self.memory.columns() if self.memory is not None else None
         return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers, memory)
+
+    def _settle(self) -> None:
+        """Let devices and networks share what they have, now that all that wants it is known."""
+        while self.settling:
+            settling, self.settling = self.settling, []
+            for callback in settling:
+                callback()
 
     def _complete(self) -> None:
         ended = self.ended[:]
@@ -76,10 +85,12 @@ class Engine(Issuing):
                     self._leave_stream(task)
         freed = False
         if not self.plain:
-            for task in ended:
-                if self.shared and task.issuer is not None and not task.dead:
-                    self._leave_processor(task)
-                if self.observers:
+            if self.shared:
+                for task in ended:
+                    if task.issuer is not None and not task.dead:
+                        self._leave_processor(task)
+            if self.observers:
+                for task in ended:
                     self._tell("ended", task)
             if self.memory is not None:
                 for task in ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simpy.events import NORMAL
 
-from sim.engine.state import Event, State, Stream, by_index
+from sim.engine.state import State, Stream, by_index
 from sim.model import MANAGED, WAIT, Task
 from sim.trace import Wait
 
@@ -31,12 +31,12 @@ class Starting(State):
             at = max(now, task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
             if at > now:
                 task.wait = task.wait or Wait.LAUNCH
-                if not self.plain:  # the device may have changed its mind by then
-                    if stream.wake_ns != at:
-                        stream.wake_ns = at
-                        self._schedule(Event(stream), self._on_wake, at - now)
+                if not stream.certain:  # by then memory or the device may be short
+                    if not stream.waking:
+                        stream.waking = True
+                        self._schedule(task, self._on_wake, at - now)
                     continue
-            if self.plain:
+            if stream.certain:
                 self._start(task, at)
             elif not self._admit(task, stream):
                 continue
@@ -53,34 +53,38 @@ class Starting(State):
     def _begin(self, task: Task) -> None:
         """Start a task that a CPU worker has taken."""
         task.stream = task.issuer.stream  # type: ignore[union-attr]
-        if self.plain:
+        if self.certain[self.device_of[task.op]]:
             self._start(task, self.now_ns)
         else:
             self._admit(task, task)
 
     def _admit(self, task: Task, waiting: Stream | Task) -> bool:
         """Start `task` if memory and the device's resources allow it now."""
-        op = task.op
         if self.memory is not None and not self.memory.at_issue and self.memory.acquire(task) == WAIT:
             task.wait = Wait.MEMORY
             self.starved.append(task)
             return False
-        ns = self.duration_of(task)
-        if self.shared:
-            device = self.device_of[op]
-            processor = self.processors[device]
-            if processor is not None:
-                ns = processor.start(task)
-                if ns == WAIT:
-                    task.wait = Wait.RESOURCES
-                    self.blocked[device].append(waiting)
-                    return False
-        task.start_ns = self.now_ns
+        device = self.device_of[task.op]
+        processor = self.processors[device]
+        task.start_ns = self.now_ns  # unless the processor puts it off
+        if processor is None:
+            ns = self.duration_of(task)
+        else:
+            ns = processor.start(task)
+            if ns == WAIT:
+                task.start_ns = -1
+                task.wait = Wait.RESOURCES
+                self.blocked[device].append(waiting)
+                return False
         self.tasks.append(task)
         if ns != MANAGED:
-            self._schedule(task, self._on_end, ns)
+            task.callbacks = self._on_end
+            self.schedule(task, NORMAL, ns)  # type: ignore[arg-type]
         if self.observers:
-            self._tell("started", task)
+            if task.start_ns > self.now_ns:
+                self.call_at(task.start_ns, self.started, task)
+            elif task.start_ns == self.now_ns:  # else the processor says when
+                self.started(task)
         return True
 
     def _leave_stream(self, task: Task) -> None:
@@ -104,9 +108,11 @@ class Starting(State):
         if processor is None:
             return
         processor.end(task)
-        for what in self.blocked[device]:
-            if isinstance(what, Task):
-                self.paid.append(what)
-            else:
-                self._touch(what)
-        self.blocked[device].clear()
+        blocked = self.blocked[device]
+        if blocked:
+            for what in blocked:
+                if isinstance(what, Task):
+                    self.paid.append(what)
+                else:
+                    self._touch(what)
+            blocked.clear()

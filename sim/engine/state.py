@@ -43,15 +43,18 @@ class Event:
 class Stream:
     """A queue of issued tasks; one runs at a time."""
 
-    __slots__ = ("device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running", "wake_ns")
+    __slots__ = (
+        "certain", "device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running", "waking",
+    )  # fmt: skip
 
     def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
         self.index, self.device, self.launch_ns, self.gap_ns = index, device, launch_ns, gap_ns
         self.queue: deque[Task] = deque()
         self.running: Task | None = None
         self.free_ns = 0
-        self.wake_ns = -1
         self.dirty = False
+        self.waking = False  # whether a wake-up lies ahead
+        self.certain = False  # whether nothing can hold up a start that lies ahead
 
 
 by_index = attrgetter("index")
@@ -139,7 +142,17 @@ class State:
         self.paid: list[Task] = []
         self.tasks: list[Task] = []
         self.transfers: list[Task] = []
-        self.plain = not (self.shared or self.memory or self.observers or self.noisy_ns or dynamic)
+        self.settling: list[Callable[[], None]] = []
+        # Without any of these all that the engine does at a start or an end is to put it down.
+        unwatched = not (self.memory or self.observers or self.noisy_ns or dynamic)
+        self.plain = unwatched and not self.shared
+        self.certain = [unwatched and processor is None for processor in self.processors]
+        for stream in self.streams:
+            stream.certain = self.certain[stream.device]
+        self.direct = [  # a worker executes what it takes at once
+            self.certain[d] and executed and self.issue_ns is None
+            for d, executed in zip(self.device_of, self.executed, strict=True)
+        ]
         # One list of callbacks for each sort of event, shared by all of them. A completion only notes
         # the task, so the callback is the list's own append.
         self._on_end: list[Callable[[Any], None]] = [self.ended.append]
@@ -149,7 +162,20 @@ class State:
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""
-        self._schedule(Event((callback, value)), self._on_call, time_ns - self.now_ns)
+        event = Event((callback, value))
+        event.callbacks = self._on_call
+        self.schedule(event, NORMAL, time_ns - self.now_ns)  # type: ignore[arg-type]
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
+        self.settling.append(callback)
+
+    def started(self, task: Task) -> None:
+        """Put down that a task, which its processor had put off, begins to execute now."""
+        if self.now_ns > task.start_ns:
+            task.start_ns = self.now_ns
+        if self.observers:
+            self._tell("started", task)
 
     def duration_of(self, task: Task) -> int:
         """Return how long `task` takes when nothing else disturbs it."""
@@ -165,11 +191,10 @@ class State:
         what.callbacks = callbacks  # SimPy runs through the list and never changes it
         self.schedule(what, NORMAL, delay_ns)
 
-    def _note_wake(self, event: Event) -> None:
-        stream: Stream = event.value
-        if stream.wake_ns == self.now_ns:
-            stream.wake_ns = -1
-            self._touch(stream)
+    def _note_wake(self, task: Task) -> None:
+        stream = self.streams[task.stream]
+        stream.waking = False
+        self._touch(stream)
 
     def _note_call(self, event: Event) -> None:
         callback, value = event.value
