@@ -4,9 +4,9 @@
 
     prefetch 0    load 0 │ prep 0 │ train 0 │ load 1 │ prep 1 │ train 1 │      one after another
     prefetch 1    load 0 │ prep 0 │ train 0 │ ....
-                                  │ load 1 │ prep 1 │ train 1 │                batch 1 is begun when 0 is taken
+                                  │ load 1 │ prep 1 │ train 1 │            1 is begun when 0 is taken
     prefetch 2    load 0 │ prep 0 │ train 0 │ train 1 │
-                         │ load 1 │ prep 1  │                                  two are under way or wait
+                         │ load 1 │ prep 1  │                                  two are begun and not taken
 
 A batch is *taken* when the training step on it begins. Up to `prefetch` batches may be begun and not taken
 yet; a producer that is so far ahead waits. With 0 nothing is made ahead, which is the synchronous loop.
@@ -45,7 +45,7 @@ class DataLoading:
     load_ns, preprocess_ns, train_ns : int
         The first two on the CPU, the last on a GPU.
     copy_ns : int
-        To the GPU; 0: there is no copy.
+        To the GPU; 0: what the machine's links take, without an op of its own.
     batch_nbytes : int
         What a stage hands on.
     prefetch : int
@@ -122,8 +122,7 @@ def data_loading_graph(of: DataLoading, name: str = "data loading") -> Graph:
             batch = builder.op(
                 f"copy{r}",
                 kind="copy",
-                inputs=[batch],
-                after=[(f"copy{r}", 1), *queue],
+                after=[batch, (f"copy{r}", 1), *queue],  # no data edge: the links would carry it again
                 outputs=of.batch_nbytes // of.replicas,
                 duration_ns=of.copy_ns,
                 device=where,

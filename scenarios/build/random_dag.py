@@ -105,14 +105,14 @@ def random_dag(
     Examples
     --------
     >>> random_dag(layers=3, width=(2, 2), duration_ns=(10, 20), seed=1)
-    <Graph 'random-dag': 6 ops, 6 tensors, 7 edges>
+    <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
     """
     for what, (least, most) in {"width": width, "duration": duration_ns, "output": output_nbytes}.items():
         if not (what == "width") <= least <= most:
             raise InputError(f"{what}: [{least}, {most}] is no range from least to greatest")
     if layers < 1 or not 0 <= edge_probability <= 1:
         raise InputError(
-            f"layers must be at least 1 and edge_probability between 0 and 1; found {layers}, {edge_probability}"
+            f"layers must be at least 1, found {layers}; edge_probability 0 to 1, found {edge_probability}"
         )
     rng = np.random.default_rng([seed, *b"random-dag"])
     builder = GraphBuilder("random-dag")

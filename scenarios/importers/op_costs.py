@@ -80,6 +80,8 @@ _FLOPS_PER_OUTPUT = {
     4: "sigmoid selu rsqrt_grad rms_norm",
     5: "softmax log_softmax gelu silu hard_swish quantize_linear",
     6: "mish",
+    11: "gelu_grad",  # 0.5 (1 + erf) 4, x times the density 5, their sum 1, times the gradient 1
+    13: "layer_norm_grad",  # normalise 2, scale 1, two sums 3, input's gradient 4, scale's and shift's 3
     7: "layer_norm instance_norm group_norm mean_variance_norm",
 }
 """Flop an element of the first output, counted from the operators' definitions."""
@@ -110,6 +112,9 @@ COSTS: Mapping[str, Formula] = {
     "gemm": f.streamed(f.matmul),
     "einsum": f.streamed(f.einsum),
     "attention": f.streamed(f.attention),
+    "attention_grad": f.streamed(f.attention_grad),
+    "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum an element
+    "adam": f.adam,
     "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
     "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
     "rnn": f.recurrent(gates=1, pointwise=3),  # 2 additions, 1 tanh

@@ -193,6 +193,19 @@ def attention(op: OpFacts) -> int:
     return 2 * (q.elements + out.elements) * keys + 6 * scores  # scale 1 + softmax 5
 
 
+def attention_grad(op: OpFacts) -> int:
+    """Gradients of queries, keys and values from (q, k, v, gradient, output), as FlashAttention does.
+
+    Five products instead of the forward's two, as it computes the scores again; an element of the scores
+    costs scale 1 + softmax 5 again, and P * (dP - D) and its scale 3; D is a product with the output's
+    gradient, row by row (Dao et al., arXiv 2205.14135, algorithm 4).
+    """
+    q, k = op.input(0), op.input(1)
+    heads = q.shape[1] if len(q.shape) == 4 else int(op.attributes["q_num_heads"])
+    scores = q.shape[0] * heads * q.shape[-2] * k.shape[-2]
+    return 10 * q.elements * k.shape[-2] + 9 * scores + 2 * q.elements
+
+
 def measured_shape(op: OpFacts) -> dict[str, int]:
     """Return the numbers by which tables of measurements look up a product or an attention.
 
@@ -274,3 +287,13 @@ def assign(flops: int, variables_read: int, variables_written: int) -> Formula:
         )
 
     return cost
+
+
+def adam(op: OpFacts) -> Cost:
+    """Update (gradient, optimizer state, weight) in place.
+
+    Moments 3 + 4 flop an element, their corrections 2, and square root, add, divide, scale, subtract 5
+    (Kingma and Ba, arXiv 1412.6980, algorithm 1). The weight is written from its copy in the state.
+    """
+    gradient, state, weight = op.input(0), op.input(1), op.input(2)
+    return Cost(14 * gradient.elements, gradient.nbytes + state.nbytes, state.nbytes + weight.nbytes)

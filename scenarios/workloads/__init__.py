@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from scenarios.workloads.base import Work, Workload
+from scenarios.workloads.build import Build
 from scenarios.workloads.file import GraphFile, OnnxFile
 from scenarios.workloads.inline import InlineOps
 from scenarios.workloads.pipeline import Pipeline
@@ -20,6 +21,7 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
     "onnx": OnnxFile,
     "kineto": KinetoTrace,
     "chakra": ChakraTrace,
+    "build": Build,
     "pipeline": Pipeline,
     "sessions": Sessions,
 }

@@ -174,8 +174,6 @@ def _schedule(
         if "file" in given:
             given["file"] = str(document.file(given["file"]))
         return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
-    if "checkpoint" in given:
-        raise InputError("checkpoint is the workload's: workload: {pipeline: {checkpoint: always}}")
     if stages.replicas is not None and "replicas" in known:
         given.setdefault("replicas", list(stages.replicas))
     if name == "zb-auto":
@@ -192,8 +190,7 @@ def _schedule(
         ranks=ranks,
         micro_batches=micro_batches,
         chunks=chunks,
-        checkpoint=fields.checkpoint,
-        **given,
+        **{"checkpoint": fields.checkpoint, **given},
     )
 
 

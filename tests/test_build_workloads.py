@@ -1,0 +1,357 @@
+"""Graphs made from a few sizes: small ones worked by hand, and what holds for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from import_helpers import columns
+from scenario_texts import write
+
+from scenarios.build.data_loading import DataLoading, data_loading_graph
+from scenarios.build.data_parallel import (
+    DataParallel,
+    Layer,
+    buckets,
+    data_parallel_graph,
+    ring_all_reduce_ns,
+)
+from scenarios.build.gpt import gpt_graph
+from scenarios.build.random_dag import branchy, random_dag
+from scenarios.build.transformer import Transformer
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from scenarios.workloads.build import BUILDERS
+from sim import Graph
+from sim.errors import InputError, ScenarioError
+from sim.graph import Role, longest_path_ns
+from sim.trace import Trace
+
+
+def run(folder: Path, build: str, rest: str = "") -> Trace:
+    """Run a built workload on the machine that it brings."""
+    text = f"workload: {{build: {{{build}}}}}\npolicy: {{name: ready-queue, streams: recorded}}\n{rest}"
+    return run_scenario(load_scenario(write(folder, text)), check=True).trace
+
+
+def refused(folder: Path, build: str) -> str:
+    """Return what is said of a wrong one."""
+    with pytest.raises(ScenarioError) as caught:
+        run(folder, build)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+# -- data loading ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "makespan_ms"),
+    [
+        ("prefetch: 0", 5 * (2 + 3 + 4)),  # one after another
+        ("prefetch: 1", 5 * (2 + 3) + 4),  # a batch is made while the one before is trained on
+        ("prefetch: 2", 2 + 3 + 5 * 4),  # training is the bottleneck
+        ("prefetch: 9", 2 + 3 + 5 * 4),
+        ("prefetch: 1, workers: 4", 5 * (2 + 3) + 4),  # no more than one batch is made ahead
+        ("prefetch: 0, copy: 1ms", 5 * (2 + 3 + 1 + 4)),
+        ("prefetch: 9, copy: 1ms", 2 + 3 + 1 + 5 * 4),
+        ("prefetch: 9, copy: 1ms, pinned: false", 2 + 3 + 5 * (1 + 4)),
+        ("prefetch: 9, copy: 5ms", 2 + 3 + 5 * 5 + 4),  # the copies are the bottleneck
+        ("prefetch: 9, replicas: 2", 2 + 3 + 5 * 4),
+        ("prefetch: 9, replicas: 2, all_reduce: 2ms", 2 + 3 + 5 * (4 + 2)),
+        ("prefetch: 0, replicas: 2, all_reduce: 2ms", 5 * (2 + 3 + 4 + 2)),
+    ],
+)
+def test_five_batches(tmp_path: Path, options: str, makespan_ms: int) -> None:
+    text = f"model: data-loading, load: 2ms, preprocess: 3ms, train: 4ms, {options}"
+    assert run(tmp_path, text, "iterations: 5\n").makespan_ns == makespan_ms * 1_000_000
+
+
+def test_a_producer_is_never_further_ahead_than_the_buffer(tmp_path: Path) -> None:
+    """Load 0-1, 1-2 at once, then the third when batch 0 is taken (at 2), the fourth when 1 is (at 12)."""
+    trace = run(
+        tmp_path,
+        "model: data-loading, load: 1ms, preprocess: 1ms, train: 10ms, prefetch: 2",
+        "iterations: 4\n",
+    )
+    load = trace.job.graph.index("load")
+    starts = trace.tasks["start_ns"][trace.tasks["op"] == load]
+    assert sorted(starts.tolist()) == [0, 1_000_000, 2_000_000, 12_000_000]
+
+
+@given(
+    times=st.tuples(*[st.integers(0, 9)] * 4),
+    depths=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    workers=st.integers(1, 3),
+    pinned=st.booleans(),
+)
+def test_a_deeper_buffer_is_never_worse(
+    times: tuple[int, ...], depths: tuple[int, int], workers: int, pinned: bool
+) -> None:
+    """With a core for every worker, edges decide alone: the longest path of the unrolled graph."""
+
+    def makespan(depth: int) -> int:
+        load, prepare, copy, train = times
+        of = DataLoading(load, prepare, train, copy, prefetch=depth, workers=workers, pinned=pinned)
+        return unrolled_ns(data_loading_graph(of), 6)
+
+    shallow, deep = sorted(depths)
+    assert makespan(deep) <= makespan(shallow) <= makespan(0) == 6 * sum(times)
+
+
+def unrolled_ns(graph: Graph, iterations: int) -> int:
+    """Return when everything is over if edges alone hold tasks back."""
+    end: dict[tuple[int, int], int] = {}
+    edges = [
+        (int(p), int(c), int(d))
+        for p, c, d in zip(graph.edges.producer, graph.edges.consumer, graph.edges.distance, strict=True)
+    ]
+    for i in range(iterations):
+        for op in graph.topological_order.tolist():
+            before = (end.get((i - d, p), 0) for p, c, d in edges if c == op)
+            end[i, op] = max(before, default=0) + int(graph.duration_ns[op])
+    return max(end.values())
+
+
+# -- data parallelism -----------------------------------------------------------------------------
+
+THREE = "{forward: 1ms, backward: 2ms, gradients: 30MB}"
+STEP = f"model: data-parallel, replicas: 2, layers: [{THREE}], repeat: 3, bandwidth: 10GB/s, optimizer: 1ms"
+
+
+@pytest.mark.parametrize(
+    ("options", "makespan_ms"),
+    [
+        ("overlap: true", 15),  # F 0-3; B 3-9; sums 5-8, 8-11, 11-14; optimizer
+        ("overlap: false", 19),  # sums from 9
+        ("bucket: 60MB", 17),  # two layers full at 7: 6 ms to 13, the third to 16
+        ("bucket: 61MB", 19),  # all three, at 9
+    ],
+)
+def test_gradients_of_three_layers(tmp_path: Path, options: str, makespan_ms: int) -> None:
+    assert run(tmp_path, f"{STEP}, {options}").makespan_ns == makespan_ms * 1_000_000
+    twice = run(tmp_path, f"{STEP}, {options}", "iterations: 2\n")
+    assert twice.makespan_ns == 2 * makespan_ms * 1_000_000  # the next step begins with new weights
+
+
+def test_one_replica_has_nothing_to_sum(tmp_path: Path) -> None:
+    assert run(tmp_path, STEP.replace("replicas: 2", "replicas: 1")).makespan_ns == 10_000_000
+
+
+def test_the_slowest_replica_decides() -> None:
+    graph = data_parallel_graph(DataParallel((Layer(1, 2, 8),), 3))
+    for replica in range(3):
+        reduce = graph.index(f"gpu{replica}/all_reduce0")
+        waits = {graph.op_names[op] for op in graph.predecessors.lists()[reduce]}
+        assert waits == {"gpu0/B0", "gpu1/B0", "gpu2/B0"}
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(0, 100))
+def test_buckets_hold_every_layer_once_and_are_full(sizes: list[int], least: int) -> None:
+    found = buckets(sizes, least)
+    assert [layer for bucket in found for layer in bucket] == list(reversed(range(len(sizes))))
+    for bucket in found[:-1]:
+        assert sum(sizes[layer] for layer in bucket) >= least
+        assert sum(sizes[layer] for layer in bucket[:-1]) < least or len(bucket) == 1
+
+
+def test_ring() -> None:
+    assert ring_all_reduce_ns(8_000, 8, 10**9, 0) == 2 * 7 * 1_000
+    assert ring_all_reduce_ns(3, 3, 3 * 10**9, 5) == 4 * 5 + 1  # 4 / 3 ns of sending, rounded once
+    assert ring_all_reduce_ns(3, 3, None, 5) == 20
+
+
+# -- branches and random graphs -------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_branches(blocks: int, branches: int, depth: int) -> None:
+    graph = branchy(blocks=blocks, branches=branches, depth=depth, duration_ns=10)
+    assert len(graph) == blocks * (branches * depth + 2)
+    longest = longest_path_ns(graph, graph.duration_ns).max()
+    assert longest == 10 * blocks * (depth + 2)
+
+
+@given(seed=st.integers(0, 100), layers=st.integers(1, 12), probability=st.floats(0, 1))
+def test_random_graphs_keep_their_ranges(seed: int, layers: int, probability: float) -> None:
+    def draw() -> Graph:
+        return random_dag(
+            layers=layers,
+            width=(2, 5),
+            edge_probability=probability,
+            duration_ns=(10, 20),
+            output_nbytes=(0, 7),
+            seed=seed,
+        )
+
+    graph = draw()
+    assert columns(graph) == columns(draw())
+    layer = [int(name[1:].partition("/")[0]) for name in graph.op_names]
+    assert all(2 <= layer.count(k) <= 5 for k in range(layers))
+    assert 10 <= graph.duration_ns.min() <= graph.duration_ns.max() <= 20
+    assert graph.tensor_nbytes.max() <= 7
+    for op, before in enumerate(graph.predecessors.lists()):
+        assert all(layer[p] < layer[op] for p in before)
+        assert (layer[op] - 1 in {layer[p] for p in before}) == (layer[op] > 0)
+
+
+def test_extremes_of_the_edge_probability() -> None:
+    every = random_dag(layers=4, width=(3, 3), edge_probability=1)
+    assert len(every.edges.producer) == 3 * 3 + 3 * 6 + 3 * 9
+    assert len(random_dag(layers=4, width=(3, 3), edge_probability=0).edges.producer) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": (3, 2)}, r"width: \[3, 2\] is no range"),
+        ({"width": (0, 2)}, r"width: \[0, 2\]"),
+        ({"duration_ns": (-1, 2)}, r"duration: \[-1, 2\]"),
+        ({"layers": 0}, "layers must be at least 1, found 0"),
+        ({"edge_probability": 1.5}, "edge_probability 0 to 1, found 1.5"),
+    ],
+)
+def test_wrong_random_graphs(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        random_dag(**options)  # type: ignore[arg-type]
+
+
+# -- transformers ---------------------------------------------------------------------------------
+
+SMALL = Transformer(layers=3, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
+
+
+def flops(graph: Graph, *kinds: str, phase: str | None = None) -> int:
+    """Return the flop of the ops of some kinds and one phase."""
+    phases = [graph.phases[code] if code >= 0 else None for code in graph.phase_code.tolist()]
+    return sum(
+        int(graph.flops[op])
+        for op in range(len(graph))
+        if graph.kind(op) in kinds and (phase is None or phases[op] == phase)
+    )
+
+
+def parameter_nbytes(graph: Graph) -> int:
+    return int(graph.tensor_nbytes[graph.tensor_role == Role.PARAMETER].sum())
+
+
+def test_forward_has_the_arithmetic_of_the_formulas() -> None:
+    graph = gpt_graph(SMALL)
+    m, tokens = SMALL, 2 * 16
+    biases = 9 * m.hidden * tokens * m.layers
+    assert flops(graph, "gemm", "matmul") == m.layers * m.weight_flops + m.output_flops + biases
+    softmax = 6 * 2 * 4 * 16 * 16  # scale 1 + softmax 5 of every score
+    assert flops(graph, "attention") == m.layers * (m.attention_flops + softmax)
+    final_norm = 2 * m.hidden
+    assert parameter_nbytes(graph) == 2 * (m.parameters + final_norm)
+
+
+def test_a_training_step_has_twice_the_products_again() -> None:
+    graph = gpt_graph(SMALL, training=True)
+    products = SMALL.layers * SMALL.weight_flops + SMALL.output_flops
+    assert flops(graph, "matmul", phase="I") == flops(graph, "matmul", phase="W") == products
+    forward, backward = flops(graph, "attention"), flops(graph, "attention_grad")
+    assert 2 * forward < backward < 3 * forward  # five products for two, and pointwise work
+    parameters = SMALL.parameters + 2 * SMALL.hidden
+    assert parameter_nbytes(graph) == (2 + 12) * parameters
+    assert flops(graph, "adam") == 14 * parameters
+    # Every gradient is as large as its weight, and read by the optimizer.
+    read = {op: graph.inputs.row(op).tolist() for op in range(len(graph)) if graph.kind(op) == "adam"}
+    made = sum(
+        int(graph.tensor_nbytes[t]) for row in read.values() for t in row if graph.tensor_producer[t] >= 0
+    )
+    assert made == 2 * parameters
+
+
+def test_the_next_step_waits_for_the_weights_of_this_one() -> None:
+    graph = gpt_graph(SMALL, training=True)
+    later = {
+        (graph.op_names[p], graph.op_names[c])
+        for p, c, d in zip(graph.edges.producer, graph.edges.consumer, graph.edges.distance, strict=True)
+        if d == 1
+    }
+    assert later == {
+        ("embed.optimizer", "embed"),
+        *((f"layer{i}.optimizer", f"layer{i}.norm1") for i in range(3)),
+        ("norm.optimizer", "norm"),
+    }
+
+
+def test_products_have_their_shape() -> None:
+    graph = gpt_graph(SMALL, training=True)
+
+    def shape(op: str) -> tuple[int, ...]:
+        return tuple(graph.attributes[graph.index(op)][axis] for axis in "mnk")
+
+    assert shape("layer0.qkv") == (32, 192, 64)
+    assert shape("layer0.qkv.input_grad") == (32, 64, 192)
+    assert shape("layer0.qkv.weight_grad") == (64, 192, 32)
+    assert shape("head") == (32, 100, 64)
+    assert shape("head.weight_grad") == (100, 64, 32)
+    attention = graph.attributes[graph.index("layer2.attention")]
+    assert [attention[axis] for axis in ("batch", "seq_len", "heads", "head_dim")] == [2, 16, 4, 16]
+
+
+def test_activations_are_held_from_forward_to_backward() -> None:
+    """What a layer reads in its backward is what products, norms, gelu and attention read forward."""
+    graph = gpt_graph(SMALL, training=True)
+    consumers = {
+        graph.op_names[op]: [graph.op_names[c] for c in row]
+        for op, row in enumerate(graph.successors.lists())
+    }
+    assert "layer0.gelu.grad" in consumers["layer0.up"]
+    assert "layer0.down.weight_grad" in consumers["layer0.gelu"]
+    assert "layer0.attention.grad" in consumers["layer0.qkv"]
+    assert "layer1.norm1.grad" in consumers["layer0.add2"]
+
+
+def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
+    text = "model: gpt, layers: 2, hidden: 64, heads: 4, sequence: 16, vocabulary: 100, training: true"
+    trace = run(tmp_path, text, "machine: {devices: {gpu0: {preset: h200-sxm}}}\niterations: 2\n")
+    assert len(trace) == 2 * 70
+    assert (trace.tasks["end_ns"] >= trace.tasks["start_ns"]).all()
+
+
+# -- the key `build:` -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        ("model: gtp", "workload.build: there is no model 'gtp'; did you mean 'gpt'?"),
+        (
+            "layers: 3",
+            f"workload.build: should be a mapping with the key model, one of {', '.join(BUILDERS)}",
+        ),
+        ("model: branchy, branch: 3", "workload.build.branch: no such key; did you mean 'branches'?"),
+        ("model: data-loading, train: 1ms", "workload.build.load: is missing"),
+        (
+            "model: random-dag, width: [3, 2]",
+            "workload.build: width: [3, 2] is no range from least to greatest",
+        ),
+        (
+            "model: gpt, layers: 1, hidden: 10, heads: 3, sequence: 4",
+            "workload.build: hidden size 10 is no multiple of 3 heads",
+        ),
+    ],
+)
+def test_mistakes(tmp_path: Path, build: str, says: str) -> None:
+    machine = "machine: {devices: {gpu0: {kind: gpu}}}\n"
+    text = f"workload: {{build: {{{build}}}}}\n{machine}"
+    with pytest.raises(ScenarioError) as caught:
+        run_scenario(load_scenario(write(tmp_path, text)))
+    assert says in str(caught.value)
+
+
+def test_every_builder_says_what_it_is() -> None:
+    for builder in BUILDERS.values():
+        assert builder.__doc__
+
+
+def test_a_random_graph_is_the_same_under_any_seed_of_the_scenario(tmp_path: Path) -> None:
+    machine = "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\n"
+    once = run(tmp_path, "model: random-dag, seed: 3", f"{machine}seed: 1\n")
+    again = run(tmp_path, "model: random-dag, seed: 3", f"{machine}seed: 2\n")
+    other = run(tmp_path, "model: random-dag, seed: 4", f"{machine}seed: 1\n")
+    assert columns(once.job.graph) == columns(again.job.graph) != columns(other.job.graph)
