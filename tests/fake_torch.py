@@ -36,11 +36,17 @@ class Tensor:
     def float(self) -> Tensor:
         return self
 
-    def cpu(self) -> Tensor:
-        return self
+    def clone(self) -> Tensor:
+        return Tensor(self.values, self.cuda)
 
-    def numpy(self) -> Any:
-        return self.values.copy()
+    def norm(self) -> Tensor:
+        return Tensor(np.linalg.norm(self.values))
+
+    def item(self) -> float:
+        return self.values.item()
+
+    def __sub__(self, other: Tensor) -> Tensor:
+        return Tensor(self.values - other.values)
 
     def t(self) -> Tensor:
         view = Tensor(0)

@@ -19,7 +19,7 @@ from scenarios.validate import files, steps
 from scenarios.validate.case import Case, CaseOp
 from scenarios.validate.draws import draw
 from sim import Device, GraphBuilder, Machine
-from sim.errors import InfeasibleError, InputError
+from sim.errors import InfeasibleError, InputError, RunError
 from sim.job import make_job
 from sim.plan import Plan
 
@@ -91,6 +91,35 @@ def test_pipelines_run_on_partitions(cuda: Cuda) -> None:
     plan = one.plan()
     assert plan is not None
     assert cuda.execute(one.job(), plan).wrong == []
+
+
+def test_a_gate_that_opens_early_is_made_longer(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case(["matmul"] * 3)
+    plan = one.plan()
+    assert plan is not None
+    spins: list[int] = []
+    begin = cuda._begin
+
+    def note(streams: list[object], spin: int) -> object:
+        spins.append(spin)
+        started = begin(streams, spin)
+        started[0].query = lambda: len(spins) < 3  # open too early, twice
+        return started
+
+    monkeypatch.setattr(cuda, "_begin", note)
+    assert cuda.execute(one.job(), plan).wrong == []
+    assert spins[1] == 4 * spins[0]
+    assert spins[2] == 16 * spins[0]
+
+
+def test_an_error_of_torch_loses_the_case_alone(cuda: Cuda) -> None:
+    def fail(*given: object, **options: object) -> None:
+        raise RuntimeError("CUDA error: out of luck\nand more")
+
+    cuda.torch.mm = fail
+    one = case(["matmul"] * 3)
+    with pytest.raises(RunError, match=r"^torch: CUDA error: out of luck$"):
+        cuda.drive(one.job(), ReadyQueue())
 
 
 def test_what_a_gpu_cannot_do_is_refused(cuda: Cuda) -> None:

@@ -14,7 +14,8 @@ around each op come in a second run, which is believed only when it took as long
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from devices.real.follow import Follower
 from devices.real.partitions import partition_streams
 from devices.real.torch_work import TorchWork
 from devices.real.work import Observation
-from sim.errors import InfeasibleError, InputError, MissingExtraError, StuckError
+from sim.errors import InfeasibleError, InputError, MissingExtraError, RunError, StuckError
 from sim.job import Job
 from sim.model import Issuer, Policy, Task
 from sim.plan import Plan
@@ -34,8 +35,8 @@ from sim.transfers import make_flow
 
 __all__ = ["Cuda"]
 
-_GATE_CYCLES_PER_OP: Final = 60_000
-"""What the gate spins for each launch: some 30 us at 2 GHz, more than a launch takes."""
+_GATE_CYCLES: Final = 80_000
+"""What the gate spins for each launch: some 40 us at 2 GHz, more than a launch from Python takes."""
 
 
 class Cuda:
@@ -96,7 +97,7 @@ class Cuda:
         taken = []
         for _ in range(6):
             start, end = self._event(), self._event()
-            torch.cuda._sleep(_GATE_CYCLES_PER_OP)
+            torch.cuda._sleep(_GATE_CYCLES)
             start.record()
             torch.mm(a, b, out=out)
             out.copy_(a, non_blocking=True)
@@ -138,17 +139,19 @@ class Cuda:
             The machine's devices stand for partitions of SMs, and there are none here.
         """
         work, streams = self._work(job), self._streams_of(job)
-        self._capture(job, work, streams, plan)
-        truth_ns, plain = self._execute(job, plan, work, streams, gated, timed=False)
-        wrong = work.wrong()
-        timed_ns, tasks = self._execute(job, plan, work, streams, gated, timed=True)
+        with _told():
+            self._capture(job, work, streams, plan)
+            truth_ns, plain = self._execute(job, plan, work, streams, gated, timed=False)
+            wrong = work.wrong()
+            timed_ns, tasks = self._execute(job, plan, work, streams, gated, timed=True)
+            wrong = wrong or work.wrong()
         issued = {task.id: task.issue_ns for task in plain}
         for task in tasks:
             task.issue_ns = issued[task.id]  # of the run without events, which cost the host time
         trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
         return Observation(
             dataclasses.replace(trace, policy="plan"),
-            wrong or work.wrong(),
+            wrong,
             truth_ns=truth_ns,
             probe_error=abs(timed_ns - truth_ns) / max(1, truth_ns),
         )
@@ -156,6 +159,17 @@ class Cuda:
     def _execute(
         self, job: Job, plan: Plan, work: TorchWork, streams: list[Any], gated: bool, *, timed: bool
     ) -> tuple[int, list[Task]]:
+        """Execute once; a gate that opened before the queues were full is made longer, twice at most."""
+        for factor in (1, 4, 16):
+            spin = factor * _GATE_CYCLES * (work.launches + 4 * len(plan)) if gated else 0
+            done = self._execute_once(job, plan, work, streams, spin, timed=timed)
+            if done is not None:
+                return done
+        raise InfeasibleError("the gate opened before the queues were full: the host was held up")
+
+    def _execute_once(
+        self, job: Job, plan: Plan, work: TorchWork, streams: list[Any], spin: int, *, timed: bool
+    ) -> tuple[int, list[Task]] | None:
         torch = self.torch
         follower = Follower(job, plan, lambda: 0)
         number = {task.id: k for k, task in enumerate(follower.tasks)}
@@ -164,7 +178,7 @@ class Cuda:
         work.reset()
         torch.cuda.synchronize()
         with quiet_interpreter():
-            start, end, gate = self._begin(streams, _GATE_CYCLES_PER_OP * len(plan) if gated else 0)
+            start, end, gate = self._begin(streams, spin)
             zero = now_ns()
             for k, task in enumerate(follower.tasks):
                 stream = streams[task.stream]
@@ -179,11 +193,12 @@ class Cuda:
                     if (event := records[k]) is not None:
                         event.record(stream)
                 task.issue_ns = now_ns() - zero
-            if gated and start.query():
-                raise InfeasibleError("the gate opened before the queues were full: the host was held up")
+            too_early = bool(spin) and start.query()
             self._finish(streams, gate, end)
+        if too_early:
+            return None
         for k, task in enumerate(follower.tasks):
-            if gated:
+            if spin:
                 task.issue_ns = 0
             if timed:
                 task.start_ns = _ns(start.elapsed_time(around[k][0]))
@@ -201,8 +216,12 @@ class Cuda:
         StuckError
             Nothing was issued any more while tasks remained.
         """
-        torch = self.torch
         work, streams = self._work(job), self._streams_of(job)
+        with _told():
+            return self._drive(job, policy, work, streams)
+
+    def _drive(self, job: Job, policy: Policy, work: TorchWork, streams: list[Any]) -> Observation:
+        torch = self.torch
         work.reset()
         torch.cuda.synchronize()
         zero = [now_ns()]
@@ -306,6 +325,17 @@ class Cuda:
         for task in plan:
             if task.stream in number:
                 work.capture(job.graph.index(task.op), streams[number[task.stream]])
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn torch's errors into ours, so that a case is lost and not an experiment."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunError(
+            f"torch: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
 
 
 def _ns(ms: float) -> int:
