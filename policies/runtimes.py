@@ -90,8 +90,7 @@ pytorch_eager: Final = Runtime(
 )
 cuda_streams: Final = Runtime(
     "CUDA streams: asynchronous launches in program order, branches on streams of their own, events between",
-    name="in-order",
-    synchronisation="issue",
+    name="sequential",
     linearize="topological",
     streams="per-branch",
 )

@@ -7,14 +7,17 @@
 
 Done with means: executed, for an op of a CPU; enqueued, for an op of a GPU, whose stream keeps the order. So
 run TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager PyTorch script;
-they differ in the order of the program (`policies.linearize`), not in this.
+they differ in the order of the program (`policies.linearize`), not in this. A graph with control flow is
+compiled to a program with jumps (`policies.issue.virtual_machine`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.issue.virtual_machine import VirtualMachine
 from sim import Issuer, Job, Policy, Task
+from sim.frames import has_control_flow
 
 __all__ = ["Sequential"]
 
@@ -41,6 +44,11 @@ class Sequential(Policy):
 
     def prepare(self, job: Job) -> None:
         """Put the program at its beginning."""
+        self._jumps: VirtualMachine | None = None
+        if has_control_flow(job.graph):
+            self._jumps = VirtualMachine()
+            self._jumps.prepare(job)
+            return
         self._program: list[int] = job.order.tolist()
         self._n = len(job.graph)
         self._at = 0
@@ -50,10 +58,16 @@ class Sequential(Policy):
 
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible; it waits for its turn."""
+        if self._jumps is not None:
+            self._jumps.ready(task)
+            return
         self._eligible[task.iteration, task.op] = task
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Go on when the current op is done with."""
+        if self._jumps is not None:
+            self._jumps.ended(task, now_ready, issuer)
+            return
         if task is self._current:
             self._current = None
         for t in now_ready:
@@ -61,6 +75,8 @@ class Sequential(Policy):
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the op whose turn it is, if it is eligible and `issuer` serves its device."""
+        if self._jumps is not None:
+            return self._jumps.next(issuer)
         if self._current is not None or self._at == self._total:
             return None
         iteration, k = divmod(self._at, self._n)

@@ -1,0 +1,1 @@
+"""Questions answered with a table: what a framework's choices cost on the same graphs."""

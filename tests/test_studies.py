@@ -1,0 +1,86 @@
+"""Tables of placements and runtimes: they hold what they promise; recorded graphs run under every runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devices.machine import make_machine
+from policies.runtimes import RUNTIMES
+from scenarios.importers import load_graph
+from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, placement_bound_ns
+from scenarios.studies.runtimes import MACHINES, compare_runtimes, loop, run_under, transformer_block
+from sim import Graph, GraphBuilder
+
+
+@pytest.fixture(scope="module")
+def recorded(data_dir: Path) -> list[Graph]:
+    """Return graphs recorded from TensorFlow: Inception v3, and a training step of ResNet-50."""
+    return [load_graph(path) for path in sorted((data_dir / "tensorflow").glob("*.json.gz"))]
+
+
+def test_recorded_graphs_run_under_every_runtime(recorded: list[Graph]) -> None:
+    assert [len(graph) for graph in recorded] == [1838, 6435]
+    machine = make_machine(MACHINES["one H200"])
+    for graph in recorded:
+        for runtime in RUNTIMES:
+            trace = run_under(runtime, graph, machine)
+            assert len(trace) == len(graph)
+            if len(graph) < 2000:
+                trace.check()
+
+
+def test_placements_of_recorded_graphs(recorded: list[Graph]) -> None:
+    """Greedy, HEFT, a search by simulation, and a bound that none of them can be below."""
+    machine = make_machine(CPU_AND_TWO_GPUS)
+    for graph, heft_beats_greedy in zip(recorded, (True, True), strict=True):
+        table = compare_placements(graph, machine, budget=8).set_index("placement")
+        makespan = table["makespan_ms"]
+        assert (makespan >= table["bound_ms"]).all()
+        assert makespan["auto-tuned"] <= makespan.min()
+        assert (makespan["HEFT"] < makespan["greedy"]) == heft_beats_greedy
+        assert (table[["ops on gpu0", "ops on gpu1", "ops on cpu0"]].sum(axis=1) == len(graph)).all()
+
+
+def test_a_chain_has_its_path_as_bound_and_independent_ops_their_share() -> None:
+    machine = make_machine({"devices": {"a": {"kind": "gpu"}, "b": {"kind": "gpu"}}})
+    chain, apart = GraphBuilder("chain"), GraphBuilder("apart")
+    for i in range(4):
+        chain.op(f"op{i}", inputs=[f"op{i - 1}"] if i else [], duration_ns=10)
+        apart.op(f"op{i}", duration_ns=10)
+    assert placement_bound_ns(chain.build(), machine) == 40
+    assert placement_bound_ns(apart.build(), machine) == 20
+
+
+@pytest.fixture(scope="module")
+def table(root: Path):  # type: ignore[no-untyped-def]
+    """Return the three graphs under all runtimes, by (graph, machine, runtime)."""
+    inception = load_graph(root / "graphs" / "inception_v1.json.gz")
+    rows = compare_runtimes([inception, transformer_block(), loop()], RUNTIMES)
+    return rows.set_index(["graph", "machine", "runtime"]).sort_index()
+
+
+def test_three_graphs_run_under_all_runtimes(table) -> None:  # type: ignore[no-untyped-def]
+    assert len(table) == 3 * 2 * len(RUNTIMES)
+    assert (table["makespan_us"] > 0).all()
+    assert (table["peak_MB"] > 0).all()
+
+
+def test_runtimes_differ_where_they_should(table) -> None:  # type: ignore[no-untyped-def]
+    """On cores the executors with a pool use branches, the linear ones do not; on a GPU streams do."""
+    makespan = table["makespan_us"]
+    for graph in ("inception_v1", "transformer block", "loop"):
+        cores, gpu = makespan[graph, "four cores"], makespan[graph, "one H200"]
+        assert cores["tensorflow"] < cores["tensorflow-caller-thread"]
+        assert cores["onnxruntime-parallel"] < cores["onnxruntime"]
+        assert cores["tvm-vm"] == cores["tvm-graph-executor"] == cores["pytorch-eager"]
+        assert gpu["cuda-streams"] <= gpu["pytorch-eager"]
+    assert makespan["loop", "one H200", "cuda-streams"] < makespan["loop", "one H200", "pytorch-eager"]
+    assert (table["host_us"] <= makespan * 4).all()
+
+
+def test_inception_on_a_gpu_is_bound_by_its_host(table) -> None:  # type: ignore[no-untyped-def]
+    gpu = table.loc["inception_v1", "one H200"]
+    assert (gpu["host_us"] > 0.9 * gpu["makespan_us"]).all()
+    assert set(gpu["why idle"]) <= {"issue", "launch"}
