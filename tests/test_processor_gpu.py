@@ -502,7 +502,7 @@ def test_what_is_known_at_arrival_is_what_happens(
 def test_merging_instants_conserves_sms_and_time(rows: list[tuple[int, int, int]]) -> None:
     """However many kernels overlap, few instants are kept, and all SMs, and no SM time is won."""
     free: list[tuple[int, int]] = [(0, 132)]
-    now = busy = 0
+    now = 0
     for loads, duration_ns, later in rows:
         now += later
         asked = Demand(loads, -(-loads // 132), 0)
