@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenario_texts import write
 
-from policies.pipeline import StageTimes, evaluate, generate
+from policies.pipeline import Schedule, StageTimes, evaluate, generate, schedules
 from scenarios.check import check_file
 from scenarios.load import load_scenario
 from scenarios.run import Result, run_case, run_scenario
 from scenarios.workloads.pipeline import micro_batch_sizes
+from sim import plugins
 from sim.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
@@ -237,7 +239,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         (in_pipeline(ranks=4), "has stages and ranks"),
         (in_pipeline(backward="1ms"), "backward is 1000000 ns, and input_grad and weight_grad add up to"),
         (in_pipeline(bakward="1ms"), "no such key; did you mean 'backward'?"),
-        (["policy.checkpoint=always"], "checkpoint is the workload's"),
+        (["policy.checkpoint=allways"], "unknown value of checkpoint 'allways'; did you mean 'always'?"),
         (in_pipeline(skips="[{from: 0, to: 1, size: 1MB}]"), "leads over at least one stage"),
     ],
 )
@@ -381,3 +383,107 @@ def test_the_ablation_of_torchgpipe(data_dir: Path) -> None:
         assert found == pytest.approx(row["throughput"], rel=0.15)
     for share, row in zip(used, rows, strict=True):
         assert share == pytest.approx(row["utilization"], abs=0.13)
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+
+def test_a_runtime_is_a_schedule_with_its_checkpointing(tmp_path: Path) -> None:
+    text = GOOD.replace("{name: 1f1b}", "{runtime: torchgpipe}")
+    ops = run(tmp_path, text=text).trace.job.graph.op_names
+    assert sum(name[1] == "R" for name in ops) == 4 * 7
+    assert block(run(tmp_path, policy="pipedream"))["schedule"] == "pipedream"
+
+
+def test_other_packages_add_schedules(tmp_path: Path) -> None:
+    def eager(ranks: int, micro_batches: int, *, warm_up: int = 1) -> Schedule:
+        """All forwards first, and then some."""
+        return replace(
+            generate("gpipe", ranks=ranks, micro_batches=micro_batches, order="fifo"), name="eager"
+        )
+
+    plugins.register("sim.pipelines", "eager", eager)
+    try:
+        assert dict(schedules())["eager"] == "All forwards first, and then some."
+        assert block(run(tmp_path, "policy.name=eager", "policy.warm_up=2"))["schedule"] == "eager"
+        with pytest.raises(ScenarioError, match="eager has no option 'warmup'; did you mean 'warm_up'"):
+            run(tmp_path, "policy.name=eager", "policy.warmup=2")
+    finally:
+        plugins.unregister("sim.pipelines", "eager")
+
+
+# -- the command line ------------------------------------------------------------------------------------
+
+
+def test_schedules_as_text() -> None:
+    table = (
+        "cycle 0   (0,0)\ncycle 1   (1,0) (0,1)\ncycle 2   (2,0) (1,1) (0,2)\n"
+        "cycle 3   (3,0) (2,1) (1,2)\ncycle 4         (3,1) (2,2)\ncycle 5               (3,2)\n"
+    )
+    arguments = ("schedule", "gpipe", "--ranks", 3, "--micro-batches", 4)
+    assert sim(*arguments, "--format", "clock").stdout == table
+    text = sim(*arguments, "--set", "order=fifo").stdout
+    assert text.startswith(table + "\nrank 0  F0 F1 F2 F3 .")
+    assert "B0 -- B1 -- B2 -- B3 --" in text
+    assert sim(*arguments, "--set", "checkpoint=always").stdout.count("R3") == 3
+
+
+@given(
+    name=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v"]),
+    ranks=st.sampled_from([2, 4]),
+    rounds=st.integers(1, 2),
+)
+@settings(deadline=None, max_examples=15)
+def test_torch_csv_goes_both_ways(
+    tmp_path_factory: pytest.TempPathFactory, name: str, ranks: int, rounds: int
+) -> None:
+    sizes = ("--ranks", ranks, "--micro-batches", 2 * ranks * rounds)
+    out = sim("schedule", name, *sizes, "--format", "torch-csv")
+    assert out.exit_code == 0
+    path = tmp_path_factory.mktemp("csv") / "orders.csv"
+    path.write_text(out.stdout, encoding="utf-8")
+    again = sim("schedule", "custom", "--set", f"file={path}", "--format", "torch-csv")
+    assert again.stdout == out.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("gipe", "--ranks", 2, "--micro-batches", 2),
+            "unknown pipeline schedule 'gipe'; did you mean 'gpipe'?",
+        ),
+        (("gpipe", "--ranks", 2), "gpipe needs --micro-batches"),
+        (
+            ("1f1b", "--ranks", 2, "--micro-batches", 2, "--format", "clock"),
+            "1f1b does not go by clock cycles",
+        ),
+        (("1f1b", "--ranks", 2, "--micro-batches", 2, "--set", "order"), "should be KEY=VALUE"),
+        (("zb-v", "--ranks", 2, "--micro-batches", 4, "--chunks", 1), "zb-v"),
+    ],
+)
+def test_wrong_usage_of_schedule(arguments: tuple[object, ...], said: str) -> None:
+    result = sim("schedule", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not result.stdout
+
+
+def test_schedules_are_listed_and_compared(tmp_path: Path) -> None:
+    listed = json.loads(sim("policies", "--json").stdout)
+    assert {entry["name"] for entry in listed["pipelines"]} >= {name for name, _ in schedules()}
+    picture = tmp_path / "pareto.png"
+    result = sim("compare", write(tmp_path), "--policy", "in-order", "--pareto", picture)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--pareto compares schedules of a pipeline; the workload is none\n",
+    )
+    path = write(tmp_path, GOOD)
+    result = sim("compare", path, "--policy", "1f1b", "--policy", "zb-h1", "--pareto", picture)
+    assert result.exit_code == 0
+    assert picture.stat().st_size > 10_000
+    rows = [line.split() for line in result.stdout.splitlines() if "%" in line and "makespan" in line]
+    assert [(row[0], row[5], row[6]) for row in rows] == [
+        ("zb-h1", "11.11%", "11.11%"),
+        ("1f1b", "27.27%", "27.27%"),
+    ]

@@ -1,7 +1,8 @@
 """The schedules by name: one table, from which names, options and refusals follow.
 
 A family is a function ``make(ranks, micro_batches[, chunks], **options)``; its options are its
-keyword-only parameters, so that naming one in the signature is all it takes to add one.
+keyword-only parameters, so that naming one in the signature is all it takes to add one. Other packages
+add families as entry points of the group ``sim.pipelines``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from policies.pipeline.v_block import v_half, v_min
 from policies.pipeline.zb_auto import zb_auto
 from policies.pipeline.zb_h import zb_h1, zb_h2
 from policies.pipeline.zb_v import zb_v
+from sim import plugins
 from sim.errors import InputError, UnknownNameError, nearest
 
 __all__ = ["default_chunks", "generate", "options", "schedules"]
@@ -60,6 +62,9 @@ _FAMILIES: dict[str, _Family] = {
     "custom": _Family(custom, "the user's own order, from a table in torch's form"),
 }
 
+_GROUP = "sim.pipelines"
+"""Entry points of other packages' schedules: functions like those above; ``make.chunks`` if not 1."""
+
 _SIZES = ("ranks", "micro_batches", "chunks")
 
 
@@ -71,7 +76,9 @@ def schedules() -> list[tuple[str, str]]:
     >>> schedules()[1]
     ('1f1b', 'one forward, one backward (PipeDream-flush)')
     """
-    return [(name, family.line) for name, family in _FAMILIES.items()]
+    own = [(name, family.line) for name, family in _FAMILIES.items()]
+    others = [name for name in plugins.names(_GROUP) if name not in _FAMILIES]
+    return own + [(name, _family(name).line) for name in others]
 
 
 def default_chunks(name: str) -> int:
@@ -176,6 +183,9 @@ def generate(
 
 
 def _family(name: str) -> _Family:
-    if name not in _FAMILIES:
-        raise UnknownNameError("pipeline schedule", name, _FAMILIES)
-    return _FAMILIES[name]
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    if name not in plugins.names(_GROUP):
+        raise UnknownNameError("pipeline schedule", name, [known for known, _ in schedules()])
+    make = plugins.lookup(_GROUP, name)
+    return _Family(make, (inspect.getdoc(make) or "").partition("\n")[0], getattr(make, "chunks", 1))
