@@ -137,10 +137,15 @@ def demands(device: Device, context: Context, bandwidth_bytes_per_s: int | None)
     job = context.job
     graph = job.graph
     here = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
-    nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
-    nothing: dict[str, Any] = {}
     sms, blocks_per_sm = device.details["sms_in_use"], device.details.get("blocks_per_sm", 1)
-    return {
+    nothing: dict[str, Any] = {}
+    if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
+        asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
+        here = np.array([op for op in graph.attributes if op in asked], dtype=np.int64)
+    else:
+        asked = {}
+    nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
+    asked |= {
         op: demand(
             graph.attributes.get(op, nothing),
             duration_ns,
@@ -154,6 +159,7 @@ def demands(device: Device, context: Context, bandwidth_bytes_per_s: int | None)
             here.tolist(), job.duration_ns[here].tolist(), nbytes, strict=True
         )
     }
+    return asked
 
 
 def _count(value: object, what: str, op: str) -> int:

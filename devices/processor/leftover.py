@@ -56,15 +56,14 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     >>> course([(10, 2), (20, 2)], Demand(6, 2, 0), 20, 0)
     (10, 30, [(30, 4)])
     """
-    if free[-1][0] <= now_ns:
-        return _together(now_ns, sum([count for _, count in free]), asked, duration_ns)
-    if len(free) == 1:
-        return _together(*free[0], asked, duration_ns)
-    return _staggered(free, asked, duration_ns, now_ns)
-
-
-def _together(start_ns: int, sms: int, asked: Demand, duration_ns: int) -> tuple[int, int, Instants]:
-    """Return the course of a kernel when all SMs come free at one instant."""
+    start_ns, sms = free[0]
+    if len(free) > 1:
+        if free[-1][0] > now_ns:
+            return _staggered(free, asked, duration_ns, now_ns)
+        sms = sum([count for _, count in free])
+    # All SMs come free at one instant.
+    if start_ns < now_ns:
+        start_ns = now_ns
     loads, waves, _ = asked
     rounds, rest = divmod(loads, sms)
     last_ns = start_ns + -(-rounds * duration_ns // waves)  # the end of the last full round
