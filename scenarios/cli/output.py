@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scenarios.cli.pipelines import RANK_COLUMNS, pipeline_line, rank_rows
 from scenarios.compare import Comparison
 from scenarios.expect import Outcome
 from scenarios.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
@@ -110,6 +111,10 @@ def print_result(result: Result) -> None:
                 for name, use in used.items()
             ],
         )
+    if summary["pipeline"]:
+        out.print()
+        out.print(Text(pipeline_line(summary["pipeline"])))
+        print_table(RANK_COLUMNS, rank_rows(summary["pipeline"]))
     _print_outcomes(result.outcomes, out)
 
 
