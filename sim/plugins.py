@@ -48,6 +48,7 @@ GROUPS = {
     "sim.devices": "device preset",
     "sim.machines": "machine preset",
     "sim.costs": "cost model",
+    "sim.kernels": "kernel",
     "sim.allocators": "allocator",
     "sim.importers": "importer",
     "sim.workloads": "workload builder",
