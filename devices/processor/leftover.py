@@ -81,28 +81,21 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
     SMs that come free before others take one load after the other; from the last instant on at which SMs
     come free before all is dispatched, all of them dispatch in turns.
     """
-    left, waves, _ = asked
+    loads, waves, _ = asked
     # In units of 1 / waves ns every block takes exactly `duration_ns`: see `devices.processor.kernels`.
     begins = [((time if time > now_ns else now_ns) * waves, sms) for time, sms in free]
-    last, above = 0, len(begins)
-    while above - last > 1:
-        middle = (last + above) // 2
-        at = begins[middle][0]
-        before = 0  # loads that are dispatched before then
-        for begin, sms in begins[:middle]:
-            before -= (begin - at) // duration_ns * sms
-        if before < left:
-            last = middle
-        else:
-            above = middle
-    at = begins[last][0]
-    turns = []  # when SMs dispatch, from `at` on, for the first time
-    total = 0
-    for begin, sms in begins[: last + 1]:
-        rounds = (at - begin + duration_ns - 1) // duration_ns
-        left -= rounds * sms
-        total += sms
-        turns.append((begin + rounds * duration_ns, sms))
+    for last in range(len(begins) - 1, -1, -1):
+        at = begins[last][0]
+        left = loads
+        turns = []  # when SMs dispatch, from `at` on, for the first time
+        total = 0
+        for begin, sms in begins[: last + 1]:
+            rounds = (at - begin + duration_ns - 1) // duration_ns
+            left -= rounds * sms
+            total += sms
+            turns.append((begin + rounds * duration_ns, sms))
+        if left > 0:
+            break  # else all is dispatched before the last of these come free
     turns.sort()
     full, rest = divmod(left, total)
     after = free[last + 1 :]
