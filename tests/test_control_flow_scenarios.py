@@ -99,3 +99,13 @@ def test_a_loop_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     done = sim("run", path)
     assert done.exit_code == 1
     assert "loop 'loop' has made 50 iterations and does not end" in done.stderr
+
+
+@pytest.mark.parametrize("policy", ["in-order", "out-of-order"])
+def test_a_loop_has_no_fixed_order(policy: str) -> None:
+    done = sim("run", SCENARIOS / "loop.yaml", "--policy", policy)
+    assert done.exit_code == 2
+    assert (
+        "has conditions or loops, so its ops have no fixed order; the policy sequential runs it"
+        in done.stderr
+    )

@@ -63,8 +63,10 @@ def table(root: Path):  # type: ignore[no-untyped-def]
 
 def test_three_graphs_run_under_all_runtimes(table) -> None:  # type: ignore[no-untyped-def]
     assert len(table) == 3 * 2 * len(RUNTIMES)
-    assert (table["makespan_us"] > 0).all()
-    assert (table["peak_MB"] > 0).all()
+    fails = table["makespan_us"].isna()
+    for graph, _, runtime in table.index[fails]:  # a loop cannot be captured
+        assert (graph, runtime) == ("loop", "cuda-graph")
+    assert (table[["makespan_us", "peak_MB"]][~fails] > 0).all(axis=None)
 
 
 def test_runtimes_differ_where_they_should(table) -> None:  # type: ignore[no-untyped-def]
@@ -77,10 +79,10 @@ def test_runtimes_differ_where_they_should(table) -> None:  # type: ignore[no-un
         assert cores["tvm-vm"] == cores["tvm-graph-executor"] == cores["pytorch-eager"]
         assert gpu["cuda-streams"] <= gpu["pytorch-eager"]
     assert makespan["loop", "one H200", "cuda-streams"] < makespan["loop", "one H200", "pytorch-eager"]
-    assert (table["host_us"] <= makespan * 4).all()
+    assert not (table["host_us"] > makespan * 4).any()
 
 
 def test_inception_on_a_gpu_is_bound_by_its_host(table) -> None:  # type: ignore[no-untyped-def]
-    gpu = table.loc["inception_v1", "one H200"]
+    gpu = table.loc["inception_v1", "one H200"].drop(index="cuda-graph", errors="ignore")
     assert (gpu["host_us"] > 0.9 * gpu["makespan_us"]).all()
     assert set(gpu["why idle"]) <= {"issue", "launch"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.issue.program import Program, places, programs_of
+from policies.issue.program import Program, places, programs_of, refuse_control_flow
 from policies.options import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
@@ -73,7 +73,14 @@ class InOrder(Policy):
         self._place: list[int] = []
 
     def prepare(self, job: Job) -> None:
-        """Lay the programs out, nothing being eligible."""
+        """Lay the programs out, nothing being eligible.
+
+        Raises
+        ------
+        InputError
+            A graph with control flow.
+        """
+        refuse_control_flow("in-order", job)
         if self.per == "group":
             self._programs = programs_of(job)
             self._place = places(len(job.graph), job.programs)

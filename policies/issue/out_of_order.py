@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from policies.issue.program import Program, places
+from policies.issue.program import Program, places, refuse_control_flow
 from policies.options import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
 
@@ -91,7 +91,14 @@ class OutOfOrder(Policy):
         self._place: list[int] = []
 
     def prepare(self, job: Job) -> None:
-        """Put a window at the beginning of every program."""
+        """Put a window at the beginning of every program; a graph with control flow has none.
+
+        Raises
+        ------
+        InputError
+            A graph with control flow.
+        """
+        refuse_control_flow("out-of-order", job)
         self._windows = [_Window(len(ops), job.iterations, self.window) for ops in job.programs]
         self._place = places(len(job.graph), job.programs)
 

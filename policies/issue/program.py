@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim import Job, Task
+from sim.errors import InputError
+from sim.frames import has_control_flow
 
-__all__ = ["Program", "places", "programs_of"]
+__all__ = ["Program", "places", "programs_of", "refuse_control_flow"]
 
 
 class Program:
@@ -62,3 +64,24 @@ def places(n_ops: int, programs: Sequence[Sequence[int]]) -> list[int]:
         for k, op in enumerate(ops):
             place[op] = k
     return place
+
+
+def refuse_control_flow(policy: str, job: Job) -> None:
+    """Refuse a graph whose ops have no fixed order.
+
+    Parameters
+    ----------
+    policy : str
+        For the message.
+    job : Job
+
+    Raises
+    ------
+    InputError
+        The graph has conditions or loops.
+    """
+    if has_control_flow(job.graph):
+        raise InputError(
+            f"{policy}: graph {job.graph.name!r} has conditions or loops, so its ops have no fixed order; "
+            "the policy sequential runs it as a program with jumps"
+        )
