@@ -229,6 +229,15 @@ _DEVICE = [
         "event_hop", "duration", "from a task's end to one on another stream that waits for it", overhead=True
     ),
     Field(
+        "graph_launch",
+        "duration",
+        "what launching a CUDA graph costs; default the cost of one op",
+        _GPU,
+        True,
+    ),
+    Field("graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap", _GPU, True),
+    Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", _GPU),
+    Field(
         "queue_depth",
         "positive count",
         "launches outstanding before the issuer blocks; default no limit",

@@ -94,6 +94,14 @@ cuda_streams: Final = Runtime(
     linearize="topological",
     streams="per-branch",
 )
+cuda_graph: Final = Runtime(
+    "CUDA graph: the ops of a device are captured, branches on streams of their own, and launched as one",
+    name="in-order",
+    synchronisation="issue",
+    linearize="topological",
+    streams="per-branch",
+    launch="cuda-graph",
+)
 
 RUNTIMES: Final = MappingProxyType(
     {
@@ -106,6 +114,7 @@ RUNTIMES: Final = MappingProxyType(
         "onnxruntime-parallel": onnxruntime_parallel,
         "tfrt": tfrt,
         "pytorch-eager": pytorch_eager,
+        "cuda-graph": cuda_graph,
         "cuda-streams": cuda_streams,
     }
 )

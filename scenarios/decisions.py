@@ -51,6 +51,8 @@ class Decisions:
         Where the decisions stand in the scenario.
     compile : tuple of Step
         Rewrites of the graph, in order.
+    cuda_graph : bool
+        Whether the ops of a device are launched as one.
     """
 
     label: str
@@ -62,6 +64,7 @@ class Decisions:
     allocator: Choice | None = None
     loc: Loc = ()
     compile: tuple[Step, ...] = ()
+    cuda_graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def resolve(
         allocator=spec.allocator,
         loc=loc,
         compile=_steps(spec, source),
+        cuda_graph=spec.launch == "cuda-graph",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from devices.launch import launched
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
 from scenarios.document import Loc
@@ -159,7 +160,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         compiled = compile_graph(
             case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
         )
-        return make_job(
+        job = make_job(
             compiled.graph,
             machine,
             placement=compiled.placement,
@@ -171,6 +172,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             noise=None if content.noise is None else content.noise.noise(),
             seed=content.seed if seed is None else seed,
         )
+        return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
     except ScenarioError:
         raise
     except (InfeasibleError, InputError) as error:

@@ -125,6 +125,10 @@ class Policy(Strict):
         Literal["completion", "issue"] | None,
         Field(description="eligible when inputs are computed, or when they are issued"),
     ] = None
+    launch: Annotated[
+        Literal["op", "cuda-graph"] | None,
+        Field(description="ops are launched one by one (default), or those of a device as one CUDA graph"),
+    ] = None
     knowledge: Annotated[Knowledge | None, Field(description="in place of the scenario's")] = None
 
     @property

@@ -42,6 +42,8 @@ class Job:
         For decisions that draw: use ``job.rng("what for")``.
     noisy_ns : array of int64, shape (iterations, ops), optional
         How long each task really takes, when there is noise.
+    issue_ns : array of int64, optional
+        What issuing each op costs its issuer, in place of what the devices say.
     """
 
     graph: Graph
@@ -54,6 +56,7 @@ class Job:
     linearize: Linearizer | None = None
     streams: StreamAssignment | None = None
     noisy_ns: IntArray | None = None
+    issue_ns: IntArray | None = None
 
     def task_ns(self, op: IntArray, iteration: IntArray) -> IntArray:
         """Return how long tasks take when nothing else disturbs them, noise included."""

@@ -52,7 +52,7 @@ def out_of_memory(
       reserved         3 KiB, of which free 0 B
       largest free     1 KiB in one block
       largest holders  'weights' 3 KiB
-      what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation, offloading
+      what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation
     """
     spans = [span for span in allocator.spans() if span.state == "live"]
     cached = allocator.reserved - allocator.in_use - allocator.waiting
@@ -90,9 +90,7 @@ def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list
     need = allocator.rounded(nbytes)
     if need > room:
         short = _bytes(need - room)
-        hints.append(
-            f"at least {short} more memory, or as much less in use: a smaller batch, recomputation, offloading"
-        )
+        hints.append(f"at least {short} more memory, or as much less in use: a smaller batch, recomputation")
     elif not hints:
         hints.append(
             f"less fragmentation: {_bytes(room)} are left, and not in one piece; a planned layout would fit, "

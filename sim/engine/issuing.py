@@ -185,6 +185,9 @@ class Issuing(Starting):
             self._touch(stream)
         if self.asynchronous:
             self._issued(task)
+        if op in self.holding:
+            assert task.issuer is not None
+            self.idle[task.issuer.group].remove(task.issuer)
 
     def _issued(self, task: Task) -> None:
         self._eligible(task, self.readiness.issued(task), task.issuer, task.group >= 0)

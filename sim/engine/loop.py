@@ -83,6 +83,8 @@ class Engine(Issuing):
                     self._free(issuer)
                 else:
                     self._leave_stream(task)
+                    if task.op in self.holding:
+                        self._free(issuer)
         freed = False
         if not self.plain:
             if self.shared:

@@ -96,6 +96,12 @@ class State:
         self.device_of: list[int] = job.device_of.tolist()
         has_workers = [device.workers > 0 for device in machine.devices]
         self.executed = [has_workers[d] for d in self.device_of]  # by a worker; else launched on a stream
+        # Launched ops that keep their host thread until they end, such as copies from pageable memory.
+        self.holding = frozenset(
+            op
+            for op, given in job.graph.attributes.items()
+            if (given.get("host_waits") or given.get("pageable")) and not self.executed[op]
+        )
         self.stream_of: list[int] = []
         self.issue_ns: list[int] | None = _issue_costs(job)
         self.issuers = machine.issuers()
@@ -230,6 +236,8 @@ class State:
 
 def _issue_costs(job: Job) -> list[int] | None:
     """Return what issuing each op costs its issuer, or None when nothing costs anything."""
+    if job.issue_ns is not None:
+        return job.issue_ns.tolist()  # type: ignore[no-any-return]
     devices = job.machine.devices
     if not any(device.issue_ns or device.issue_ns_by_kind for device in devices):
         return None

@@ -1,0 +1,222 @@
+"""How launches reach a GPU besides one by one: CUDA graphs, and the legacy default stream.
+
+Both are changes to a job, made before time 0::
+
+    eager        host  [c][c][c][c]               one launch cost c an op; the GPU waits for the host
+                 gpu      ▇  ▇  ▇  ▇              where c is more than a kernel and the gap behind it
+
+    CUDA graph   host  [c]                        one launch cost for all of them,
+                 gpu      ▇▇▇▇                    then only gaps
+
+    legacy       stream 0       ▇▇▇               a kernel on the default stream waits for all launched
+                 stream 1  ▇▇▇▇▇   ▇▇▇            before it, and all launched after it wait for it
+                 stream 2    ▇▇▇   ▇▇▇▇▇
+
+Sources: CUDA C++ Programming Guide, "CUDA Graphs" and "Default Stream"; a graph is launched as a whole into a
+stream, and two launches of it into one stream run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.errors import InputError
+from sim.graph import Csr, Graph
+from sim.job import Job
+from sim.model import Device
+
+__all__ = ["as_cuda_graphs", "launched", "with_legacy_streams"]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """An order, or an assignment to streams, that was decided before the graph was changed."""
+
+    values: Sequence[int]
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return it (`sim.model.Linearizer`)."""
+        return self.values
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return it (`sim.model.StreamAssignment`)."""
+        return self.values
+
+
+def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
+    """Return `job` with what its devices and its runtime say of launches.
+
+    Parameters
+    ----------
+    job : Job
+    synchronisation : str
+        Of the policy (`sim.model.Policy`).
+    as_graph : bool
+        Whether the ops of a device are launched as one CUDA graph.
+
+    Raises
+    ------
+    InputError
+        A CUDA graph under a policy that waits for completion, or one that cannot be captured.
+    """
+    if any(device.details.get("legacy_stream") for device in job.machine.devices):
+        job = with_legacy_streams(job)
+    if not as_graph:
+        return job
+    if synchronisation != "issue":
+        raise InputError(
+            "launch: a CUDA graph is launched without waiting for anything; it needs synchronisation: issue"
+        )
+    return as_cuda_graphs(job)
+
+
+def as_cuda_graphs(job: Job) -> Job:
+    """Return `job` with the ops of each device that has no workers launched as one CUDA graph.
+
+    An iteration costs its host ``graph_launch`` once (default: the issue cost of the first op), kernels of a
+    stream are ``graph_gap`` apart (default: the device's gap), and the launch queue has no end, as a graph
+    takes one place in it. The launch latency counts once. Iterations follow one another on the device.
+
+    Parameters
+    ----------
+    job : Job
+        Its policy has to issue in program order and without waiting for completion.
+
+    Raises
+    ------
+    InputError
+        An op of the device waits for the host to execute something that waits for the device: that cannot
+        be captured.
+
+    Examples
+    --------
+    >>> from devices.machine import make_device
+    >>> from sim import GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", duration_ns=10)
+    >>> _ = b.op("b", duration_ns=10, inputs=["a"])
+    >>> gpu = make_device("gpu0", {"kind": "gpu", "issue_cost": "5us"})
+    >>> job = as_cuda_graphs(make_job(b.build(), Machine((gpu,))))
+    >>> job.issue_ns.tolist()
+    [5000, 0]
+    """
+    graph, machine = job.graph, job.machine
+    launched = np.array([not device.workers for device in machine.devices])
+    _refuse_round_trips(job, launched)
+    kinds = [graph.kinds[code] for code in graph.kind_code.tolist()]
+    issue_ns = np.zeros(len(graph), np.int64)
+    seen: set[int] = set()
+    for op in job.order.tolist():
+        d = int(job.device_of[op])
+        device = machine.devices[d]
+        if not launched[d]:
+            issue_ns[op] = _issue_ns(device, kinds[op])
+        elif d not in seen:
+            seen.add(d)
+            issue_ns[op] = device.details.get("graph_launch", _issue_ns(device, kinds[op]))
+    devices = tuple(
+        replace(
+            device,
+            issue_ns=0,
+            issue_ns_by_kind={},
+            queue_depth=None,
+            gap_ns=device.details.get("graph_gap", device.gap_ns),
+        )
+        if launched[d]
+        else device
+        for d, device in enumerate(machine.devices)
+    )
+    edges: list[tuple[int, int, int]] = []
+    if job.iterations > 1:
+        for d in sorted(seen):
+            edges += _one_after_another(job, d)
+    return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=devices))
+
+
+def with_legacy_streams(job: Job) -> Job:
+    """Return `job` with the first stream of each device that has ``legacy_stream`` as CUDA's default stream.
+
+    An op on it waits for the last op that the program launched before it on every other stream, and the next
+    op on each other stream waits for it; both ways within an iteration, and from one iteration to the next.
+    """
+    machine = job.machine
+    edges: list[tuple[int, int, int]] = []
+    lane_of = (job.stream_of - np.array(machine.first_stream)[job.device_of]).tolist()
+    for d, device in enumerate(machine.devices):
+        if not device.details.get("legacy_stream", False) or device.lanes == 1:
+            continue
+        program = [op for op in job.order.tolist() if job.device_of[op] == d]
+        last: dict[int, tuple[int, int]] = {}  # lane → (op, iteration) that was launched on it last
+        for iteration in range(min(job.iterations, 2)):
+            for op in program:
+                lane = lane_of[op]
+                for other, (before, since) in last.items():
+                    if other != lane and 0 in (lane, other) and (iteration == 0 or since < iteration):
+                        edges.append((before, op, iteration - since))
+                last[lane] = (op, iteration)
+    return _changed(job, sorted(set(edges))) if edges else job
+
+
+def _issue_ns(device: Device, kind: str) -> int:
+    return device.issue_ns_by_kind.get(kind, device.issue_ns)
+
+
+def _one_after_another(job: Job, device: int) -> list[tuple[int, int, int]]:
+    """Return edges from the last ops of a device to the first ones of the next iteration."""
+    here = job.device_of == device
+    if len(np.unique(job.stream_of[here])) < 2:
+        return []  # the stream sees to it
+    edges = job.graph.edges
+    inside = (edges.distance == 0) & here[edges.producer] & here[edges.consumer]
+    first, last = here.copy(), here.copy()
+    first[edges.consumer[inside]] = False
+    last[edges.producer[inside]] = False
+    return [(a, b, 1) for b in np.flatnonzero(first).tolist() for a in np.flatnonzero(last).tolist()]
+
+
+def _refuse_round_trips(job: Job, launched: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    graph = job.graph
+    on_gpu = launched[job.device_of].tolist()
+    waits = [False] * len(graph)  # for the host to execute something that waits for a device
+    before, distance = graph.predecessors.lists(), graph.predecessor_distance.tolist()
+    pointer = graph.predecessors.indptr.tolist()
+    reached = list(on_gpu)  # by something that a device executes
+    for op in graph.topological_order.tolist():
+        now = [p for k, p in enumerate(before[op]) if not distance[pointer[op] + k]]
+        reached[op] = on_gpu[op] or any(reached[p] for p in now)
+        waits[op] = not on_gpu[op] and any(reached[p] for p in now)
+        if on_gpu[op]:
+            host = next((p for p in now if waits[p]), None)
+            if host is not None:
+                raise InputError(
+                    f"op {graph.op_names[op]!r} cannot be part of a CUDA graph: it waits for "
+                    f"{graph.op_names[host]!r}, which a CPU executes after it has waited for the device"
+                )
+
+
+def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:
+    """Return `job` with control edges (before, after, distance) added, and its decisions as they were."""
+    first = np.array(job.machine.first_stream)[job.device_of]
+    return replace(
+        job,
+        graph=_with_edges(job.graph, edges) if edges else job.graph,
+        linearize=_Decided(job.order.tolist()),
+        streams=_Decided((job.stream_of - first).tolist()),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _with_edges(graph: Graph, edges: list[tuple[int, int, int]]) -> Graph:
+    n = len(graph)
+    before, after, distance = (np.array(column, np.int64) for column in zip(*edges, strict=True))
+    owner = np.concatenate((np.repeat(np.arange(n), graph.after.counts()), after))
+    distances = np.concatenate((graph.after_distance, distance))
+    return replace(
+        graph,
+        after=Csr.group(owner, np.concatenate((graph.after.indices, before)), n),
+        after_distance=Csr.group(owner, distances, n).indices,
+    )
