@@ -20,10 +20,11 @@ from policies.pipeline.planners import (
     min_max,
     plan_pipedream,
 )
-from scenarios.build.pipeline_layers import cut, layer_costs, profile_layers
+from scenarios.build.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
 from scenarios.importers.pipedream import read_profile
 from scenarios.load import load_scenario
 from scenarios.run import run_scenario
+from sim import Device, GraphBuilder
 from sim.errors import InputError
 
 COSTS = st.lists(st.integers(0, 30), min_size=1, max_size=9)
@@ -145,3 +146,38 @@ def test_what_crosses_a_cut(data_dir: Path) -> None:
     join = next(layer for layer in profile if len(layer.predecessors) > 1)
     read = [index[name] for name in join.predecessors]
     assert layers[max(read)].boundary_nbytes >= sum(layers[i].activation_nbytes for i in set(read))
+
+
+def test_a_graph_is_cut_into_stages(tmp_path: Path) -> None:
+    """A diamond: behind the fork both branches cross; weights belong to who reads them first."""
+    builder = GraphBuilder("diamond")
+    builder.parameter("w", 40)
+    for name, inputs, ns in (
+        ("a", ["w"], 10),
+        ("b", ["a"], 20),
+        ("c", ["a", "w"], 30),
+        ("d", ["b", "c"], 40),
+    ):
+        builder.op(name, inputs=inputs, outputs=100, duration_ns=ns)
+    layers = graph_layers(builder.build(), Device("gpu0"))
+    assert [layer.boundary_nbytes for layer in layers] == [100, 200, 200, 0]
+    assert [layer.parameter_nbytes for layer in layers] == [40, 0, 0, 0]
+    assert [layer.times.of("B") for layer in layers] == [20, 40, 60, 80]
+    stages = cut(layers, min_max([layer.times.of("F") for layer in layers], 2))
+    assert [stage.times.of("F") for stage in stages] == [60, 40]
+    assert stages[1].input_nbytes == stages[0].boundary_nbytes == 200
+
+
+def test_a_model_from_a_file_as_a_pipeline(tmp_path: Path) -> None:
+    text = """\
+machine: {devices: {gpu: {preset: h200-sxm, count: 4}}}
+workload: {pipeline: {graph: GRAPH, stages: 4, batch: 32, micro_batches: 4}}
+policy: gpipe
+"""
+    source = Path(__file__).resolve().parents[1] / "graphs" / "inception_v1.json.gz"
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    scenario = load_scenario(write(tmp_path, text.replace("GRAPH", source.name)))
+    told = run_scenario(scenario, check=True).summary["pipeline"]
+    assert (told["ranks"], told["stages"], told["micro_batches"]) == (4, 4, 4)
+    busy = told["busy_ns"]
+    assert max(busy) < 1.6 * sum(busy) / 4  # cut so that the slowest stage is as fast as can be

@@ -100,3 +100,13 @@ def test_sizes_that_do_not_fit(sets: dict[str, int], said: str) -> None:
         transformer_stages(Transformer(**sizes), 4, rate=10**12)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="nothing tells how long its products take"):
         transformer_stages(Transformer(8, 1024, 16, 512), 4)
+
+
+def test_devices_that_share_a_layer_send_each_other_its_output() -> None:
+    """Two sums forward, two backward; a ring of t sends 2(t-1)/t of 2sbh bytes for each."""
+    model = gpt()
+    silent = transformer_stages(model, 8, rate=10**15)[1].times
+    heard = transformer_stages(model, 8, rate=10**15, tensor_bandwidth=300 * 10**9)[1].times
+    one = 2 * 7 / 8 * 2 * 2048 * 12288 / 300
+    assert heard.of("F") - silent.of("F") == pytest.approx(12 * 2 * one, rel=1e-5)
+    assert heard.of("B") - silent.of("B") == pytest.approx(12 * 2 * one, rel=1e-5)

@@ -5,13 +5,15 @@
     layers   a ─► b ─► c ─► d ─► e       balance (2, 3)     stage 0: a b     stage 1: c d e
              └─────────────►┘                                    └─ sent on: what c.. read of a, b
 
-A profile is a graph and is cut along one topological order of it, so that what crosses a cut is every tensor
+A profile or a graph is cut along one topological order of it, so that what crosses a cut is every tensor
 made before it and read behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate
 
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.planners import (
@@ -24,9 +26,13 @@ from policies.pipeline.planners import (
 )
 from scenarios.build.pipeline_stage import PipelineStage
 from scenarios.importers.pipedream import LayerProfile
+from sim import Device, Graph
 from sim.errors import InputError
+from sim.graph import UNSET, Role
+from sim.job import costs_ns
+from sim.units import round_half_up
 
-__all__ = ["balance_of", "cut", "layer_costs", "profile_layers"]
+__all__ = ["balance_of", "cut", "graph_layers", "layer_costs", "profile_layers"]
 
 
 def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
@@ -52,6 +58,61 @@ def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
         )
         for k, layer in enumerate(profile)
         if not layer.is_input
+    ]
+
+
+def graph_layers(
+    graph: Graph, device: Device, *, backward_ratio: Fraction = Fraction(2)
+) -> list[PipelineStage]:
+    """Return the ops of a graph of a forward pass, in topological order, each as a stage of its own.
+
+    An op's backward takes `backward_ratio` times its forward: two products for one where there are
+    weights. What it keeps for its backward are its outputs; weights have gradients of the same size, and
+    belong to the first op that reads them.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : Device
+        Whose cost model times the ops that have no duration of their own.
+    backward_ratio : Fraction
+
+    Raises
+    ------
+    InputError
+        An op that the device cannot time.
+    """
+    ns = costs_ns(graph, device)
+    if (ns == UNSET).any():
+        op = graph.op_names[int((ns == UNSET).argmax())]
+        raise InputError(
+            f"nothing tells how long {op!r} takes: give a machine whose devices have a cost model"
+        )
+    order = graph.topological_order.tolist()
+    position = {op: k for k, op in enumerate(order)}
+    crossing = [0] * (len(order) + 1)  # what is added to, and taken from, the boundary behind each position
+    nbytes, produced = graph.tensor_nbytes.tolist(), graph.tensor_producer.tolist()
+    consumers = graph.consumers.lists()
+    parameters = [0] * len(order)
+    for tensor, readers in enumerate(consumers):
+        places = [position[op] for op in readers]
+        if produced[tensor] != UNSET:
+            made = position[produced[tensor]]
+            crossing[made] += nbytes[tensor] if readers else 0
+            crossing[max(places, default=made)] -= nbytes[tensor] if readers else 0
+        elif graph.tensor_role[tensor] == Role.PARAMETER and places:
+            parameters[min(places)] += nbytes[tensor]
+    boundaries = list(accumulate(crossing))
+    outputs = [sum(nbytes[t] for t in graph.outputs.row(op).tolist()) for op in order]
+    return [
+        PipelineStage(
+            StageTimes(forward=int(ns[op]), backward=round_half_up(backward_ratio * int(ns[op]))),
+            boundary_nbytes=boundaries[k],
+            activation_nbytes=outputs[k],
+            parameter_nbytes=parameters[k],
+            gradient_nbytes=parameters[k],
+        )
+        for k, op in enumerate(order)
     ]
 
 

@@ -144,7 +144,12 @@ class Transformer:
 
 
 def transformer_stages(
-    model: Transformer, stages: int, *, rate: int | None = None, device: Device | None = None
+    model: Transformer,
+    stages: int,
+    *,
+    rate: int | None = None,
+    device: Device | None = None,
+    tensor_bandwidth: int | None = None,
 ) -> list[PipelineStage]:
     """Cut a transformer into equal stages; the output layer is on the last, the embedding on the first.
 
@@ -157,6 +162,9 @@ def transformer_stages(
         What a device achieves, in flop/s.
     device : Device, optional
         Instead: whose cost model times the products.
+    tensor_bandwidth : int, optional
+        Between the devices that share a layer, in bytes/s. A layer sums its output over them twice in
+        its forward and twice in its backward: behind attention, and behind the products that follow it.
 
     Raises
     ------
@@ -175,14 +183,18 @@ def transformer_stages(
     clock = _Clock(model, rate, device)
     per_stage = model.layers // stages
     weight, attention, output = clock.weight_ns, clock.attention_ns, clock.output_ns
-    again = {"none": 0, "selective": attention, "full": weight + attention}[model.recompute]
-    return [_stage(model, s, stages, per_stage, (weight, attention, again, output)) for s in range(stages)]
+    message = clock.all_reduces_ns(tensor_bandwidth)
+    again = {"none": 0, "selective": attention, "full": weight + attention + message}[model.recompute]
+    return [
+        _stage(model, s, stages, per_stage, (weight, attention, again, output, message))
+        for s in range(stages)
+    ]
 
 
 def _stage(
-    model: Transformer, s: int, stages: int, layers: int, ns: tuple[int, int, int, int]
+    model: Transformer, s: int, stages: int, layers: int, ns: tuple[int, int, int, int, int]
 ) -> PipelineStage:
-    weight, attention, again, output = ns
+    weight, attention, again, output, message = ns
     output = output if s == stages - 1 else 0
     tokens, t = model.micro_batch * model.sequence, model.tensor_parallel
     parameters = layers * model.layer_parameters
@@ -197,8 +209,8 @@ def _stage(
     parameters = -(-parameters // t)
     return PipelineStage(
         StageTimes(
-            forward=layers * (weight + attention) + output,
-            input_grad=layers * (weight + 2 * attention + again) + output,
+            forward=layers * (weight + attention + message) + output,
+            input_grad=layers * (weight + 2 * attention + again + message) + output,
             weight_grad=layers * weight + output,
         ),
         boundary_nbytes=model.boundary_nbytes,
@@ -234,6 +246,14 @@ class _Clock:
             "attention", model.attention_flops // t, 8 * tokens * h // t, 2 * heads * model.sequence
         )
         self.output_ns = self._product(tokens, h, model.vocabulary // t) if model.vocabulary else 0
+
+    def all_reduces_ns(self, bandwidth_bytes_per_s: int | None) -> int:
+        """Return what the two sums of a layer's forward take, in a ring of the devices that share it."""
+        t = self.model.tensor_parallel
+        if bandwidth_bytes_per_s is None or t == 1:
+            return 0
+        moved = 2 * Fraction(2 * (t - 1) * self.model.boundary_nbytes, t)
+        return round_half_up(moved * _NS_PER_S / bandwidth_bytes_per_s)
 
     def _product(self, m: int, k: int, n: int) -> int:
         return self._op("matmul", 2 * m * k * n, _BYTES * (m * k + k * n), _BYTES * m * n)

@@ -127,6 +127,9 @@ class ModelFields(Strict):
         Literal["none", "selective", "full"], Field(description="which activations are computed again")
     ] = "none"
     tensor_parallel: Annotated[Count, Field(description="devices that share a layer")] = 1
+    tensor_bandwidth: Annotated[
+        _Bandwidth | None, Field(description="between those devices; default: their messages take no time")
+    ] = None
     rate: Annotated[
         _FlopRate | None, Field(description="achieved on a device; default: the machine's cost model")
     ] = None
@@ -134,6 +137,10 @@ class ModelFields(Strict):
 
 def _optimizer(value: Any) -> Any:
     return value if value is None or isinstance(value, dict) else {"time": value}
+
+
+def _ratio(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _stages(value: Any) -> Any:
@@ -167,6 +174,14 @@ class PipelineFields(StageFields):
         list[StageFields] | None, Field(description="layers, cut into stages by `partition`")
     ] = None
     profile: Annotated[File | None, Field(description="layers from a PipeDream profile")] = None
+    graph: Annotated[
+        File | None, Field(description="layers from a graph of a forward pass, of any known format")
+    ] = None
+    backward_ratio: Annotated[
+        float,
+        BeforeValidator(_ratio),
+        Field(gt=0, le=100, description="backward of a graph's op over its forward"),
+    ] = 2.0
     model: Annotated[ModelFields | None, Field(description="a transformer cut into equal stages")] = None
     partition: Annotated[
         Literal["min-max", "block", "time", "size", "pipedream"] | list[Count],
@@ -203,14 +218,16 @@ class PipelineFields(StageFields):
 
     @model_validator(mode="after")
     def _one_source(self) -> PipelineFields:
-        sources = ("stages", "ranks", "layers", "profile", "model")
+        sources = ("stages", "ranks", "layers", "profile", "graph", "model")
         given = [key for key in sources if getattr(self, key) is not None]
         counted = "stages" in given and isinstance(self.stages, int)
         if not given:
             raise fault(f"has no stages; give one of {', '.join(sources)}")
-        cut = [key for key in given if key in ("layers", "profile", "model")]
+        cut = [key for key in given if key in ("layers", "profile", "graph", "model")]
         if len(cut) > 1 or (given != cut and cut and not (counted and len(given) == 2)):
-            raise fault(f"has {' and '.join(given)}; layers, a profile or a model are cut into `stages: N`")
+            raise fault(
+                f"has {' and '.join(given)}; layers, a profile, a graph or a model are cut into `stages: N`"
+            )
         if not cut and len(given) > 1:
             raise fault("has stages and ranks; stages counts chunks, ranks does not: give one of them")
         if cut and not counted and isinstance(self.partition, str):

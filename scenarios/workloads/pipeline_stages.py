@@ -8,13 +8,13 @@ from fractions import Fraction
 
 from policies.pipeline import StageTimes
 from policies.pipeline.planners import Level, plan_pipedream
-from scenarios.build.pipeline_layers import balance_of, cut, layer_costs, profile_layers
+from scenarios.build.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
 from scenarios.build.pipeline_stage import PipelineStage
 from scenarios.build.transformer import Transformer, transformer_stages
 from scenarios.document import Document
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from sim.errors import InputError
-from sim.model import Machine
+from sim.model import Device, Machine
 from sim.units import round_half_up
 
 __all__ = ["Stages", "make_stages"]
@@ -48,17 +48,19 @@ def make_stages(fields: PipelineFields, document: Document, machine: Machine | N
     """
     if fields.model is not None:
         assert isinstance(fields.stages, int)
-        model = fields.model.model_dump(exclude={"rate"})
-        device = (
-            machine.devices[machine.device_index(fields.devices[0]) if fields.devices else 0]
-            if machine
-            else None
-        )
+        model = fields.model.model_dump(exclude={"rate", "tensor_bandwidth"})
+        device = _first_device(fields, machine)
         return Stages(
-            transformer_stages(Transformer(**model), fields.stages, rate=fields.model.rate, device=device)
+            transformer_stages(
+                Transformer(**model),
+                fields.stages,
+                rate=fields.model.rate,
+                device=device,
+                tensor_bandwidth=fields.model.tensor_bandwidth,
+            )
         )
-    if fields.layers is not None or fields.profile is not None:
-        return _cut(fields, document)
+    if fields.layers is not None or fields.profile is not None or fields.graph is not None:
+        return _cut(fields, document, machine)
     if fields.ranks is not None:
         each = _shared(_stage(fields, fields), chunks)
         return Stages([each] * (fields.ranks * chunks))
@@ -144,11 +146,25 @@ def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
     return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
 
 
-def _cut(fields: PipelineFields, document: Document) -> Stages:
+def _first_device(fields: PipelineFields, machine: Machine | None) -> Device | None:
+    """Return the device that times a model or a graph: that of rank 0."""
+    if machine is None:
+        return None
+    return machine.devices[machine.device_index(fields.devices[0]) if fields.devices else 0]
+
+
+def _cut(fields: PipelineFields, document: Document, machine: Machine | None) -> Stages:
     if fields.profile is not None:
         from scenarios.importers.pipedream import read_profile
 
         layers = profile_layers(read_profile(document.file(fields.profile)))
+    elif fields.graph is not None:
+        from scenarios.importers import load_graph
+
+        batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
+        graph = load_graph(document.file(fields.graph), batch=batch)
+        ratio = Fraction(str(fields.backward_ratio))
+        layers = graph_layers(graph, _first_device(fields, machine) or Device("plain"), backward_ratio=ratio)
     else:
         layers = [_stage(layer, fields, i) for i, layer in enumerate(fields.layers or [])]
     if fields.partition == "pipedream":
