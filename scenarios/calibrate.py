@@ -57,6 +57,8 @@ _GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
         "elementwise": [(n, 1) for n in (1024, 2048, 4096)],
         "copy": [(n, 1) for n in (1024, 2048, 4096)],
         "attention": [(n, 1) for n in (1024, 2048)],
+        "h2d": [(n, 1) for n in (1024, 2048, 4096)],
+        "d2h": [(n, 1) for n in (1024, 2048, 4096)],
     },
 }
 """backend → kind → sizes to measure."""
@@ -179,6 +181,7 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
     if backend == "threads":
         _busy(session)
     if backend == "cuda":
+        _company(session)
         _partitions(session)
     quiet = [
         ns for entry in session.sentinels if entry["accepted"] for ns in (entry["before"], entry["after"])
@@ -339,6 +342,35 @@ def reaction_ns(seen: Observation) -> list[float]:
             reactions.append(float(start - possible))
         free[lane] = end
     return reactions
+
+
+def _company(session: _Session) -> None:
+    """Products on 2 and 4 streams that share all SMs against one stream: what company costs each of them."""
+    n = 4 if session.quick else 8
+    facts = {"size": 2048, "repeat": 4}
+    for k, name in ((2, "corun_slowdown_ppm"), (4, "corun_slowdown_4_ppm")):
+        alone, busy = (
+            Case(
+                f"{label}-{k}", "calibration", "calibration",
+                [
+                    CaseOp(f"o{j}.{i}", "matmul", [f"o{j}.{i - 1}"] if i else [], facts, "dev0", j)
+                    for i in range(n)
+                    for j in range(lanes)
+                ],
+                {"dev0": {"streams": k}},
+            )
+            for label, lanes in (("alone", 1), ("busy", k))
+        )  # fmt: skip
+
+        def read(case: Case, seen: Observation) -> Samples:
+            return {case.name: [float(seen.makespan_ns)]}
+
+        rounds = [
+            session.block(f"{k} streams", [alone, busy], read) for _ in range(1 if session.quick else 3)
+        ]
+        factors = [float(np.median(r[busy.name]) / np.median(r[alone.name])) for r in rounds]
+        # Interference counts only if every clean round shows it.
+        session.keep({name: [max(1.0, min(factors)) * 1e6]})
 
 
 PARTITIONS: Final = (2, 4, 8)

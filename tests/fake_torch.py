@@ -196,7 +196,10 @@ class Torch:
     def randn(self, *shape: int, device: str, dtype: str) -> Tensor:
         return Tensor(self.rng.normal(size=[min(n, 16) for n in shape]), self.cuda)
 
-    def full(self, shape: tuple[int, ...], value: float, device: str, dtype: str) -> Tensor:
+    def full(
+        self, shape: tuple[int, ...], value: float, dtype: str, device: str = "cpu", pin_memory: bool = False
+    ) -> Tensor:
+        assert device == "cuda" or pin_memory
         return Tensor(np.full([min(n, 16) for n in shape], value), self.cuda)
 
     def mm(self, a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -134,7 +134,7 @@ def test_what_a_gpu_cannot_do_is_refused(cuda: Cuda) -> None:
 
 
 def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
-    names = ["a-chain", "d-head-of-line", "f-pipeline"]
+    names = ["a-chain", "c-overlap", "d-head-of-line", "f-pipeline"]
     result = steps.run("cuda", tmp_path, names, runs=3, executor=cuda)
     assert [entry["experiment"] for entry in result["experiments"]] == names
     for name in names:

@@ -22,7 +22,8 @@ class CorunSlowdown:
     ----------
     device : Device
         With ``corun_slowdown`` in its details: the factors for 1, 2, ... ops at once; the last one holds
-        for any greater number.
+        for any greater number. Ops of a kind in ``corun_exempt`` compete for nothing: copies, which have
+        engines of their own.
     context : Context
         The run.
     """
@@ -30,10 +31,15 @@ class CorunSlowdown:
     def __init__(self, device: Device, context: Context) -> None:
         factors = [Fraction(str(factor)) for factor in device.details["corun_slowdown"]]
         self._duration_of = context.duration_of
+        exempt = frozenset(device.details.get("corun_exempt", ()))
+        graph = context.job.graph
+        self._exempt = [graph.kinds[code] in exempt for code in graph.kind_code.tolist()]
         self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
 
     def start(self, task: Task) -> int:
         """Begin a task; it ends when its work is done."""
+        if self._exempt[task.op]:
+            return self._duration_of(task)
         self._running.add(task, self._duration_of(task))
         return MANAGED
 

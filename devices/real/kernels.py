@@ -10,6 +10,7 @@ dependencies of a plan cost nothing extra and are real::
     softmax      row by row of x
     attention    softmax(x @ y^T / sqrt(size)) @ y
     block        a transformer block on x (cuda)
+    h2d, d2h     nothing: a pinned matrix moves to the device, x moves to a pinned one (cuda)
     spin, sleep  nothing, for a while
 
 All constants are normal with variance 1 / size, so that products of any depth neither vanish nor explode.
@@ -26,7 +27,7 @@ from sim.graph import Graph
 
 __all__ = ["MATRIX_KINDS", "TIMED_KINDS", "Kernel", "kernel_axes", "kernels_of"]
 
-MATRIX_KINDS: Final = ("matmul", "elementwise", "copy", "softmax", "attention", "block")
+MATRIX_KINDS: Final = ("matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h")
 """Kinds whose result is a matrix."""
 
 TIMED_KINDS: Final = {"sleep": "sleep_ns", "spin": "spin_cycles"}

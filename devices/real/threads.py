@@ -49,7 +49,7 @@ class NumpyWork:
         self.names = graph.op_names
         self.kernels = kernels_of(graph)
         for name, kernel in zip(self.names, self.kernels, strict=True):
-            if kernel.kind in TIMED_KINDS or kernel.kind == "block":
+            if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
                 raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
         self.producers = producers_of(graph)
         self.order = graph.topological_order.tolist()

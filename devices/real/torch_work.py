@@ -49,7 +49,14 @@ class TorchWork:
         torch.manual_seed(seed)
         sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
         self.constants = {n: (self._random(n), self._random(n)) for n in sizes}
-        self.results = [self._empty(kernel.size) for kernel in self.kernels]
+        moved = sorted({kernel.size for kernel in self.kernels if kernel.kind == "h2d"})
+        self.pinned = {n: self._pinned(n) for n in moved}
+        for n in moved:
+            self.pinned[n].copy_(self.constants[n][0])
+        self.results = [
+            self._pinned(kernel.size) if kernel.kind == "d2h" else self._empty(kernel.size)
+            for kernel in self.kernels
+        ]
         self.scratch = [self._empty(kernel.size) for kernel in self.kernels]
         self.graphs: dict[int, Any] = {}
         self.serial: list[Any] | None = None
@@ -59,6 +66,10 @@ class TorchWork:
 
     def _empty(self, n: int) -> Any:
         return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.torch.bfloat16)
+
+    def _pinned(self, n: int) -> Any:
+        """Return a matrix in page-locked host memory, from where copies overlap with kernels."""
+        return self.torch.full((n, n), float("nan"), dtype=self.torch.bfloat16, pin_memory=True)
 
     def reset(self) -> None:
         """Fill all results with NaN."""
@@ -91,7 +102,14 @@ class TorchWork:
         if kernel.kind in TIMED_KINDS:
             self.torch.cuda._sleep(kernel.amount)
             return
-        given = [self.results[p] for p in self.producers[op] if self.kernels[p].size == kernel.size]
+        if kernel.kind == "h2d":
+            self.results[op].copy_(self.pinned[kernel.size], non_blocking=True)
+            return
+        given = [
+            self.results[p]
+            for p in self.producers[op]
+            if self.kernels[p].size == kernel.size and self.kernels[p].kind != "d2h"
+        ]
         x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
         _compute(self.torch, kernel, x, y, self.results[op], self.scratch[op])
 
@@ -133,7 +151,7 @@ def _compute(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any)
         for _ in range(kernel.repeat):
             torch.lerp(source, y, 0.5, out=out)
             source = out
-    elif kernel.kind == "copy":
+    elif kernel.kind in ("copy", "d2h"):
         for _ in range(kernel.repeat):
             out.copy_(x, non_blocking=True)
     elif kernel.kind == "softmax":

@@ -24,6 +24,7 @@ from devices.cost.calibration import Calibration
 from devices.real.gate import MAX_PROBE
 from devices.real.statistics import kendall_tau
 from scenarios.validate.case import Case
+from scenarios.validate.predict import with_interference
 from scenarios.validate.redecide import Redecide
 from sim.engine import simulate
 from sim.model import Policy, Task
@@ -109,11 +110,17 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
 
 
 def _follow(
-    case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration, issue_ns: int | None = None
-) -> int:
-    """Simulate a plan with given durations and the overheads of a calibration; return the makespan."""
+    case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration,
+    *, issue_ns: int | None = None, alone: bool = False,
+) -> int:  # fmt: skip
+    """Simulate a plan with given durations and the overheads of a calibration; return the makespan.
+
+    Durations that were measured in company have its cost in them already: `alone` says that these have not.
+    """
     policy = Redecide(plan, case.make_policy().synchronisation)
     machine = case.machine(calibration)
+    if alone:
+        machine = with_interference(machine, calibration)
     if issue_ns is not None:
         machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
     trace = simulate(case.graph(duration_ns), machine, policy, **case.decisions())
@@ -174,8 +181,10 @@ def points_of(
                 m,
                 predicted["makespan_ns"],
                 error(predicted["makespan_ns"]),
-                error(_follow(case, followed, lasted, calibration, _host_ns(case, run))) if seen else nan,
-                error(_follow(case, followed, predicted["duration_ns"], calibration)),
+                error(_follow(case, followed, lasted, calibration, issue_ns=_host_ns(case, run)))
+                if seen
+                else nan,
+                error(_follow(case, followed, predicted["duration_ns"], calibration, alone=True)),
                 error(statistics.median(others)) if others else 0.0,
                 {name: error(ns) for name, ns in predicted["naive"].items()},
                 kendall_tau(predicted["order"], order) if seen else nan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,19 @@ def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") ->
 
 
 def with_interference(machine: Machine, calibration: Calibration) -> Machine:
-    """Return the machine with the slowdown of company that was measured on its workers, if there was one."""
-    from dataclasses import replace
-
-    factor = calibration.quantity("corun_slowdown_ppm", 1_000_000) / 1_000_000
-    if factor == 1:
+    """Return the machine with the slowdown of company that was measured on its lanes, if there was one."""
+    two = calibration.quantity("corun_slowdown_ppm", 1_000_000) / 1_000_000
+    four = calibration.quantity("corun_slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
+    if two == four == 1:
         return machine
+    factors = [1, two, (two + four) / 2, four]
     devices = tuple(
-        replace(device, processor=CorunSlowdown, details={"corun_slowdown": [1, factor]})
-        if device.workers > 1
+        replace(
+            device,
+            processor=CorunSlowdown,
+            details={"corun_slowdown": factors, "corun_exempt": ("h2d", "d2h")},
+        )
+        if device.lanes > 1
         else device
         for device in machine.devices
     )

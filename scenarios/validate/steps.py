@@ -23,7 +23,7 @@ from devices.cost.calibration import Calibration, load_calibration, save_calibra
 from scenarios.calibrate import calibrate
 from scenarios.validate import files
 from scenarios.validate.backends import Executor, make_backend, provenance
-from scenarios.validate.draws import EXPERIMENTS
+from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
 from scenarios.validate.measure import RUNS, measure
 from sim.errors import InputError, RunError, SimError, UnknownNameError
 
@@ -32,7 +32,7 @@ __all__ = ["BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "st
 BUDGET_S: Final[dict[str, dict[str, int]]] = {
     "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
     "threads": {"calibrate": 30, **dict.fromkeys(EXPERIMENTS, 30)},
-    "cuda": {"calibrate": 90, **dict.fromkeys(EXPERIMENTS, 60)},
+    "cuda": {"calibrate": 110, **dict.fromkeys(EXPERIMENTS, 45)},
 }
 """Seconds a step may take; on a GPU they add up to less than nine minutes."""
 
@@ -102,6 +102,8 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
         )
     for name in experiments:
         cases = len(list(EXPERIMENTS[name](backend, "test")))
+        if not cases:
+            continue
         listed += [
             Step(f"{name}: draw", f"draw {cases} cases by seed", f"plans/{name}.json", 1, "numpy"),
             Step(f"{name}: predict", "simulate them", f"predictions/{name}.json", 5, "simpy"),
@@ -128,6 +130,7 @@ def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: 
             f"{step.name:26} {step.budget_s:4d} s  {step.does}",
             f"{'':34}needs {step.needs}; writes {out / step.writes}",
         ]
+    lines += [f"{what:26}   not  {why}" for what, why in NOT_MEASURED.items()]
     lines.append(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
     return "\n".join(lines)
 
@@ -191,6 +194,7 @@ def run(
     calibration = load_calibration(file)
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
+    experiments = [name for name in experiments if any(EXPERIMENTS[name](backend, "test"))]
     for name in experiments:
         try:
             _experiment(name, backend, out, executor, calibration, runs, deadline, again, say)
