@@ -1,0 +1,85 @@
+"""A scenario can use less than there is: cores, threads, a part of the memory, a part of the SMs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scenario_texts import write
+
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim.errors import OutOfMemoryError, ScenarioError
+
+CPU = "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  ops:\n" + "".join(
+    f"    op{i}: {{duration: 10us}}\n" for i in range(8)
+)
+"""Eight independent ops of 10 us on four cores: 20 us."""
+
+GPU = """\
+machine:
+  devices:
+    gpu0: {kind: gpu, sms: 100, peak: 1TFLOP/s, memory: 100MB, streams: 2, sharing: sm}
+workload:
+  ops:
+    a: {flops: 10MFLOP, output: 60MB, attributes: {grid: 100}}
+    b: {flops: 10MFLOP, output: 30MB, attributes: {grid: 100}}
+policy: {name: in-order, synchronisation: issue, streams: round-robin}
+"""
+"""Two products of 10 us, each filling the GPU: one after the other, 20 us."""
+
+
+def makespan(folder: Path, text: str, *sets: str) -> int:
+    return run_scenario(load_scenario(write(folder, text), sets=sets), check=True).trace.makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("cores=4", 20_000),
+        ("cores=2", 40_000),  # two workers on two cores
+        ("inter_op=1", 80_000),  # one thread, whatever the cores
+        ("inter_op=3", 30_000),  # three at a time: 3 + 3 + 2
+        ("inter_op=8", 20_000),  # eight threads on four cores: all at half speed
+        ("intra_op=2", 40_000),  # two ops at a time; explicit durations are what they are
+    ],
+)
+def test_cores_and_threads(tmp_path: Path, setting: str, expected: int) -> None:
+    assert makespan(tmp_path, CPU, f"machine.devices.cpu0.{setting}") == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("sm_fraction=1.0", 20_000),
+        ("sm_fraction=0.5", 40_000),  # 50 SMs: half the rate, and still one after the other
+        ("sm_fraction=25%", 80_000),
+        ("use_sms=20", 100_000),
+    ],
+)
+def test_a_part_of_the_sms(tmp_path: Path, setting: str, expected: int) -> None:
+    assert makespan(tmp_path, GPU, f"machine.devices.gpu0.{setting}") == expected
+
+
+def test_a_part_of_the_memory(tmp_path: Path) -> None:
+    """One after the other each is freed when it ends (nobody reads it): 60 MB at the peak."""
+    assert makespan(tmp_path, GPU, "machine.devices.gpu0.memory_fraction=0.95") == 20_000
+    with pytest.raises(
+        OutOfMemoryError, match=r"'a' asks for 57.22 MiB.*before time 0\n  limit            47.68 MiB"
+    ):
+        makespan(tmp_path, GPU, "machine.devices.gpu0.memory_fraction=0.5")
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "says"),
+    [
+        (CPU, "machine.devices.cpu0.intra_op=8", "an op cannot use 8 of 4 cores"),
+        (GPU, "machine.devices.gpu0.use_sms=200", "there are only 100 SMs, not 200"),
+        (GPU, "machine.devices.gpu0.sm_fraction=1.5", "sm_fraction"),
+        (GPU, "machine.devices.gpu0.memory_fraction=0", "it must be more than 0"),
+    ],
+)
+def test_more_than_there_is(tmp_path: Path, text: str, setting: str, says: Any) -> None:
+    with pytest.raises(ScenarioError, match=says):
+        makespan(tmp_path, text, setting)
