@@ -155,10 +155,12 @@ class State:
         self.certain = [unwatched and processor is None for processor in self.processors]
         for stream in self.streams:
             stream.certain = self.certain[stream.device]
-        self.direct = [  # a worker executes what it takes at once
-            self.certain[d] and executed and self.issue_ns is None
-            for d, executed in zip(self.device_of, self.executed, strict=True)
+        free = self.issue_ns is None
+        at_once = [
+            free and workers and certain for workers, certain in zip(has_workers, self.certain, strict=True)
         ]
+        # Whether a worker executes what it takes at once.
+        self.direct = self.executed if free and self.plain else [at_once[d] for d in self.device_of]
         # One list of callbacks for each sort of event, shared by all of them. A completion only notes
         # the task, so the callback is the list's own append.
         self._on_end: list[Callable[[Any], None]] = [self.ended.append]
