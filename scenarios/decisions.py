@@ -101,6 +101,7 @@ def resolve(
     *,
     allow_code: bool = False,
     knowledge: str = "exact",
+    inherited: bool = False,
 ) -> Decisions:
     """Make the objects that a policy specification names.
 
@@ -115,6 +116,8 @@ def resolve(
         Whether ``module:Class`` may be imported.
     knowledge : str
         What the scenario lets policies know, unless `spec` says otherwise.
+    inherited : bool
+        Whether `spec` got its synchronisation from another policy: one that does not take it ignores it.
 
     Raises
     ------
@@ -132,7 +135,7 @@ def resolve(
 
     return Decisions(
         label,
-        _policy(spec, source),
+        _policy(spec, source, inherited=inherited),
         placement=choose("placement", "sim.placements"),
         streams=choose("streams", "sim.streams"),
         linearize=choose("linearize", "sim.linearizers"),
@@ -199,15 +202,16 @@ def _with_runtime(spec: Policy, source: _Source) -> Policy:
     return overlay(Policy.model_validate({**choices}), Policy.model_construct(**given))
 
 
-def _policy(spec: Policy, source: _Source) -> IssuePolicy:
+def _policy(spec: Policy, source: _Source, *, inherited: bool = False) -> IssuePolicy:
     """Make the policy itself; how it synchronises is an option of most, and an attribute of all."""
     assert spec.name is not None
     options = dict(spec.options)
     thing = _look_up("sim.policies", spec.name, _below(source, "name"))
-    if spec.synchronisation is not None and "synchronisation" in _parameters(thing):
+    taken = callable(thing) and "synchronisation" in _parameters(thing)
+    if spec.synchronisation is not None and taken:
         options["synchronisation"] = spec.synchronisation
     policy: IssuePolicy = _call(thing, spec.name, options, source)
-    if spec.synchronisation is not None:
+    if spec.synchronisation is not None and (taken or not inherited):
         policy.synchronisation = spec.synchronisation
     return policy
 

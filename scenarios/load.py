@@ -178,7 +178,10 @@ class Scenario:
         ----------
         policy : str, optional
             The label of an entry of ``compare``, a policy, or a runtime; by default the scenario's own
-            policy. Only the scenario's own and its entries have expectations.
+            policy. A policy is overlaid on the scenario's, as an entry of ``compare`` is: placement, streams
+            and what else it does not say stay; a runtime replaces all of it. Where a policy and a runtime
+            have the same name, the policy is meant. Only the scenario's own and its entries have
+            expectations.
 
         Raises
         ------
@@ -193,22 +196,33 @@ class Scenario:
         for label, i in self.variants:
             if label == policy:
                 return self._variant(i, label)
-        schedules = content.workload.schedules()
-        known = list(schedules) or plugins.names("sim.policies")
-        runtimes = plugins.names("sim.runtimes")
-        if policy in runtimes and policy not in known:
-            spec = Policy(runtime=policy)
-        elif policy in known or ":" in policy:
-            spec = Policy(name=policy)
-        else:
-            labels = [label for label, _ in self.variants]
-            message = f"unknown policy {policy!r}{hint(policy, [*labels, *known, *runtimes])}"
-            raise Place("--policy").error(message)
         named = Document(Node({}, Place(f"--policy {policy}")), self.document.path)
-        if schedules:
+        spec = overlay(content.policy, self._named(policy))
+        if content.workload.schedules():
             return self._scheduled(spec, policy, named, ())
-        decisions = resolve(spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge)
+        decisions = resolve(
+            spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge, inherited=True
+        )
         return Case(self, decisions)
+
+    def _named(self, policy: str) -> Policy:
+        """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
+        schedules = self.content.workload.schedules()
+        policies, runtimes = plugins.names("sim.policies"), plugins.names("sim.runtimes")
+        known = list(schedules) or policies
+        if policy in known or ":" in policy:
+            return Policy(name=policy)
+        if policy in runtimes:
+            return Policy(runtime=policy)
+        if policy in (policies if schedules else _pipeline_schedules()):
+            kind = "a pipeline's policy is its schedule" if schedules else "the workload is no pipeline"
+            what = "a policy for graphs" if schedules else "a pipeline schedule"
+            raise Place("--policy").error(
+                f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
+            )
+        labels = [label for label, _ in self.variants]
+        everything = dict.fromkeys([*labels, *known, *runtimes])
+        raise Place("--policy").error(f"unknown policy {policy!r}{hint(policy, everything)}")
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
@@ -259,6 +273,12 @@ class Scenario:
             )
 
         return Case(self, decisions, expectations, make)
+
+
+def _pipeline_schedules() -> list[str]:
+    from policies.pipeline import schedules
+
+    return [name for name, _ in schedules()]
 
 
 def _own_label(policy: Policy) -> str:

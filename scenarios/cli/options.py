@@ -27,7 +27,9 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
-        help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times.",
+        help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times. "
+        "A policy keeps the scenario's placement, streams and other decisions; a runtime replaces them all. "
+        "Where both have the name, the policy is meant.",
     ),
 ]
 
