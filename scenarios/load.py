@@ -161,6 +161,9 @@ class Scenario:
         InputError
             It cannot be built.
         """
+        if self.content.workload.runs_code and not self.allow_code:
+            message = "runs code, which a scenario may not do by itself; allow it with --allow-code"
+            raise self.document.error(("workload",), message)
         return self.content.workload.build(self.document, self.machine)
 
     @cached_property

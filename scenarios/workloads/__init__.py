@@ -12,6 +12,7 @@ from scenarios.workloads.inline import InlineOps
 from scenarios.workloads.pipeline import Pipeline
 from scenarios.workloads.recorded import ChakraTrace, KinetoTrace
 from scenarios.workloads.sessions import Sessions
+from scenarios.workloads.torch import TorchModule
 
 __all__ = ["WORKLOADS", "Work", "Workload"]
 
@@ -19,6 +20,7 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
     "ops": InlineOps,
     "graph": GraphFile,
     "onnx": OnnxFile,
+    "torch": TorchModule,
     "kineto": KinetoTrace,
     "chakra": ChakraTrace,
     "build": Build,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from scenarios.document import Document, Loc
 from scenarios.quantities import Strict
@@ -42,7 +42,14 @@ class Workload(Strict):
 
     Override `build`, and `default_machine` where a machine may be left out. The kind becomes known by
     one line in `scenarios.workloads.WORKLOADS`.
+
+    Attributes
+    ----------
+    runs_code : bool
+        Whether `build` runs other people's code, which has to be allowed.
     """
+
+    runs_code: ClassVar[bool] = False
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graph.

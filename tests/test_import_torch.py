@@ -1,0 +1,212 @@
+"""PyTorch modules: by hand, against PyTorch's own counter, and in scenarios."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from scenario_texts import write
+
+from scenarios.importers.torch_export import import_torch
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim.errors import InputError, ScenarioError, UnknownNameError
+from sim.graph import Graph, Role
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of PyTorch about its own inside
+    torch = pytest.importorskip("torch")
+
+nn, F = torch.nn, torch.nn.functional
+
+
+class Calls(nn.Module):
+    """A module whose forward is a function."""
+
+    def __init__(self, forward, **parts) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.function = forward
+
+    def forward(self, *tensors):
+        return self.function(self, *tensors)
+
+
+def graph_of(forward, *inputs, **parts) -> Graph:
+    return import_torch(Calls(forward, **parts).eval(), inputs)
+
+
+def rows(graph: Graph) -> list[tuple[str, int, int, int]]:
+    """Return kind, flops, bytes read and bytes written of every op."""
+    return [
+        (graph.kind(op), int(graph.flops[op]), int(graph.bytes_read[op]), int(graph.bytes_written[op]))
+        for op in range(len(graph))
+    ]
+
+
+def test_a_linear_layer() -> None:
+    """8 x 64 times 64 x 10: 2 flop a multiply-add, one for each bias; fp32."""
+    graph = graph_of(lambda m, x: m.part(x), torch.empty(8, 64), part=nn.Linear(64, 10))
+    read = 4 * (8 * 64 + 64 * 10 + 10)
+    assert rows(graph) == [("gemm", 2 * 8 * 64 * 10 + 80, read, 4 * 80)]
+    assert graph.attributes[0] == {"aten": "aten.linear.default", "m": 8, "n": 10, "k": 64}
+    assert graph.dtypes == ("fp32",)
+    assert graph.external_names == ["part.weight", "part.bias", "tensors_0"]
+    roles = graph.tensor_role[:3].tolist()
+    assert roles == [Role.PARAMETER, Role.PARAMETER, Role.INPUT]
+
+
+def test_a_convolution_and_what_follows() -> None:
+    def forward(m, x):
+        return F.max_pool2d(torch.relu(m.norm(m.conv(x))), 2).mean((2, 3))
+
+    graph = graph_of(
+        forward, torch.empty(2, 3, 16, 16), conv=nn.Conv2d(3, 8, 3, padding=1), norm=nn.BatchNorm2d(8)
+    )
+    out = 2 * 8 * 16 * 16
+    assert [(kind, flops) for kind, flops, _, _ in rows(graph)] == [
+        ("conv", out * (2 * 27 + 1)),
+        ("batch_norm", 2 * out),
+        ("relu", out),
+        ("max_pool", out),  # a quarter of the elements, four comparisons each
+        ("reduce_mean", out // 4),
+    ]
+
+
+def test_attention_of_heads() -> None:
+    q = torch.empty(2, 4, 16, 8)
+    graph = graph_of(lambda m, q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
+    scores = 2 * 4 * 16 * 16
+    assert rows(graph) == [("attention", 4 * scores * 8 + 6 * scores, 3 * 4 * q.numel(), 4 * q.numel())]
+    shape = {"batch": 2, "seq_len": 16, "heads": 4, "kv_heads": 4, "head_dim": 8}
+    assert shape.items() <= graph.attributes[0].items()
+
+
+def test_views_move_nothing_and_copies_do() -> None:
+    def forward(m, x):
+        left, right = x.view(4, 6).t().split(3)
+        return left.contiguous() + right
+
+    graph = graph_of(forward, torch.empty(24))
+    assert [row for row in rows(graph) if row[0] != "identity"] == [("copy", 0, 48, 48), ("add", 12, 96, 48)]
+    views = [op for op in range(len(graph)) if graph.kind(op) == "identity"]
+    assert len(views) == 4  # view, t, two parts
+    assert all(graph.attributes[op]["view_of"] == 0 for op in views)
+
+
+def test_several_outputs_are_told_apart() -> None:
+    """`topk` has values and places; what comes next reads the one that it is given."""
+    module = Calls(lambda m, x: torch.topk(x, 2)[1].to(torch.float32).relu()).eval()
+    with pytest.warns(UserWarning, match=r"with no flop: aten\.topk\.default \(1\)"):
+        graph = import_torch(module, (torch.empty(8),), unknown="bytes")
+    assert rows(graph) == [("topk", 0, 32, 8 + 16), ("cast", 0, 16, 8), ("relu", 2, 8, 8)]
+    assert graph.inputs.row(1).tolist() == [2]  # tensors: the input, values, places
+
+
+def test_arguments_in_another_order_and_in_place() -> None:
+    a, b, c = torch.empty(5), torch.empty(3, 4), torch.empty(4, 5)
+    graph = graph_of(lambda m, a, b, c: torch.addmm(a, b, c).relu_(), a, b, c)
+    assert [row[:2] for row in rows(graph)] == [("gemm", 2 * 3 * 4 * 5 + 15), ("relu", 15)]
+
+
+def test_another_data_type() -> None:
+    module = Calls(lambda m, i: m.part(i), part=nn.Embedding(100, 16)).eval()
+    graph = import_torch(module, (torch.zeros(3, dtype=torch.int64),), dtype="bf16")
+    assert rows(graph) == [("gather", 0, 2 * 48 + 8 * 3, 2 * 48)]
+    assert graph.tensor_nbytes[graph.tensor_role == Role.PARAMETER].tolist() == [2 * 1600]
+    with pytest.raises(UnknownNameError, match="dtype"):
+        import_torch(module, (), dtype="bf17")
+
+
+def test_dropout_costs_in_training_only() -> None:
+    module = Calls(lambda m, x: F.dropout(x, 0.5, m.training))
+    assert rows(import_torch(module.train(), (torch.empty(8),)))[0][:2] == ("mul", 8)
+    assert rows(import_torch(module.eval(), (torch.empty(8),)))[0][:2] == ("identity", 0)
+
+
+def test_pytorch_counts_the_same() -> None:
+    """Products and convolutions without bias, against `torch.utils.flop_counter`."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 5, stride=2, bias=False),
+        nn.Conv2d(8, 8, 3, groups=4, bias=False),
+        nn.ConvTranspose2d(8, 4, 3, stride=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(4 * 25 * 25, 32, bias=False),
+    ).eval()
+    x = torch.empty(2, 3, 32, 32)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(x)
+    assert int(import_torch(module, (x,)).flops.sum()) == counter.get_total_flops()
+
+
+def test_unknown_operators_are_named() -> None:
+    module = Calls(lambda m, x: torch.linalg.inv(x).relu()).eval()
+    message = (
+        r"Calls: operators without a cost formula: aten\.linalg_inv\w*\.\w+ \(1\); count them by their bytes"
+    )
+    with pytest.raises(InputError, match=message):
+        import_torch(module, (torch.empty(4, 4),))
+    with pytest.warns(UserWarning, match="counted by their bytes, with no flop: aten"):
+        graph = import_torch(module, (torch.empty(4, 4),), unknown="bytes")
+    assert rows(graph)[0][1:] == (0, 64, 64)
+
+
+def test_what_cannot_be_exported_is_told() -> None:
+    def forward(m, x):
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(InputError, match="Calls cannot be exported: "):
+        import_torch(Calls(forward), (torch.empty(4),))
+    with pytest.raises(InputError, match=r"should be a torch\.nn\.Module, not int"):
+        import_torch(3)
+
+
+# -- in a scenario --------------------------------------------------------------------------------
+
+CODE = """\
+import torch
+
+def build(batch=1):
+    return torch.nn.Linear(64, 10), (torch.empty(batch, 64),)
+
+def wrong():
+    return torch.nn.Linear(64, 10)
+
+def broken():
+    raise KeyError("nothing here")
+"""
+
+
+def scenario(folder: Path, function: str, more: str = "") -> Path:
+    module = f"a_module_for_{folder.name}"  # Python keeps one module a name
+    (folder / f"{module}.py").write_text(CODE, encoding="utf-8")
+    machine = "machine: {devices: {gpu0: {kind: gpu, peak: 1TFLOP/s}}}"
+    return write(folder, f"{machine}\nworkload: {{torch: '{module}:{function}'{more}}}\n")
+
+
+def test_a_module_in_a_scenario(tmp_path: Path) -> None:
+    path = scenario(tmp_path, "build", ", arguments: {batch: 1000}")
+    trace = run_scenario(load_scenario(path, allow_code=True)).trace
+    assert trace.makespan_ns == 1290  # 2 * 1000 * 64 * 10 + 10,000 flop at 1 flop/ps
+
+
+def test_code_needs_leave(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"workload: runs code, .*allow it with --allow-code"):
+        run_scenario(load_scenario(scenario(tmp_path, "build")))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("wrong", r"wrong should return \(nn\.Module, \(example inputs, \.\.\.\)\), not Linear"),
+        ("broken", "broken failed: KeyError: 'nothing here'"),
+        ("bild", "did you mean 'build'"),
+    ],
+)
+def test_functions_that_do_not_do(tmp_path: Path, function: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=f"workload.torch: .*{message}"):
+        run_scenario(load_scenario(scenario(tmp_path, function), allow_code=True))
