@@ -14,7 +14,7 @@ from devices.real.partitions import partition_streams
 from devices.real.torch_work import TorchWork
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.calibrate import calibrate
+from scenarios import calibrate as calibrating
 from scenarios.validate import files, steps
 from scenarios.validate.case import Case, CaseOp
 from scenarios.validate.draws import draw
@@ -22,6 +22,18 @@ from sim import Device, GraphBuilder, Machine
 from sim.errors import InfeasibleError, InputError, RunError
 from sim.job import make_job
 from sim.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrate what the experiments here ask for, and nothing else."""
+    grid = {
+        "matmul": [(256, 1), (2048, 1), (2048, 16), (4096, 1), (4096, 8)],
+        "h2d": [(4096, 1)],
+        "d2h": [(4096, 1)],
+        "attention": [(1024, 1)],
+    }
+    monkeypatch.setitem(calibrating._GRID, "cuda", grid)
 
 
 @pytest.fixture
@@ -161,7 +173,7 @@ def test_calibration_without_partitions_says_so() -> None:
     class Old:
         pass
 
-    found = calibrate("cuda", Cuda(Torch(), Old()), quick=True)
+    found = calibrating.calibrate("cuda", Cuda(Torch(), Old()), quick=True)
     assert any("older than CUDA 12.4" in entry.get("why", "") for entry in found.sentinels)
 
 

@@ -121,7 +121,6 @@ class Heart:
 def quiet_interpreter() -> Iterator[None]:
     """Keep the garbage collector out of a measurement, and let threads hand over the interpreter quickly."""
     was_on, interval = gc.isenabled(), sys.getswitchinterval()
-    gc.collect()
     gc.disable()
     sys.setswitchinterval(2e-4)
     try:
