@@ -187,3 +187,21 @@ def test_a_condition_in_a_nested_loop_takes_its_outcomes_in_order(parallel: int)
     trace = simulate(b.build(), CPU, TensorFlowExecutor())
     ran = [word for word in lines(trace).split() if word in ("f", "g", "step")]
     assert ran == ["f", "g", "step", "g", "step", "g", "g", "g", "step"]
+
+
+def test_cheap_by_experience() -> None:
+    """An op of 1 us at 3000 cycles a us counts as cheap, 8000 cycles or less, once it has run 94 times.
+
+    1e8 · 0.9^n + 3000 · (1 - 0.9^n) <= 8000 for the first time with n = 94, as 1e8 · 0.9^94 is 4990.
+    """
+    b = GraphBuilder("fan")
+    b.op("root", kind="matmul", duration_ns=1000)
+    for name in ("a", "b", "c"):
+        b.op(name, kind="matmul", inputs=["root"], duration_ns=1000)
+    g = b.build()
+    trace = simulate(g, CPU, TensorFlowExecutor(cycles_per_us=3000), iterations=100)
+    orders: dict[int, list[str]] = {}  # in the order in which the iterations began
+    for op, iteration in zip(trace.tasks["op"].tolist(), trace.tasks["iteration"].tolist(), strict=True):
+        orders.setdefault(iteration, []).append(g.op_names[op])
+    backwards, forwards = ["root", "c", "b", "a"], ["root", "a", "b", "c"]
+    assert list(orders.values()) == [backwards] * 94 + [forwards] * 6

@@ -9,6 +9,7 @@ from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.linearize.depth_first import DepthFirst
 from policies.runtimes import RUNTIMES
 from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, plugins, simulate
+from sim.errors import InputError
 
 
 def graph(edges: dict[str, list[str]], **stream_id: int) -> Graph:
@@ -83,3 +84,18 @@ def test_runtimes_are_listed_with_a_line_each() -> None:
     listed = {entry.name: entry.summary for entry in plugins.describe("sim.runtimes")}
     assert set(RUNTIMES) <= set(listed)
     assert listed["tvm-vm"].startswith("TVM's and Relax's virtual machine")
+
+
+def test_tfrt_keeps_threads_for_what_blocks() -> None:
+    """Three reads of 10 on one blocking thread, three sums on the other: neither waits for the other sort."""
+    builder = GraphBuilder("files")
+    for k in range(3):
+        builder.op(f"read{k}", duration_ns=10, attributes={"blocking": True})
+        builder.op(f"sum{k}", duration_ns=10)
+    trace = simulate(builder.build(), cpu(2), StreamStacks(blocking_threads=1))
+    by_thread: dict[int, list[str]] = {}
+    for name, stream in zip(order(trace), trace.tasks["stream"].tolist(), strict=True):
+        by_thread.setdefault(stream, []).append(name)
+    assert by_thread == {0: ["sum0", "sum1", "sum2"], 1: ["read0", "read1", "read2"]}
+    with pytest.raises(InputError, match="blocking_threads is 2, and the CPU has 2 workers"):
+        simulate(builder.build(), cpu(2), StreamStacks(blocking_threads=2))

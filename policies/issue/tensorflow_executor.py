@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from policies.issue.thread_pools import PoolLayout
+from policies.options import whole
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
 from sim.frames import CONTROL_FLOW_KINDS
@@ -39,6 +40,11 @@ __all__ = ["TensorFlowExecutor"]
 
 CHEAP_KINDS: Final = CONTROL_FLOW_KINDS | {"const", "identity", "no_op", "arg", "retval", "control_trigger"}
 """Kinds whose kernels are cheap on every device."""
+
+
+_FIRST_ESTIMATE: Final = 100_000_000
+_EXPENSIVE_CYCLES: Final = 8000
+"""Cycles: what an op is taken to cost before it ever ran, and what it has to cost to be expensive."""
 
 
 class TensorFlowExecutor(Policy):
@@ -55,6 +61,10 @@ class TensorFlowExecutor(Policy):
         Whether every session has a pool of its own.
     session_inter_op_thread_pool : sequence of int
         Sizes of pools, of which a session chooses one by number (its attribute ``inter_op_thread_pool``).
+    cycles_per_us : int
+        Clock by which ops are judged expensive as later versions do: by what they took, too. An op's estimate
+        starts at 10^8 cycles, becomes (9 · old + elapsed) / 10 after each run, and the op is cheap once that
+        is at most 8000. 0: the flag alone, as in TensorFlow 1.
 
     Raises
     ------
@@ -77,6 +87,7 @@ class TensorFlowExecutor(Policy):
         inter_op_parallelism_threads: int = 0,
         use_per_session_threads: bool = False,
         session_inter_op_thread_pool: Sequence[int] = (),
+        cycles_per_us: int = 0,
     ) -> None:
         if threads not in ("pool", "caller"):
             raise InputError(f"tensorflow-executor: threads must be pool or caller, found {threads!r}")
@@ -95,6 +106,7 @@ class TensorFlowExecutor(Policy):
         self.size = inter_op_parallelism_threads
         self.per_session = use_per_session_threads
         self.sizes = tuple(session_inter_op_thread_pool)
+        self.cycles_per_us = whole("tensorflow-executor", "cycles_per_us", cycles_per_us, least=0)
 
     def prepare(self, job: Job) -> None:
         """Classify the ops, divide the threads, and make empty queues."""
@@ -108,6 +120,7 @@ class TensorFlowExecutor(Policy):
         for op, attributes in graph.attributes.items():
             if "expensive" in attributes:
                 self._expensive[op] = bool(attributes["expensive"])
+        self._estimate = [_FIRST_ESTIMATE] * len(graph)
         recv = [kind == "recv" for kind in graph.kinds]
         self._is_recv = [recv[k] for k in graph.kind_code.tolist()]
         issuers = job.machine.issuers()
@@ -125,6 +138,9 @@ class TensorFlowExecutor(Policy):
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Schedule what became ready, as ScheduleReady does."""
+        if self.cycles_per_us and issuer is not None and task.end_ns >= 0 and not task.dead:
+            elapsed = (task.end_ns - task.start_ns) * self.cycles_per_us // 1000
+            self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
         mine: list[Task] = []
         for t in now_ready:
@@ -158,7 +174,7 @@ class TensorFlowExecutor(Policy):
             return
         last: Task | None = None
         for task in now_ready:
-            if task.dead or not self._expensive[task.op]:
+            if task.dead or not self._is_expensive(task.op):
                 inline.append(task)
             else:
                 if last is not None:
@@ -169,6 +185,9 @@ class TensorFlowExecutor(Policy):
                 self._pool[thread].appendleft(last)
             else:
                 inline.append(last)
+
+    def _is_expensive(self, op: int) -> bool:
+        return self._expensive[op] and self._estimate[op] > _EXPENSIVE_CYCLES
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the thread's next op: inline, from its own deque, or stolen."""

@@ -5,7 +5,9 @@
     a queue that all threads take from, in order (onnxruntime/core/framework/parallel_executor.cc).
 ``tfrt``
     Kernels carry a stream id. Ready kernels of the stream that the thread works on go to its inline stack
-    (last in, first out), the others to the work queue (TFRT's ``BEFExecutor``).
+    (last in, first out), the others to the work queue (TFRT's ``BEFExecutor``). Kernels that block (on a
+    file, on another machine) have threads of their own, so that they do not keep a core from working
+    (``MultiThreadedWorkQueue``: one queue for tasks that do not block, one for those that do).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from policies.options import whole
 from sim import Issuer, Job, Policy, Task
+from sim.errors import InputError
 
 __all__ = ["KeepFirst", "StreamStacks"]
 
@@ -25,20 +29,30 @@ class _KeepOrQueue(Policy):
 
     def prepare(self, job: Job) -> None:
         """Make empty queues."""
-        self._kept: list[list[Task]] = [[] for _ in job.machine.issuers()]
-        self._queues: list[deque[Task]] = [deque() for _ in range(job.n_groups)]
+        issuers = job.machine.issuers()
+        self._kept: list[list[Task]] = [[] for _ in issuers]
+        self._blocks = [False] * len(job.graph)  # whether an op goes to the threads that may block
+        self._may_block = [False] * len(issuers)
+        self._queues: dict[tuple[int, bool], deque[Task]] = {
+            (group, blocks): deque() for group in range(job.n_groups) for blocks in (False, True)
+        }
 
     def ready(self, task: Task) -> None:
         """Queue `task`."""
-        self._queues[task.group].append(task)
+        self._queues[task.group, self._blocks[task.op]].append(task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Keep what belongs to the thread, queue the rest."""
         for k, t in enumerate(now_ready):
-            if issuer is not None and t.group == issuer.group and self.keeps(task, t, k):
+            mine = (
+                issuer is not None
+                and t.group == issuer.group
+                and self._blocks[t.op] == self._may_block[issuer.index]
+            )
+            if issuer is not None and mine and self.keeps(task, t, k):
                 self._kept[issuer.index].append(t)
             else:
-                self._queues[t.group].append(t)
+                self.ready(t)
 
     def keeps(self, done: Task, task: Task, k: int) -> bool:
         """Return whether the thread that finished `done` keeps `task`, the k-th it made ready."""
@@ -49,7 +63,7 @@ class _KeepOrQueue(Policy):
         kept = self._kept[issuer.index]
         if kept:
             return kept.pop()
-        queue = self._queues[issuer.group]
+        queue = self._queues[issuer.group, self._may_block[issuer.index]]
         return queue.popleft() if queue else None
 
 
@@ -64,17 +78,51 @@ class KeepFirst(_KeepOrQueue):
 class StreamStacks(_KeepOrQueue):
     """TFRT's executor; an op's attribute ``stream_id`` (0 by default) says to which stream it belongs.
 
+    Parameters
+    ----------
+    blocking_threads : int
+        Workers, the last ones of a CPU, that run the ops with the attribute ``blocking: true`` and no others;
+        0: those ops run as all do.
+
+    Raises
+    ------
+    InputError
+        A negative number; when the run begins: no worker is left for the other ops.
+
     Notes
     -----
     All kernels are strict here: they wait for all their arguments.
     """
 
+    def __init__(self, blocking_threads: int = 0) -> None:
+        self.blocking_threads = whole("tfrt", "blocking_threads", blocking_threads, least=0)
+
     def prepare(self, job: Job) -> None:
-        """Read the stream ids."""
+        """Read the stream ids, and set threads aside for what blocks."""
         super().prepare(job)
         attributes = job.graph.attributes
+        if self.blocking_threads:
+            self._set_aside(job)
         self._stream_id = {op: int(a["stream_id"]) for op, a in attributes.items() if "stream_id" in a}
 
     def keeps(self, done: Task, task: Task, k: int) -> bool:
         """Keep the ops of the same stream."""
         return self._stream_id.get(done.op, 0) == self._stream_id.get(task.op, 0)
+
+    def _set_aside(self, job: Job) -> None:
+        """Divide the workers of every CPU."""
+        workers = [device.workers > 0 for device in job.machine.devices]
+        for op, attributes in job.graph.attributes.items():
+            self._blocks[op] = bool(attributes.get("blocking", False)) and workers[int(job.device_of[op])]
+        threads: dict[int, list[int]] = {}
+        for issuer in job.machine.issuers():
+            if issuer.stream >= 0:
+                threads.setdefault(issuer.group, []).append(issuer.index)
+        for members in threads.values():
+            if self.blocking_threads >= len(members):
+                raise InputError(
+                    f"tfrt: blocking_threads is {self.blocking_threads}, and the CPU has {len(members)} "
+                    "workers; leave one at least for ops that do not block (inter_op gives it more)"
+                )
+            for thread in members[-self.blocking_threads :]:
+                self._may_block[thread] = True
