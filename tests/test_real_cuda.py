@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,38 @@ def test_a_plan_survives_its_file(cuda: Cuda) -> None:
     plan = draw("e-random", "cuda")[0].plan()
     assert plan is not None
     assert Plan.from_json(plan.to_json()).digest == plan.digest
+
+
+_BARE = """
+import importlib.abc, pathlib, sys
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"simpy", "pydantic", "pandas", "typer", "rich", "yaml", "matplotlib"}:
+            raise ImportError(f"{name} is not to be imported here", name=name)
+sys.meta_path.insert(0, Blocked())
+sys.path.insert(0, "tests")
+from fake_torch import Driver, Torch
+from devices.real.cuda import Cuda
+from scenarios.validate import steps
+from sim.errors import RunError
+try:
+    steps.run("cuda", pathlib.Path(sys.argv[1]), ["b-fork-join", "d-head-of-line"], runs=3,
+              executor=Cuda(Torch(), Driver()))
+except RunError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_the_simulator_measures_and_another_reports(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", _BARE, str(tmp_path)], capture_output=True, text=True, cwd=root, timeout=120
+    )
+    assert "measured, and not reported: simpy is missing here" in done.stdout, done.stderr
+    names = ["b-fork-join", "d-head-of-line"]
+    found = load_calibration(tmp_path / "calibration.json")
+    result = steps.write_report(tmp_path, "cuda", found, names, recompute=True)
+    for entry in result["experiments"]:
+        assert not entry["predicted_before_measuring"]
+        assert entry["metrics"]["prediction.n"] >= 6
+    assert "predicted after measuring" in (tmp_path / "report.md").read_text()
