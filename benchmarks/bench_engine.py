@@ -206,7 +206,7 @@ def test_memory_a_task() -> None:
 
 
 def main() -> None:
-    """Print the table of benchmarks/README.md."""
+    """Print the table: every graph, size and path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--million", action="store_true", help="also a million tasks")
     sizes = [1_000, 10_000, 100_000] + ([1_000_000] if parser.parse_args().million else [])

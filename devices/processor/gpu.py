@@ -18,7 +18,12 @@
 * Partitions (green contexts) split the SMs: each has its own pending kernels. DRAM stays shared.
 
 A task *starts* when its first load is dispatched; until then its stream waits with it (``resources``).
-An SM changes hands at whole nanoseconds, the first at or after the end of a block.
+An SM changes hands at whole nanoseconds, the first at or after the end of a block, once all that ends and
+arrives at that instant is known: of two kernels that want it, the earlier in rank gets it, whoever came first.
+
+Nothing is simulated that nobody could notice. A kernel's course is computed when somebody asks (see
+`devices.processor.kernels`); only what a change touches is predicted anew; and as long as nobody waits and the
+bandwidth suffices, the one event of a kernel is its end.
 
 Without priorities and with ``sharing: sm`` the simpler `devices.processor.leftover` does the same.
 """
@@ -182,10 +187,10 @@ class SharedSMs:
             kernel.take(loads)
             if kernel.left:
                 return
-            pending.remove(kernel)
             if kernel.served:
-                kernel.served = False
-                self._served[partition] = None
+                self._all_dispatched(kernel)
+            else:
+                pending.remove(kernel)
 
     def _serve_first(self, partition: int, pending: list[Kernel], now_ns: int) -> None:
         """Let the first pending kernel have all SMs that become free, and no other."""
@@ -216,7 +221,7 @@ class SharedSMs:
         demands = [kernel.running * kernel.load_bytes_per_s for kernel in kernels]
         level, among = fair_level(demands, bandwidth_bytes_per_s)
         for kernel, wanted in zip(kernels, demands, strict=True):
-            kernel.advance(now_ns)
+            kernel.advance(now_ns)  # it leaves no SM: that was seen to before
             if wanted * among > level:
                 kernel.set_pace(level, wanted * among)
             else:
