@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from policies.issue.sequential import Sequential
@@ -99,3 +101,8 @@ def test_tfrt_keeps_threads_for_what_blocks() -> None:
     assert by_thread == {0: ["sum0", "sum1", "sum2"], 1: ["read0", "read1", "read2"]}
     with pytest.raises(InputError, match="blocking_threads is 2, and the CPU has 2 workers"):
         simulate(builder.build(), cpu(2), StreamStacks(blocking_threads=2))
+
+
+def test_the_page_on_runtimes_has_all_of_them(root: Path) -> None:
+    text = (root / "docs" / "runtimes.md").read_text(encoding="utf-8")
+    assert [name for name in RUNTIMES if f"`{name}`" not in text] == []
