@@ -30,8 +30,9 @@ from scenarios.build.pipeline_report import check_memory, pipeline_report
 from scenarios.build.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.document import Document, Loc
 from scenarios.workloads.base import Work, Workload
+from scenarios.workloads.pipeline_devices import candidates, rank_devices
 from scenarios.workloads.pipeline_fields import PipelineFields
-from scenarios.workloads.pipeline_stages import Stages, make_stages
+from scenarios.workloads.pipeline_stages import Stages, make_stages, place_stages
 from sim.errors import InputError, ScenarioError, UnknownNameError
 from sim.graph import Graph
 from sim.model import Machine
@@ -108,7 +109,8 @@ def _work(
     assert policy.name is not None
     name, given = policy.name, dict(policy.options)
     chunks = given.pop("chunks", fields.chunks)
-    stages = make_stages(fields, document, machine, chunks or default_chunks(name))
+    able = [] if machine is None else candidates(fields, machine)
+    stages = make_stages(fields, document, able, chunks or default_chunks(name))
     sizes = _split(fields)
     schedule = _schedule(name, given, chunks, stages, len(sizes), fields, document)
     if schedule.stages != len(stages.each):
@@ -117,6 +119,8 @@ def _work(
         )
     if not fields.backward_dependency:
         schedule = without_backward_dependency(schedule)
+    if machine is not None:
+        stages = place_stages(fields, document, stages, schedule, able)
     around = _around(fields, stages.each, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
         streams, transfer, dispatch = 1 + around.own_stream, fields.transfer or 0, fields.dispatch or 0
@@ -131,7 +135,7 @@ def _work(
         devices = [device.name for device in machine.devices]
         copy_ns = lambda source, destination, nbytes: transfer  # noqa: E731
     else:
-        devices = _devices(fields, schedule, machine, around)
+        devices = rank_devices(fields, schedule, able, around)
         copy_ns = partial(_route_ns, machine, devices)
     share = [(size, sizes[0]) for size in sizes]
     graph = pipeline_graph(schedule, stages.each, devices, around=around, copy_ns=copy_ns, shares=share)
@@ -245,38 +249,6 @@ def _around(fields: PipelineFields, stages: list[PipelineStage], shared_by: int)
         buckets=data.buckets if data else 1,
         sharded=data.sharded if data else False,
     )
-
-
-def _devices(fields: PipelineFields, schedule: Schedule, machine: Machine, around: Around) -> list[str]:
-    """Return the device of each rank."""
-    for key in ("transfer", "dispatch"):
-        if getattr(fields, key) is not None:
-            raise InputError(
-                f"{key} is for pipelines without a machine; with one, say it there "
-                f"({'latency of its links' if key == 'transfer' else 'issue_cost of its devices'})"
-            )
-    names = fields.devices
-    if names is None:
-        gpus = [device.name for device in machine.devices if not device.workers]
-        names = gpus or [device.name for device in machine.devices]
-    if len(names) < schedule.ranks:
-        raise InputError(
-            f"the schedule has {schedule.ranks} ranks and the machine {len(names)} devices for them: "
-            f"{', '.join(names)}"
-        )
-    names = names[: schedule.ranks]
-    for name in names:
-        device = machine.devices[machine.device_index(name)]
-        if device.workers > 1:
-            raise InputError(
-                f"a rank runs one op at a time, and {name} has {device.workers} workers: inter_op: 1"
-            )
-        if around.own_stream and device.lanes < 2:
-            raise InputError(
-                f"gradients are summed beside the computation, and {name} has one stream; give it "
-                "streams: 2, or say overlap: false"
-            )
-    return names
 
 
 def _route_ns(machine: Machine, devices: list[str], source: int, destination: int, nbytes: int) -> int:

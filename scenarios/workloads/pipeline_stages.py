@@ -6,38 +6,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from policies.pipeline import StageTimes
+from policies.pipeline import Schedule, StageTimes
 from policies.pipeline.planners import Level, plan_pipedream
 from scenarios.build.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
 from scenarios.build.pipeline_stage import PipelineStage
 from scenarios.build.transformer import Transformer, transformer_stages
 from scenarios.document import Document
+from scenarios.workloads.pipeline_devices import check_ranks, loop_devices
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from sim.errors import InputError
-from sim.model import Device, Machine
+from sim.model import Device
 from sim.units import round_half_up
 
-__all__ = ["Stages", "make_stages"]
+__all__ = ["Stages", "make_stages", "place_stages"]
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages, and on how many workers each is where a planner said so."""
+    """The stages, on how many workers each is where a planner said so, and how many layers each has."""
 
     each: list[PipelineStage]
     replicas: tuple[int, ...] | None = None
+    balance: tuple[int, ...] = ()
 
 
-def make_stages(fields: PipelineFields, document: Document, machine: Machine | None, chunks: int) -> Stages:
-    """Return the stages of a pipeline.
+def make_stages(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
+    """Return the stages of a pipeline; a model or a graph is timed with ranks in a loop over the devices.
 
     Parameters
     ----------
     fields : PipelineFields
     document : Document
         Finds a profile.
-    machine : Machine or None
-        Times a model.
+    devices : sequence of Device
+        Of each rank, and perhaps more; they time a model or a graph. Empty without a machine.
     chunks : int
         Stages a rank, for ``ranks:``.
 
@@ -48,19 +50,10 @@ def make_stages(fields: PipelineFields, document: Document, machine: Machine | N
     """
     if fields.model is not None:
         assert isinstance(fields.stages, int)
-        model = fields.model.model_dump(exclude={"rate", "tensor_bandwidth"})
-        device = _first_device(fields, machine)
-        return Stages(
-            transformer_stages(
-                Transformer(**model),
-                fields.stages,
-                rate=fields.model.rate,
-                device=device,
-                tensor_bandwidth=fields.model.tensor_bandwidth,
-            )
-        )
+        homes = loop_devices(fields.stages, chunks, devices) if devices else [None] * fields.stages
+        return Stages(_of_model(fields, homes))
     if fields.layers is not None or fields.profile is not None or fields.graph is not None:
-        return _cut(fields, document, machine)
+        return _cut(fields, document, devices, chunks)
     if fields.ranks is not None:
         each = _shared(_stage(fields, fields), chunks)
         return Stages([each] * (fields.ranks * chunks))
@@ -146,25 +139,90 @@ def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
     return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
 
 
-def _first_device(fields: PipelineFields, machine: Machine | None) -> Device | None:
-    """Return the device that times a model or a graph: that of rank 0."""
-    if machine is None:
-        return None
-    return machine.devices[machine.device_index(fields.devices[0]) if fields.devices else 0]
+def place_stages(
+    fields: PipelineFields, document: Document, stages: Stages, schedule: Schedule, devices: Sequence[Device]
+) -> Stages:
+    """Return the stages, timed on the devices of the ranks where a schedule puts them.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+    stages : Stages
+        As `make_stages` returned them: how layers were cut stays as it is.
+    schedule : Schedule
+    devices : sequence of Device
+        Of each rank.
+
+    Raises
+    ------
+    InputError
+        A stage has several ranks (replicas, both ways) whose devices take different times for it: it has
+        one duration.
+    """
+    timed = fields.graph is not None or (fields.model is not None and fields.model.rate is None)
+    if not timed:
+        return stages
+    check_ranks(schedule.ranks, devices)
+    found: list[list[PipelineStage]] = []
+    for placement in dict.fromkeys(schedule.placements):
+        homes = [devices[rank] for rank in placement]
+        if fields.model is not None:
+            found.append(_of_model(fields, homes))
+        else:
+            found.append(_of_graph(fields, document, homes, stages.balance))
+    for s, (stage, *others) in enumerate(zip(*found, strict=True)):
+        if any(other != stage for other in others):
+            where = dict.fromkeys(devices[placement[s]].name for placement in schedule.placements)
+            raise InputError(
+                f"stage {s} lives on {' and '.join(where)}, which take different times for it; put the ranks "
+                "on equal devices (devices: [...]), or choose a schedule with one placement"
+            )
+    return replace(stages, each=found[0])
 
 
-def _cut(fields: PipelineFields, document: Document, machine: Machine | None) -> Stages:
+def _of_model(fields: PipelineFields, homes: Sequence[Device | None]) -> list[PipelineStage]:
+    """Return the stages of a transformer, each timed by the device it is on."""
+    assert fields.model is not None
+    model = Transformer(**fields.model.model_dump(exclude={"rate", "tensor_bandwidth"}))
+    per_device = {
+        None if device is None else device.name: transformer_stages(
+            model,
+            len(homes),
+            rate=fields.model.rate,
+            device=device,
+            tensor_bandwidth=fields.model.tensor_bandwidth,
+        )
+        for device in homes
+    }
+    return [per_device[None if device is None else device.name][s] for s, device in enumerate(homes)]
+
+
+def _of_graph(
+    fields: PipelineFields, document: Document, homes: Sequence[Device], balance: Sequence[int]
+) -> list[PipelineStage]:
+    """Return stages cut from the ops of a graph, each timed by the device it is on."""
+    per_device = {device.name: cut(_graph_layers(fields, document, device), balance) for device in homes}
+    return [per_device[device.name][s] for s, device in enumerate(homes)]
+
+
+def _graph_layers(fields: PipelineFields, document: Document, device: Device) -> list[PipelineStage]:
+    from scenarios.importers import load_graph
+
+    assert fields.graph is not None
+    batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
+    graph = load_graph(document.file(fields.graph), batch=batch)
+    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
+
+
+def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
+    """Cut layers into stages; those of a graph are balanced as the first rank's device times them."""
     if fields.profile is not None:
         from scenarios.importers.pipedream import read_profile
 
         layers = profile_layers(read_profile(document.file(fields.profile)))
     elif fields.graph is not None:
-        from scenarios.importers import load_graph
-
-        batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
-        graph = load_graph(document.file(fields.graph), batch=batch)
-        ratio = Fraction(str(fields.backward_ratio))
-        layers = graph_layers(graph, _first_device(fields, machine) or Device("plain"), backward_ratio=ratio)
+        layers = _graph_layers(fields, document, devices[0] if devices else Device("plain"))
     else:
         layers = [_stage(layer, fields, i) for i, layer in enumerate(fields.layers or [])]
     if fields.partition == "pipedream":
@@ -173,7 +231,12 @@ def _cut(fields: PipelineFields, document: Document, machine: Machine | None) ->
             raise InputError("the planner pipedream needs the bandwidth between workers: bandwidth: 1GB/s")
         # `stages` is here the number of workers; how many stages they make is the plan.
         plan = plan_pipedream(layer_costs(layers), [Level(fields.stages, fields.bandwidth)])
-        return Stages(cut(layers, plan.balance), plan.replicas)
+        return Stages(cut(layers, plan.balance), plan.replicas, tuple(plan.balance))
     count = len(fields.partition) if not isinstance(fields.partition, str) else fields.stages
     assert isinstance(count, int)
-    return Stages(cut(layers, balance_of(layers, count, fields.partition)))
+    balance = balance_of(layers, count, fields.partition)
+    if fields.graph is not None and devices:
+        return Stages(
+            _of_graph(fields, document, loop_devices(count, chunks, devices), balance), balance=balance
+        )
+    return Stages(cut(layers, balance), balance=balance)

@@ -1,0 +1,95 @@
+"""On which devices of a machine ranks are, and which of them times a stage."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from scenario_texts import write
+
+from scenarios.load import load_scenario
+from scenarios.run import Result, run_scenario
+from sim.errors import ScenarioError
+
+MODEL = "model: {layers: 8, hidden: 1024, heads: 16, sequence: 512}"
+
+PLAIN = f"""\
+name: a model
+machine: {{preset: dgx-h200}}
+workload:
+  pipeline: {{{MODEL}, stages: 8, micro_batches: 16}}
+policy: 1f1b
+"""
+
+TWO_SPEEDS = f"""\
+name: a fast and a slow device
+machine:
+  devices:
+    slow: {{kind: gpu, peak: 100TFLOP/s, bandwidth: 1000TB/s}}
+    fast: {{kind: gpu, peak: 400TFLOP/s, bandwidth: 4000TB/s}}
+workload:
+  pipeline: {{{MODEL}, stages: 2, micro_batches: 4}}
+policy: 1f1b
+"""
+
+
+def run(folder: Path, text: str, *sets: str) -> Result:
+    return run_scenario(load_scenario(write(folder, text), sets=sets), check=True)
+
+
+def forwards(result: Result) -> dict[str, int]:
+    """Return the duration of the forward of each device's first micro-batch."""
+    job = result.trace.job
+    return {
+        job.machine.devices[int(job.device_of[op])].name: int(job.duration_ns[op])
+        for op, name in reversed(list(enumerate(job.graph.op_names)))
+        if name.endswith("F0")
+    }
+
+
+def test_a_machine_with_cpus_times_the_model_on_its_gpus(tmp_path: Path) -> None:
+    whole = forwards(run(tmp_path, PLAIN))
+    assert sorted(whole) == [f"gpu{i}" for i in range(8)]
+    bare = PLAIN.replace("{preset: dgx-h200}", "{devices: {gpu: {preset: h200-sxm, count: 8}}}")
+    assert whole == forwards(run(tmp_path, bare))
+
+
+def test_every_stage_takes_the_time_of_its_own_device(tmp_path: Path) -> None:
+    found = forwards(run(tmp_path, TWO_SPEEDS))
+    assert found["slow"] == pytest.approx(4 * found["fast"], rel=1e-3)
+
+
+def test_a_placement_in_a_v_times_stages_where_they_are(tmp_path: Path) -> None:
+    text = TWO_SPEEDS.replace("stages: 2", "stages: 4").replace("policy: 1f1b", "policy: zb-v")
+    job = run(tmp_path, text).trace.job
+    ns = {name: int(job.duration_ns[op]) for op, name in enumerate(job.graph.op_names)}
+    homes = {
+        name: job.machine.devices[int(job.device_of[op])].name for op, name in enumerate(job.graph.op_names)
+    }
+    first = {stage: next(n for n in ns if n.startswith(f"{stage}F0")) for stage in range(4)}
+    assert [homes[first[s]] for s in range(4)] == ["slow", "fast", "fast", "slow"]
+    assert ns[first[0]] == ns[first[3]] > ns[first[1]] == ns[first[2]]
+
+
+def test_a_stage_with_two_homes_of_different_speed_is_refused(tmp_path: Path) -> None:
+    text = TWO_SPEEDS.replace("policy: 1f1b", "policy: chimera")
+    with pytest.raises(ScenarioError, match="stage 0 lives on slow and fast, which take different times"):
+        run(tmp_path, text)
+
+
+def test_a_switch_is_no_rank(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"9 ranks, 8 GPUs \(gpu0, .*gpu7\); make fewer stages"):
+        run(tmp_path, PLAIN, "workload.pipeline.stages=9", "workload.pipeline.model.layers=9")
+    with pytest.raises(ScenarioError, match="nvswitch can run no op"):
+        run(tmp_path, PLAIN, "workload.pipeline.stages=1", "workload.pipeline.devices=[nvswitch]")
+
+
+def test_layers_of_a_graph_are_timed_where_they_run(tmp_path: Path) -> None:
+    graph = Path(__file__).resolve().parents[1] / "graphs" / "inception_v1.json.gz"
+    shutil.copy(graph, tmp_path)
+    text = TWO_SPEEDS.replace(MODEL, f"graph: {graph.name}, partition: [60, 83]")
+    slow_first = forwards(run(tmp_path, text))
+    swapped = forwards(run(tmp_path, text, "workload.pipeline.devices=[fast, slow]"))
+    assert slow_first["slow"] > 2 * swapped["fast"]
+    assert swapped["slow"] > 2 * slow_first["fast"]
