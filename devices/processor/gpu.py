@@ -19,11 +19,11 @@
 
 A task *starts* when its first load is dispatched; until then its stream waits with it (``resources``).
 An SM changes hands at whole nanoseconds, the first at or after the end of a block, once all that ends and
-arrives at that instant is known: of two kernels that want it, the earlier in rank gets it, whoever came first.
+arrives at that instant is known: a kernel of higher priority that comes just then gets it.
 
 Nothing is simulated that nobody could notice. A kernel's course is computed when somebody asks (see
-`devices.processor.kernels`); only what a change touches is predicted anew; and as long as nobody waits and the
-bandwidth suffices, the one event of a kernel is its end.
+`devices.processor.kernels`); only what a change touches is predicted anew; and as long as nobody waits and
+the bandwidth suffices, the one event of a kernel is its end.
 
 Without priorities and with ``sharing: sm`` the simpler `devices.processor.leftover` does the same.
 """
