@@ -157,7 +157,7 @@ def resolve_schedule(
     Raises
     ------
     ScenarioError
-        The policy names no schedule.
+        The policy names no schedule, or a decision that a schedule makes itself.
     """
     from policies.issue.in_order import InOrder
     from scenarios.build.pipeline import AsWritten, CommunicationStream
@@ -168,8 +168,19 @@ def resolve_schedule(
         what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
         message = f"{what}{hint(spec.name or '', schedules)}"
         raise document.error(_below(source, "name").loc if spec.name else loc, message)
-    streams = CommunicationStream()
-    return Decisions(label, InOrder(), streams=streams, linearize=AsWritten()), spec
+    for key in ("placement", "streams", "linearize", "synchronisation", "compile", "launch"):
+        if getattr(spec, key) is not None:
+            message = f"a pipeline's schedule decides it: {spec.name} takes no {key}"
+            raise document.error(_below(source, key).loc, message)
+    decisions = Decisions(
+        label,
+        InOrder(),
+        streams=CommunicationStream(),
+        linearize=AsWritten(),
+        allocator=spec.allocator,
+        loc=loc,
+    )
+    return decisions, spec
 
 
 def _steps(spec: Policy, source: _Source) -> tuple[Step, ...]:
