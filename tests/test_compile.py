@@ -89,5 +89,34 @@ def test_a_runtime_may_compile(tmp_path: Path) -> None:
         plugins.unregister("sim.runtimes", "fusing")
 
 
+PARTITION = """\
+machine:
+  devices: {cpu0: {kind: cpu, cores: 8}, gpu0: {kind: gpu}}
+  links: [{from: cpu0, to: gpu0, latency: 1us, bandwidth: 1GB/s}]
+workload:
+  ops:
+    a: {duration: {cpu: 10us, gpu: 30us}, output: 1kB}
+    b: {duration: {cpu: 30us, gpu: 10us}, inputs: [a], output: 1kB}
+    c: {duration: {cpu: 30us, gpu: 10us}, inputs: [a], output: 1kB}
+    d: {duration: {cpu: 10us, gpu: 30us}, inputs: [b, c]}
+policy: {name: ready-queue, placement: heft, compile: [partition]}
+"""
+
+
+def test_a_partition_is_made_where_the_placement_puts_the_ops(tmp_path: Path) -> None:
+    """HEFT puts b and c on the GPU: 10 + 2 + 20 + 2 + 10 = 44 us, a's copy and c's being on the way.
+
+    In the explicit form b's Send takes its turn on the GPU's only stream, behind c, so that both copies leave
+    at 32 us: 2 us later.
+    """
+    path = write(tmp_path, PARTITION)
+    assert run_scenario(load_scenario(path, sets=["policy.compile=[]"])).trace.makespan_ns == 44_000
+    trace = run_scenario(load_scenario(path), check=True).trace
+    assert trace.makespan_ns == 46_000
+    table = trace.to_pandas().set_index("op")
+    assert table["device"][["a", "b", "c", "d"]].tolist() == ["cpu0", "gpu0", "gpu0", "cpu0"]
+    assert sum(table["kind"] == "recv") == 3
+
+
 def test_rewrites_are_listed() -> None:
     assert "constant-folding" in sim("policies").stdout

@@ -109,3 +109,55 @@ def test_a_loop_has_no_fixed_order(policy: str) -> None:
         "has conditions or loops, so its ops have no fixed order; the policy sequential runs it"
         in done.stderr
     )
+
+
+def test_a_recorded_loop_is_told_by_the_scenario_how_often_it_runs(tmp_path: Path) -> None:
+    """Nodes as TensorFlow writes them: i = 0; while i < n: i = i + 1. What predicates say is not recorded."""
+    nodes = [
+        ("zero", "Const", [], {}),
+        (
+            "enter",
+            "Enter",
+            ["zero:0"],
+            {"frame_name": "while", "is_constant": False, "parallel_iterations": 10},
+        ),
+        ("merge", "Merge", ["enter:0", "next:0"], {}),
+        ("less", "Less", ["merge:0", "merge:0"], {}),
+        ("cond", "LoopCond", ["less:0"], {}),
+        ("switch", "Switch", ["merge:0", "cond:0"], {}),
+        ("add", "AddV2", ["switch:1", "switch:1"], {}),
+        ("next", "NextIteration", ["add:0"], {}),
+        ("exit", "Exit", ["switch:0"], {}),
+    ]
+    two = {"Switch", "Merge"}
+    file = {
+        "name": "recorded",
+        "nodes": [
+            {
+                "name": name,
+                "op": op,
+                "inputs": inputs,
+                "control": [],
+                "shapes": [[]] * (2 if op in two else 1),
+                "dtypes": ["float32"] * (2 if op in two else 1),
+                "device": "/device:CPU:0",
+                "attributes": attributes,
+            }
+            for name, op, inputs, attributes in nodes
+        ],
+    }
+    (tmp_path / "graph.json").write_text(json.dumps(file))
+    head = "machine: {devices: {cpu0: {kind: cpu, cost: {fixed: {add: 1us, default: 0us}}}}}\n"
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{head}workload: {{graph: graph.json}}\n")
+    untold = sim("run", path)
+    assert untold.exit_code == 2
+    assert "op 'cond' decides a branch and carries no outcome" in untold.stderr
+    path.write_text(f"{head}workload: {{graph: graph.json, attributes: {{cond: {{trips: 7}}}}}}\n")
+    told = sim("run", path, "--json")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["makespan_ns"] == 7000
+    path.write_text(f"{head}workload: {{graph: graph.json, attributes: {{con: {{trips: 7}}}}}}\n")
+    wrong = sim("run", path)
+    assert wrong.exit_code == 2
+    assert "unknown op 'con'; did you mean 'cond'?" in wrong.stderr

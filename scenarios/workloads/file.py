@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from scenarios.document import Document
 from scenarios.quantities import Count, File, Name
 from scenarios.workloads.base import Workload
-from sim.errors import InputError
+from sim.errors import InputError, UnknownNameError
 from sim.graph import Graph
 from sim.model import Machine
 
@@ -23,10 +24,25 @@ class GraphFile(Workload):
 
     graph: Annotated[File, Field(description="a file, relative to this one")]
     batch: Batch = None
+    attributes: Annotated[
+        dict[Name, dict[str, JsonValue]],
+        Field(
+            default_factory=dict,
+            description="added to ops of the file, as what predicates say: {op: {outcome: true}}",
+        ),
+    ]
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
-        return load_file(document, "graph", self.graph, batch=self.batch)
+        graph = load_file(document, "graph", self.graph, batch=self.batch)
+        attributes = dict(graph.attributes)
+        for name, more in self.attributes.items():
+            try:
+                op = graph.index(name)
+            except UnknownNameError as error:
+                raise document.error(("workload", "attributes", name), str(error), key=True) from None
+            attributes[op] = {**attributes.get(op, {}), **more}
+        return replace(graph, attributes=attributes)
 
 
 class OnnxFile(Workload):
