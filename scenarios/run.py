@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +10,11 @@ from typing import Any
 from devices.launch import launched
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
-from scenarios.document import Loc
 from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
+from scenarios.op_places import op_place
 from sim.engine import Engine, Observer
-from sim.errors import InfeasibleError, InputError, ScenarioError
+from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError
 from sim.job import Job, make_job
 from sim.memory_log import memory_report
 from sim.metrics import summary
@@ -139,7 +138,12 @@ def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
         document,
         (*decisions.loc, "allocator"),
     )
-    trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
+    try:
+        trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
+    except ScenarioError:
+        raise
+    except (GraphError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
+        raise document.error(op_place(str(error), document), str(error)) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         # Again, and counted: it ends where memory ends, and says who held what.
         trace = Engine(job, decisions.policy, memory=exact_memory(job.machine)).run()
@@ -177,18 +181,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         raise
     except (InfeasibleError, InputError) as error:
         # Nothing has run yet: it is the scenario that asks for what cannot be.
-        raise scenario.document.error(_op_of(str(error), scenario), str(error)) from error
-
-
-def _op_of(message: str, scenario: Scenario) -> Loc:
-    """Return the path of the op that a message begins with."""
-    match = re.match(r"op '([^']*)'", message)
-    ops = scenario.document.root.child("workload")
-    ops = ops and ops.child("ops")
-    if match is None or ops is None:
-        return ("workload",)
-    name = match[1] if ops.child(match[1]) else match[1].rpartition("/")[0]
-    return ("workload", "ops", name) if ops.child(name) else ("workload",)
+        raise scenario.document.error(op_place(str(error), scenario.document), str(error)) from error
 
 
 def _task_names(job: Job) -> list[str]:

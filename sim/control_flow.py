@@ -347,8 +347,8 @@ class TaggedTokenReadiness:
         frame.newest += 1
         if frame.newest > self.MAX_ITERATIONS:
             raise RunError(
-                f"loop {frame.name!r} has made {self.MAX_ITERATIONS:,} iterations and does not end; "
-                "give its loop_cond attributes: {trips: N}"
+                f"loop {frame.name!r} has made {self.MAX_ITERATIONS:,} iterations and does not end, and no "
+                "loop may make more; give its loop_cond attributes: {trips: N}, N no larger than that"
             )
         iteration = frame.iterations[frame.newest] = _Iteration(frame.newest)
         frame.dead_exits.clear()

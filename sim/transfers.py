@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.errors import InfeasibleError
 from sim.graph import UNSET, IntArray, Role
 from sim.job import Job
 
-__all__ = ["Flow", "make_flow", "node_name"]
+__all__ = ["Flow", "check_routes", "make_flow", "node_name"]
 
 
 class Flow(NamedTuple):
@@ -47,6 +48,26 @@ class Flow(NamedTuple):
     source: IntArray
     destination: IntArray
     nbytes: IntArray
+
+
+def check_routes(job: Job, flow: Flow) -> None:
+    """Refuse, before time 0, a transfer that can never arrive.
+
+    Raises
+    ------
+    InfeasibleError
+        No links lead from one device to another; it names an op that waits for what would be moved.
+    """
+    pairs = zip(flow.source.tolist(), flow.destination.tolist(), strict=True)
+    for source, destination in sorted(set(pairs)):
+        try:
+            job.machine.route(source, destination)
+        except InfeasibleError as error:
+            moved = np.flatnonzero((flow.source == source) & (flow.destination == destination))[0]
+            reader = int(flow.consumer[flow.producer == flow.n_ops + moved][0])
+            tensor = job.graph.tensor_name(int(flow.tensor[moved]))
+            name = job.graph.op_names[reader]
+            raise InfeasibleError(f"op {name!r} reads {tensor!r} from another device: {error}") from None
 
 
 def make_flow(job: Job) -> Flow:

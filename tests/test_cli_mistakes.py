@@ -12,7 +12,7 @@ from scenario_texts import GOOD, changed, write
 import scenarios.run
 
 MISTAKES = {
-    "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:6:3: workload.ops: "),
+    "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:8:8: workload.ops.b: "),
     "input": (changed("inputs: [b, c]", "inputs: [b, cc]"), "{file}:10:36: workload.ops.d.inputs.1: "),
     "device": (changed("5us,", "5us, device: gpu0,"), "{file}:10:32: workload.ops.d.device: unknown "),
     "policy": (changed("ready-queue", "raedy-queue"), "{file}:11:16: policy.name: unknown policy "),

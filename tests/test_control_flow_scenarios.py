@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_a_loop_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     )
     done = sim("run", path)
     assert done.exit_code == 1
-    assert "loop 'loop' has made 50 iterations and does not end" in done.stderr
+    assert "loop 'loop' has made 50 iterations and does not end, and no loop may make more; " in done.stderr
 
 
 @pytest.mark.parametrize("policy", ["in-order", "out-of-order"])
@@ -109,6 +110,71 @@ def test_a_loop_has_no_fixed_order(policy: str) -> None:
         "has conditions or loops, so its ops have no fixed order; the policy sequential runs it"
         in done.stderr
     )
+
+
+FUNCTIONS = """\
+machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
+workload:
+  functions:
+    step: {inputs: [v], ops: {s: {duration: 1us, inputs: [v], output: 1B}}, results: [s]}
+  ops:
+    a: {duration: 1us, output: 1B, attributes: {outcome: true}}
+    f: {FUNCTIONAL}
+"""
+
+MISNAMED = {
+    "while": ("kind: while, inputs: [a]", "workload.ops.f: op 'f': an op of kind while", "name body"),
+    "if": ("kind: if, inputs: [a, a], attributes: {then: step}", "workload.ops.f: ", "name else; give"),
+    "call": ("kind: call, inputs: [a], attributes: {}", "workload.ops.f: ", "name body; give"),
+    "unknown": (
+        "kind: call, inputs: [a], attributes: {body: stp}",
+        "workload.ops.f.attributes.body: ",
+        "did you mean 'step'",
+    ),
+    "inputs": (
+        "kind: call, inputs: [a, a], attributes: {body: step}",
+        "workload.ops.f.attributes.body: ",
+        "gives 2 input(s)",
+    ),
+    "trips": (
+        "kind: while, inputs: [a], attributes: {body: step, trips: x}",
+        "workload.ops.f.attributes.trips: ",
+        "has trips 'x'",
+    ),
+    "cycle": ("inputs: [g]}\n    g: {inputs: [f]", "workload.ops.f: ", "has a cycle: f -> g -> f"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*no op uses the function")
+@pytest.mark.parametrize(("op", "place", "says"), MISNAMED.values(), ids=MISNAMED)
+def test_what_is_wrong_with_functions_is_told_at_the_op(
+    tmp_path: Path, op: str, place: str, says: str
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(FUNCTIONS.replace("FUNCTIONAL", op), encoding="utf-8")
+    result = sim("run", path)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+    assert line.startswith(f"{path}:7:"), line
+    assert f": {place}" in line
+    assert says in line
+
+
+def test_a_function_that_nobody_names_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(FUNCTIONS.replace("FUNCTIONAL", "inputs: [a]"), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = sim("run", path)
+    assert result.exit_code == 0
+    assert result.stderr == f"warning: {path}:4:5: no op uses the function 'step'\n"
+
+
+def test_an_outcome_that_is_none_is_told_at_the_op(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    text = FUNCTIONS.replace("FUNCTIONAL", "kind: if, inputs: [a, a], attributes: {then: step, else: step}")
+    path.write_text(text.replace("outcome: true", "outcome: maybe"), encoding="utf-8")
+    assert sim("run", path).stderr.startswith(f"{path}:6:58: workload.ops.a.attributes.outcome: op 'a' has")
 
 
 def test_a_recorded_loop_is_told_by_the_scenario_how_often_it_runs(tmp_path: Path) -> None:
@@ -161,3 +227,19 @@ def test_a_recorded_loop_is_told_by_the_scenario_how_often_it_runs(tmp_path: Pat
     wrong = sim("run", path)
     assert wrong.exit_code == 2
     assert "unknown op 'con'; did you mean 'cond'?" in wrong.stderr
+
+
+def test_a_transfer_without_a_route_is_told_at_the_op_that_reads(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {gpu: {kind: gpu, count: 3}}, links: [{from: gpu0, to: gpu1}]}\n"
+        "workload:\n  ops:\n    a: {duration: 1us, device: gpu0, output: 1MB}\n"
+        "    b: {duration: 1us, device: gpu2, inputs: [a]}\n",
+        encoding="utf-8",
+    )
+    result = sim("run", path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"{path}:5:8: workload.ops.b: op 'b' reads 'a' from another device: no route of links leads from "
+        "gpu0 to gpu2"
+    )

@@ -17,13 +17,15 @@ An op of kind ``call``, ``if`` or ``while`` stands for the ops of ``functions:``
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 
-from scenarios.build.functions import Function, add_ops, is_functional
+from scenarios.build.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
 from scenarios.document import Document, Loc, hint
+from scenarios.op_places import op_place
 from scenarios.quantities import Bytes, Count, Duration, Flops, Name, Strict, Whole, fault, quantity_schema
 from scenarios.workloads.base import Workload
 from sim.dimensions import DURATION
@@ -179,6 +181,7 @@ class InlineOps(Workload):
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graph of the ops, checked name by name so that an error has a place."""
         self._check_names(document)
+        self._check_functions(document)
         self._check_devices(document, machine)
         title = document.root.child("name")
         builder = GraphBuilder(str(title.value) if title and title.value else document.path.stem)
@@ -202,7 +205,8 @@ class InlineOps(Workload):
             add_ops(builder, records, functions)
             return builder.build()
         except GraphError as error:
-            raise document.error(("workload", "ops"), str(error), key=True) from None
+            loc = op_place(str(error), document)
+            raise document.error(loc, str(error), key=loc[-1] == "ops") from None
 
     def _check_names(self, document: Document) -> None:
         """Refuse references to what is not there."""
@@ -232,6 +236,30 @@ class InlineOps(Workload):
                 if ref.source not in self.ops and ref.source not in parts:
                     loc = ("workload", "ops", name, "after", i)
                     raise document.error(loc, f"unknown op {ref.source!r}{hint(ref.source, self.ops)}")
+
+    def _check_functions(self, document: Document) -> None:
+        """Refuse ops that stand for others and do not say for which; warn of functions nobody names."""
+        written: list[tuple[Loc, Mapping[str, Op]]] = [(("workload", "ops"), self.ops)]
+        for name, function in self.functions.items():
+            written.append((("workload", "functions", name, "ops"), function.ops))
+        used = set()
+        for loc, ops in written:
+            for name, op in ops.items():
+                keys = FUNCTIONAL_KINDS.get(op.kind, ())
+                missing = [key for key in keys if key not in op.attributes]
+                if missing:
+                    given = ", ".join(f"{key}: FUNCTION" for key in keys)
+                    more = ", trips: N" if op.kind == "while" else ""
+                    message = (
+                        f"an op of kind {op.kind} stands for the ops of {' and '.join(keys)}, and its "
+                        f"attributes do not name {' and '.join(missing)}; give attributes: {{{given}{more}}}"
+                    )
+                    raise document.error((*loc, name), f"op {name!r}: {message}")
+                used |= {str(op.attributes[key]) for key in (*keys, "cond") if key in op.attributes}
+        for name in self.functions:
+            if name not in used:
+                place = document.place(("workload", "functions", name), key=True)
+                warnings.warn(f"{place}: no op uses the function {name!r}", stacklevel=2)
 
     def _n_outputs(self, source: str, parts: set[str]) -> int | None:
         """Return a number if `source` names an output of an op."""

@@ -24,7 +24,7 @@ from sim.frames import has_control_flow
 from sim.job import Job
 from sim.model import Issuer, Network, Policy, Processor, Task
 from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
-from sim.transfers import Flow, make_flow
+from sim.transfers import Flow, check_routes, make_flow
 
 __all__ = ["Event", "State", "Stream", "by_index"]
 
@@ -134,10 +134,7 @@ class State:
         if self.flow.n_nodes > self.flow.n_ops and machine.links:
             if machine.network is None:
                 raise InfeasibleError("the machine has links but no network to carry transfers over them")
-            for a, b in sorted(
-                set(zip(self.flow.source.tolist(), self.flow.destination.tolist(), strict=True))
-            ):
-                machine.route(a, b)  # refuse before time 0 what can never arrive
+            check_routes(job, self.flow)
             self.network = machine.network(machine, self)
         self.memory = memory(job, self) if memory else None
         self.asynchronous = self.readiness.asynchronous
