@@ -139,9 +139,21 @@ def pipeline_graph(
     devices = devices or [rank_name(r) for r in range(schedule.ranks)]
     if len(devices) != schedule.ranks:
         raise InputError(f"{len(devices)} devices are given, the schedule has {schedule.ranks} ranks")
-    return Writer(
-        schedule, stages, devices, around or Around(), copy_ns or (lambda a, b, nbytes: 0), shares
-    ).build()
+    around = around or Around()
+    graph = Writer(schedule, stages, devices, around, copy_ns or (lambda a, b, nbytes: 0), shares).build()
+    return replace(graph, attributes=_sms_of_ops(graph)) if around.own_stream else graph
+
+
+def _sms_of_ops(graph: Graph) -> dict[int, dict[str, float]]:
+    """Leave SMs to what runs beside the computation, for devices whose kernels compete for them.
+
+    The op of a phase stands for hundreds of kernels, between which a collective gets its SMs; a single kernel
+    as large as the GPU would make it wait for all of them. NCCL takes one SM a channel: 16 of the 132 of
+    an H100 by default (docs.nvidia.com/deeplearning/nccl, NCCL_MAX_NCHANNELS), about an eighth.
+    """
+    apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
+    few, most = {"sm_fraction": 0.125}, {"sm_fraction": 0.875}
+    return {op: few if phase == apart else most for op, phase in enumerate(graph.phase_code.tolist())}
 
 
 def slot_name(slot: Slot) -> str:

@@ -17,22 +17,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from policies.pipeline import PHASES
 from sim.explain.facts import Facts
 from sim.trace import Trace
 
-__all__ = ["waits_for"]
+__all__ = ["is_compute", "waits_for"]
 
 
 def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
     """Return, for each rank, the ns it stood still inside its span by what ran meanwhile, most first.
 
-    Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op without a stage, and
+    Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op that is no slot, and
     ``launch`` where nothing ran: launch latency, or the cost of issuing.
     """
     facts = Facts(trace)
     numbers = [trace.job.machine.device_index(name) for name in devices]
     walk = _Walk(facts)
+    kinds = facts.job.graph.kinds
+    slots = np.array([is_compute(kind) for kind in kinds])[facts.job.graph.kind_code[trace.tasks["op"]]]
     rows = np.lexsort((facts.start, facts.device))
+    rows = rows[slots[rows]]
     device, start, end = facts.device[rows], facts.start[rows], facts.end[rows]
     found: list[dict[str, int]] = []
     for number in numbers:
@@ -44,6 +48,11 @@ def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
             walk.back(int(rows[mine[k]]), int(over[k - 1]), blamed)
         found.append(dict(sorted(blamed.items(), key=lambda item: (-item[1], item[0]))))
     return found
+
+
+def is_compute(kind: str) -> bool:
+    """Whether an op of this kind is a slot of a program, and not a message, an update or a wait."""
+    return all(phase in PHASES for phase in kind.split("+"))
 
 
 class _Walk:
@@ -59,7 +68,7 @@ class _Walk:
         stages, kinds = graph.stage[ops].tolist(), graph.kind_code[ops].tolist()
         names = [device.name for device in facts.devices]
         self.label = [
-            f"stage {stage}" if stage >= 0 else graph.kinds[kind]
+            f"stage {stage}" if is_compute(graph.kinds[kind]) else graph.kinds[kind]
             for stage, kind in zip(stages, kinds, strict=True)
         ] + [
             f"transfer {names[min(a, b)]}<->{names[max(a, b)]}"

@@ -27,13 +27,16 @@ from typing import Any, Final
 import numpy as np
 
 from policies.pipeline import Schedule, closed_form, peak_activations
-from scenarios.build.pipeline_blame import waits_for
+from scenarios.build.pipeline_blame import is_compute, waits_for
 from scenarios.build.pipeline_memory import memory_bands, reserved_bytes, too_much
 from scenarios.build.pipeline_stage import PipelineStage
 from sim.intervals import union
 from sim.trace import Trace
 
-__all__ = ["SPAN", "check_memory", "pipeline_report"]
+__all__ = ["MESSAGES", "SPAN", "check_memory", "pipeline_report"]
+
+MESSAGES: Final = frozenset({"transfer", "copy", "collective", "all_reduce", "reduce_scatter", "all_gather"})
+"""Causes of standing still that are communication."""
 
 SPAN: Final = frozenset({"zb-h2", "zb-v", "zb-auto"})
 """Schedules whose bubble is published, and made small, inside the span of a rank."""
@@ -61,7 +64,7 @@ def pipeline_report(
     """
     number = [trace.job.machine.device_index(name) for name in devices]
     graph = trace.job.graph
-    computes = np.isin(graph.kind_code, [i for i, kind in enumerate(graph.kinds) if _is_compute(kind)])
+    computes = np.isin(graph.kind_code, [i for i, kind in enumerate(graph.kinds) if is_compute(kind)])
     rows = np.flatnonzero(computes[trace.tasks["op"]])
     start, end = trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
     device = trace.device[rows]
@@ -97,8 +100,7 @@ def pipeline_report(
             "waits_for": causes,
             "bottleneck": _most(causes),
             "exposed_ns": [
-                sum(ns for cause, ns in of_rank.items() if cause.startswith("transfer "))
-                for of_rank in causes
+                sum(ns for cause, ns in of_rank.items() if cause.split()[0] in MESSAGES) for of_rank in causes
             ],
             "devices": list(devices),
             "memory_bytes": memory_bands(trace, devices),
@@ -125,10 +127,6 @@ def check_memory(
     error = too_much(trace, schedule, stages, devices)
     if error is not None:
         raise error
-
-
-def _is_compute(kind: str) -> bool:
-    return all(phase in "FBIWR" for phase in kind.split("+"))
 
 
 def _excess(cost: int, work: int) -> float:

@@ -37,6 +37,9 @@ class PipelineStage:
         Resident weights, their gradients, and what the optimizer keeps.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
+    collective_ns : int
+        Messages inside a stage (sums of tensor parallelism, all-to-all of experts) after F and after B or
+        I, on the compute stream, before anything is sent on.
     """
 
     times: StageTimes
@@ -47,6 +50,7 @@ class PipelineStage:
     gradient_nbytes: int = 0
     optimizer_nbytes: int = 0
     checkpoint_nbytes: int | None = None
+    collective_ns: int = 0
 
     @property
     def kept_nbytes(self) -> int:

@@ -90,6 +90,7 @@ class Writer:
         self.plane = plane = schedule.stages * m
         # By number of an action: number of its first output, and its op; -1 until it is written.
         self.made, self.op_at = [-1] * (3 * plane), [-1] * (3 * plane)
+        self.gathered: dict[int, int] = {}  # what leaves a stage after its collective, in place of `made`
         self.arrived: dict[tuple[int, int, int], int] = {}  # copies on compute streams: their tensor
         self.met: dict[object, int] = {}  # posts and copies: their op
         self.recomputed = bytearray(plane)
@@ -248,6 +249,8 @@ class Writer:
             if phase != "W":
                 key = _PLANE[phase] * self.plane + stage * self.m + k
                 self.made[key], self.op_at[key] = first, op
+                if self.stages[stage].collective_ns and phase != "R":
+                    self._collective(rank, key, self._outputs(stage, phase, k)[0], f"{stage}{phase}{k}")
             first += len(self._outputs(stage, phase, k))
         if self.end.after_each_backward:
             self.end.step(rank, parts)
@@ -281,11 +284,31 @@ class Writer:
             key = read.base + k
             if made[key] < 0:
                 return key
-            tensor = made[key] + read.output
+            tensor = self._tensor(key, read.output)
             if self.arrived:
                 tensor = self.arrived.get((key, read.output, rank), tensor)
             inputs.append(tensor)
         return None
+
+    def _tensor(self, key: int, output: int) -> int:
+        """Return the number of an output of an action, as others read it."""
+        return self.gathered.get(key, self.made[key]) if output == 0 else self.made[key] + output
+
+    def _collective(self, rank: int, key: int, nbytes: int, of: str) -> None:
+        """Write the messages inside a stage that end an action."""
+        stage = key % self.plane // self.m
+        op = self.builder.append(
+            f"collective of {of}",
+            kind="collective",
+            inputs=(self.made[key],),
+            outputs=(nbytes,),
+            duration_ns=self.stages[stage].collective_ns,
+            device=self.devices[rank],
+            stage=stage,
+            micro_batch=key % self.m,
+        )
+        self.gathered[key] = self.builder.tensor(op)
+        self.end.last[rank] = op
 
     def _outputs(self, stage: int, phase: str, k: int) -> tuple[int, ...]:
         recomputed = phase == "F" and self.recomputed[stage * self.m + k]
@@ -355,7 +378,7 @@ class Writer:
         """Write a post or half a copy; return what it lacks instead."""
         rank = step.source if step.sends else step.destination
         word = "from" if step.sends else "to"
-        tensor = (self.made[step.key] + step.output,) if step.sends else ()
+        tensor = (self._tensor(step.key, step.output),) if step.sends else ()
         after: tuple[int, ...] = ()
         if step.copies:
             other = (step.copy, not step.sends, 0)

@@ -58,6 +58,10 @@ class StageFields(Strict):
     overlapped: Annotated[
         Duration | None, Field(description="time of F and B in one slot (DualPipe); default: their sum")
     ] = None
+    collective: Annotated[
+        Duration | None,
+        Field(description="messages inside a stage after F and after B or I (tensor or expert parallelism)"),
+    ] = None
     activation: Annotated[Bytes | None, Field(description="sent to the next stage; default 0")] = None
     kept: Annotated[
         Bytes | None, Field(description="activations kept from F (or R) to B; default: as `activation`")

@@ -104,6 +104,7 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
         gradient_nbytes=values["gradients"] or 0,
         optimizer_nbytes=values["optimizer_state"] or 0,
         checkpoint_nbytes=values["stage_input"],
+        collective_ns=values["collective"] or 0,
     )
 
 
@@ -134,6 +135,7 @@ def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
             "parameter_nbytes",
             "gradient_nbytes",
             "optimizer_nbytes",
+            "collective_ns",
         )
     }
     return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
