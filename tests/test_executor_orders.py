@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from program_helpers import programs
 
+from policies.issue.ready_queue import ReadyQueue
+from policies.issue.sequential import Sequential
 from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.work_queues import KeepFirst, StreamStacks
 from scenarios.build.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 
@@ -205,3 +209,20 @@ def test_cheap_by_experience() -> None:
         orders.setdefault(iteration, []).append(g.op_names[op])
     backwards, forwards = ["root", "c", "b", "a"], ["root", "a", "b", "c"]
     assert list(orders.values()) == [backwards] * 94 + [forwards] * 6
+
+
+GPU = Machine((Device("gpu0", issue_ns=1, launch_latency_ns=2, streams=2),))
+CPUS = Machine((Device("cpu0", "cpu", workers=3),))
+
+
+@settings(max_examples=40)
+@given(g=programs())
+def test_what_runs_does_not_depend_on_who_decides(g: Graph) -> None:
+    """The same ops run, dead ones apart, on threads or a GPU, whatever comes first."""
+    runs = []
+    for machine in (CPU, CPUS, GPU):
+        for policy in (TensorFlowExecutor(), ReadyQueue("lifo"), Sequential(), KeepFirst(), StreamStacks()):
+            trace = simulate(g, machine, policy)
+            trace.check()
+            runs.append(Counter(trace.tasks["op"][trace.tasks["dead"] == 0].tolist()))
+    assert all(ran == runs[0] for ran in runs)

@@ -6,15 +6,18 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from program_helpers import programs
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.rewrite.partition import Partition, rendezvous_keys
 from scenarios.build.control_flow import cond, while_loop
+from scenarios.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
 from sim.errors import InputError
 
@@ -219,6 +222,24 @@ def test_nested_loops_and_conditions_over_three_devices() -> None:
     counts = [Counter(name for name, _ in starts(t, names)) for t in (implicit, explicit)]
     assert counts[0] == counts[1] == {"work": 3, "f": 1, "g": 2}
     assert explicit.makespan_ns >= implicit.makespan_ns
+    assert all(len(sends) == len(recvs) == 1 for sends, recvs in rendezvous_keys(explicit).values())
+
+
+@settings(max_examples=60)
+@given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
+def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) -> None:
+    """Loops and conditions over three devices: the same live runs, and every key met once by each side."""
+    there = machine()
+    device_of = np.array([where[op % len(where)] for op in range(len(g))])
+    placed = pinned(g, there, device_of)
+    cut = Partition().apply(placed)
+    for p, c in zip(cut.edges.producer.tolist(), cut.edges.consumer.tolist(), strict=True):
+        assert device(cut, p) == device(cut, c) or (cut.kind(p), cut.kind(c)) == ("send", "recv")
+    implicit, explicit = (simulate(x, there, ReadyQueue()) for x in (placed, cut))
+    explicit.check()
+    ops = [name for op, name in enumerate(g.op_names) if g.kind(op) == "op"]
+    runs = [Counter(name for name, _ in starts(trace, ops)) for trace in (implicit, explicit)]
+    assert runs[0] == runs[1]
     assert all(len(sends) == len(recvs) == 1 for sends, recvs in rendezvous_keys(explicit).values())
 
 

@@ -177,13 +177,16 @@ def control_edges(c: Columns) -> None:
 
 
 def first_tokens(c: Columns) -> None:
-    """With control flow, an op does not run before each of its producers has run; a merge needs only one."""
+    """With control flow, an op does not run before each of its producers has run; a merge needs only one.
+
+    A dead op executes nothing: the host may pass it by while its producer is still on a stream.
+    """
     if c.static:
         return
     edges = c.graph.edges
     never = c.trace.makespan_ns + 1
     first_start, first_end = np.full(c.n, never), np.full(c.n, never)
-    np.minimum.at(first_start, c.op, c.start)
+    np.minimum.at(first_start, c.op[c.live], c.start[c.live])
     np.minimum.at(first_end, c.op, c.end)
     merges = np.array([kind == "merge" for kind in c.graph.kinds])[c.graph.kind_code]
     early = first_start[edges.consumer] < first_end[edges.producer]
