@@ -18,6 +18,7 @@ stand in the order of its program, and running a pipeline means issuing every ra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -148,8 +149,8 @@ def _sms_of_ops(graph: Graph) -> dict[int, dict[str, float]]:
     """Leave SMs to what runs beside the computation, for devices whose kernels compete for them.
 
     The op of a phase stands for hundreds of kernels, between which a collective gets its SMs; a single kernel
-    as large as the GPU would make it wait for all of them. NCCL takes one SM a channel: 16 of the 132 of
-    an H100 by default (docs.nvidia.com/deeplearning/nccl, NCCL_MAX_NCHANNELS), about an eighth.
+    as large as the GPU would make it wait for all of them. NCCL runs one block a channel, on an SM each
+    (NCCL documentation, NCCL_MAX_NCHANNELS); that they are an eighth of the SMs, say 16 of 132, is assumed.
     """
     apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
     few, most = {"sm_fraction": 0.125}, {"sm_fraction": 0.875}
