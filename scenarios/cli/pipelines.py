@@ -34,7 +34,7 @@ def pipeline_line(told: Mapping[str, Any]) -> str:
     )
 
 
-def rank_rows(told: Mapping[str, Any], *, shown: int = 3) -> list[tuple[str, ...]]:
+def rank_rows(told: Mapping[str, Any], *, shown: int = 2) -> list[tuple[str, ...]]:
     """Return one row of text a rank, for `RANK_COLUMNS`; of what it waited for and held, the largest."""
     rows: list[tuple[str, ...]] = []
     for rank, device in enumerate(told["devices"]):
