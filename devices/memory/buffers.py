@@ -47,13 +47,30 @@ class Buffers(NamedTuple):
 
     def uses(self, iterations: int) -> list[list[int]]:
         """Return, per iteration and buffer, how many tasks read it."""
-        n = len(self.nbytes)
-        counts = np.zeros((iterations, n), dtype=np.int64)
+        now = [0] * len(self.nbytes)
+        later: list[tuple[int, int]] = []
         for reads in self.reads:
             for buffer, distance in reads:
-                counts[: max(0, iterations - distance), buffer] += 1
-        rows: list[list[int]] = counts.tolist()
+                if distance:
+                    later.append((buffer, distance))
+                else:
+                    now[buffer] += 1
+        rows = [now.copy() for _ in range(iterations)]
+        for buffer, distance in later:
+            for row in rows[: max(0, iterations - distance)]:
+                row[buffer] += 1
         return rows
+
+    def names(self, job: Job, flow: Flow) -> list[str]:
+        """Return what every buffer is called; see `name`."""
+        graph = job.graph
+        names = list(graph.external_names)
+        for op, row in zip(graph.op_names, graph.outputs.lists(), strict=True):
+            names.append(op)
+            if len(row) > 1:
+                names += [f"{op}:{k}" for k in range(1, len(row))]
+        n = graph.n_tensors
+        return names + [self.name(n + t, job, flow) for t in range(len(flow.tensor))]
 
     def name(self, buffer: int, job: Job, flow: Flow) -> str:
         """Return what a buffer is called: its tensor, and for a copy where it lies."""
@@ -73,30 +90,46 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     home = np.where(producer >= 0, job.device_of[producer], -1)
     nbytes: IntArray = np.concatenate((graph.tensor_nbytes, flow.nbytes))
     copy_of = {
-        (int(tensor), int(device)): n_tensors + t
-        for t, (tensor, device) in enumerate(zip(flow.tensor, flow.destination, strict=True))
+        (tensor, device): n_tensors + t
+        for t, (tensor, device) in enumerate(
+            zip(flow.tensor.tolist(), flow.destination.tolist(), strict=True)
+        )
     }
     size = nbytes.tolist()
     device_of = job.device_of.tolist()
     external = [*(producer < 0).tolist(), *([False] * len(flow.tensor))]
     own = _own_storage(job, copy_of, size)
+    elsewhere = (
+        bool(copy_of) or own is not None
+    )  # whether what is read may be another buffer than the tensor's
     resident: dict[tuple[int, int], tuple[int, int, int]] = {}
     reads: list[list[tuple[int, int]]] = []
-    rows, ptr = graph.inputs.lists(), graph.inputs.indptr.tolist()
-    distance = graph.input_distance.tolist()
-    for op, row in enumerate(rows):
-        seen: dict[tuple[int, int], None] = {}
-        for k, tensor in enumerate(row):
-            buffer = own[copy_of.get((tensor, device_of[op]), tensor)]
+    distance, at = graph.input_distance.tolist(), 0
+    rows = graph.inputs.lists()
+    simple = not (elsewhere or graph.has_distances or (producer[graph.inputs.indices] < 0).any())
+    if simple and graph.tensor_nbytes.all():  # the usual case: everybody reads what others have made there
+        pairs = [(tensor, 0) for tensor in range(n_tensors)]
+        reads = [[pairs[tensor] for tensor in dict.fromkeys(row)] for row in rows]
+        rows = []
+    for here, row in zip(device_of, rows, strict=False):
+        seen: list[tuple[int, int]] = []
+        for tensor in row:
+            buffer = tensor
+            if elsewhere:
+                buffer = copy_of.get((tensor, here), tensor)
+                if own is not None:
+                    buffer = own[buffer]
             if external[buffer]:
-                key = (buffer, device_of[op])
-                resident.setdefault(key, (device_of[op], size[buffer], buffer))
-            elif size[buffer]:
-                seen[buffer, distance[ptr[op] + k]] = None
-        reads.append(list(seen))
-    writes = [[t for t in row if size[t] and own[t] == t] for row in graph.outputs.lists()]
+                resident.setdefault((buffer, here), (here, size[buffer], buffer))
+            elif size[buffer] and (buffer, distance[at]) not in seen:
+                seen.append((buffer, distance[at]))
+            at += 1
+        reads.append(seen)
+    writes = graph.outputs.lists()
+    if own is not None or not graph.tensor_nbytes.all():
+        writes = [[t for t in row if size[t] and (own is None or own[t] == t)] for row in writes]
     for t, tensor in enumerate(flow.tensor.tolist()):
-        buffer, source = n_tensors + t, own[tensor]
+        buffer, source = n_tensors + t, tensor if own is None else own[tensor]
         writes.append([buffer] if size[buffer] else [])
         reads.append([(source, 0)] if size[source] and not external[source] else [])
         if external[tensor] and graph.tensor_role[tensor] == Role.INPUT:
@@ -106,13 +139,13 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     return Buffers(size, device, writes, reads, [r for r in resident.values() if r[1]])
 
 
-def _own_storage(job: Job, copy_of: dict[tuple[int, int], int], size: list[int]) -> list[int]:
-    """Return, per buffer, the buffer whose bytes it really is: itself, unless it is a view."""
+def _own_storage(job: Job, copy_of: dict[tuple[int, int], int], size: list[int]) -> list[int] | None:
+    """Return, per buffer, the buffer whose bytes it really is (a view: another); None: there are no views."""
     graph = job.graph
-    own = list(range(len(size)))
     shared = storage_of(graph)
     if (shared < 0).all():
-        return own
+        return None
+    own = list(range(len(size)))
     made = graph.outputs.indices[graph.outputs.indptr[:-1]].tolist()  # output 0 of each op
     for op in graph.topological_order.tolist():
         base = int(shared[made[op]])

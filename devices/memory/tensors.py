@@ -17,25 +17,23 @@ until something is freed. A buffer that could not be had on an empty device is r
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 
-from devices.memory.base import Allocator, Block
-from devices.memory.buffers import Buffers, make_buffers
+from devices.memory.base import Allocator, Block, StreamEvent
+from devices.memory.buffers import make_buffers
 from devices.memory.counted import CountedAllocator
-from devices.memory.events import MemoryEvent
 from devices.memory.make import make_allocator
 from devices.memory.oom import largest_holders, out_of_memory
+from devices.memory.program_order import events_in_order, program_events
 from devices.memory.spec import MemorySpec
 from sim.engine import State
-from sim.errors import InputError, OutOfMemoryError
+from sim.errors import InputError
 from sim.graph import UNSET, IntArray
 from sim.job import Job
 from sim.model import WAIT, Task
-from sim.transfers import Flow, make_flow
 from sim.units import format_bytes, format_duration
 
 __all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
@@ -90,6 +88,8 @@ class TensorMemory:
         self.waits = waits
         self.job, self.engine, self.flow = job, engine, engine.flow
         self.buffers = make_buffers(job, engine.flow)
+        self.nbytes, self.home = self.buffers.nbytes, self.buffers.device
+        self.writes, self.reads = self.buffers.writes, self.buffers.reads
         self.uses = self.buffers.uses(job.iterations)
         self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
         self.allocators: list[Allocator] = [
@@ -99,18 +99,22 @@ class TensorMemory:
             for device, spec in zip(machine.devices, self.specs, strict=True)
         ]
         self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
-        self.blocks: dict[tuple[int, int], Block] = {}
-        self.granted: set[int] = set()
+        self.n_buffers = len(self.nbytes)
+        self.blocks: dict[int, Block] = {}  # iteration * n_buffers + buffer → where it lies
+        self.granted: set[int] = set()  # tasks that have their memory and may ask again
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
-        self.tokens: dict[int, list[tuple[Allocator, int]]] = defaultdict(list)
+        self.tokens: dict[int, list[tuple[Allocator, int]]] = {}
         self.last_on_stream: dict[int, Task] = {}
-        self.n_ops = engine.flow.n_ops
-        # Ops whose reads count when they are issued: the order of streams protects what they read.
-        self.launched = [self.at_issue and not executed for executed in engine.executed]
-        self.launched += [False] * (engine.flow.n_nodes - self.n_ops)
-        self.tensor_of = [*range(job.graph.n_tensors), *engine.flow.tensor.tolist()]  # what a buffer holds
         self.log: list[tuple[int, ...]] = []
+        # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
+        # issued, because the order of streams protects what it reads.
+        transfers = engine.flow.n_nodes - engine.flow.n_ops
+        self.device_of = [*engine.device_of, *engine.flow.destination.tolist()]
+        self.stream_of = [*(engine.stream_of or [0] * engine.flow.n_ops), *([0] * transfers)]
+        self.launched = [self.at_issue and not executed for executed in engine.executed] + [False] * transfers
+        self.tensor_of = [*range(job.graph.n_tensors), *engine.flow.tensor.tolist()]  # what a buffer holds
+        self.names = self.buffers.names(job, engine.flow)
         self._load()
         self._refuse_impossible()
 
@@ -123,96 +127,112 @@ class TensorMemory:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
             if allocator.try_alloc(nbytes, 0, name) is None:
                 raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
-            self._note(device, nbytes, tensor, UNSET)
+            self._note(allocator, device, nbytes, tensor, UNSET)
+        self.loaded = len(self.log)
         for device, spec in enumerate(self.specs):
             if spec.allocator != "planned":
                 continue
             beside = self.allocators[device]
-            events = _events(self.buffers, self.job, self.flow, device)
+            events = events_in_order(self.buffers, self.job, self.flow, device)
             self.apart[device] = beside.in_use
             self.allocators[device] = make_allocator(
                 "planned", beside.memory, name=beside.name, events=events, **spec.options
             )
 
     def _refuse_impossible(self) -> None:
-        for buffers in self.buffers.writes:
+        """Refuse what would not even fit into an empty device; of each device its largest buffer decides."""
+        largest: dict[int, int] = {}
+        if all(allocator.limit is None for allocator in self.allocators):
+            return
+        for buffers in self.writes:
             for buffer in buffers:
-                allocator = self.allocators[self.buffers.device[buffer]]
-                nbytes = self.buffers.nbytes[buffer]
-                if not allocator.fits_empty(nbytes, 0, self._owner(buffer)):
-                    raise out_of_memory(allocator, nbytes, owner=self._owner(buffer), where="before time 0")
-
-    def _owner(self, buffer: int) -> str:
-        return self.buffers.name(buffer, self.job, self.flow)
+                best = largest.setdefault(self.home[buffer], buffer)
+                if self.nbytes[buffer] > self.nbytes[best]:
+                    largest[self.home[buffer]] = buffer
+        for device, buffer in sorted(largest.items()):
+            allocator, nbytes, name = self.allocators[device], self.nbytes[buffer], self.names[buffer]
+            if not allocator.fits_empty(nbytes, 0, name):
+                raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
 
     # -- sim.engine.Memory -------------------------------------------------------------------
 
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
-        device = self._device(task)
-        if task.id in self.granted:
-            if task.id not in self.synchronising:
-                return 0
-            if self.outstanding[device]:
-                return WAIT
-            self.outstanding[device] += 1
-            return self.synchronising.pop(task.id)
-        allocator, spec = self.allocators[device], self.specs[device]
-        before = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations)
-        stream = self._stream(task)
-        taken: list[int] = []
-        for buffer in self.buffers.writes[task.op]:
-            nbytes = self.buffers.nbytes[buffer]
-            block = allocator.try_alloc(nbytes, stream, self._owner(buffer))
+        node = task.op
+        device = self.device_of[node]
+        if self.granted and task.id in self.granted:
+            return self._again(task, device)
+        allocator, stream = self.allocators[device], self.stream_of[node]
+        mallocs, frees = allocator.device_mallocs, allocator.device_frees
+        synchronised = allocator.synchronisations
+        first = task.iteration * self.n_buffers
+        for buffer in self.writes[node]:
+            block = allocator.try_alloc(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
-                for other in taken:
-                    allocator.free(self.blocks.pop((task.iteration, other)))
-                if self.waits:
-                    return WAIT
-                raise self._oom(allocator, nbytes, stream, buffer)
-            self.blocks[task.iteration, buffer] = block
-            taken.append(buffer)
-        self.granted.add(task.id)
-        for buffer in taken:
-            nbytes = self.blocks[task.iteration, buffer].nbytes
-            self._note(device, nbytes, self.tensor_of[buffer], task.iteration)
-        launched = self.launched[task.op]
+                return self._full(task, allocator, stream, buffer)
+            self.blocks[first + buffer] = block
+            self._note(allocator, device, block.nbytes, buffer, task.iteration)
+        launched = self.launched[node]
         if launched:
-            self._read(task, stream)
             self.last_on_stream[stream] = task
-        mallocs, frees, synchronised = (
-            now - then
-            for now, then in zip(
-                (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations),
-                before,
-                strict=True,
-            )
-        )
-        cost = mallocs * spec.malloc_ns + frees * spec.free_ns + synchronised * spec.synchronise_ns
-        if synchronised and self.outstanding[device]:
-            self.synchronising[task.id] = cost
-            return WAIT
+            self._read(task, stream, True)
+        if not self.at_issue:
+            self.granted.add(task.id)
+        cost = 0
+        if mallocs != allocator.device_mallocs or frees != allocator.device_frees:
+            spec = self.specs[device]
+            cost = spec.malloc_ns * (allocator.device_mallocs - mallocs)
+            cost += spec.free_ns * (allocator.device_frees - frees)
+        if synchronised != allocator.synchronisations:
+            cost += self.specs[device].synchronise_ns * (allocator.synchronisations - synchronised)
+            if self.outstanding[device]:
+                self.granted.add(task.id)
+                self.synchronising[task.id] = cost
+                return WAIT
         if launched:
             self.outstanding[device] += 1
         return cost
 
+    def _again(self, task: Task, device: int) -> int:
+        """Answer a task that has its memory already: it may still have to wait until the device is idle."""
+        if task.id not in self.synchronising:
+            return 0
+        if self.outstanding[device]:
+            return WAIT
+        if self.launched[task.op]:
+            self.outstanding[device] += 1
+        return self.synchronising.pop(task.id)
+
+    def _full(self, task: Task, allocator: Allocator, stream: int, buffer: int) -> int:
+        """Give back what `task` has got so far, and let it wait; or raise."""
+        if not self.waits:
+            where = f"at {format_duration(self.engine.now_ns)}"
+            raise out_of_memory(
+                allocator, self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
+            )
+        for other in self.writes[task.op]:
+            block = self.blocks.pop(task.iteration * self.n_buffers + other, None)
+            if block is not None:
+                allocator.free(block)
+                self._note(allocator, self.device_of[task.op], -block.nbytes, other, task.iteration)
+        return WAIT
+
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
         freed = bool(self.synchronising)
-        launched = self.launched[task.op]
-        if launched:
-            self.outstanding[self._device(task)] -= 1
-        for allocator, token in self.tokens.pop(task.id, ()):
-            allocator.event_done(token)
+        if self.tokens and task.id in self.tokens:
+            for allocator, token in self.tokens.pop(task.id):
+                allocator.event_done(token)
             freed = True
-        if launched:
+        if self.launched[task.op]:
+            self.outstanding[self.device_of[task.op]] -= 1
             return freed
-        return self._read(task, self._stream(task)) or freed
+        return self._read(task, self.stream_of[task.op], False) or freed
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
-        allocator = self.allocators[self._device(task)]
-        need = sum(self.buffers.nbytes[buffer] for buffer in self.buffers.writes[task.op])
+        allocator = self.allocators[self.device_of[task.op]]
+        need = sum(self.nbytes[buffer] for buffer in self.writes[task.op])
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
         limit = format_bytes(allocator.limit, iec=True)
         holders = "; ".join(largest_holders(list(allocator.spans())))
@@ -220,100 +240,62 @@ class TensorMemory:
 
     # -- lifetimes ---------------------------------------------------------------------------
 
-    def _read(self, task: Task, stream: int) -> bool:
+    def _read(self, task: Task, stream: int, launched: bool) -> bool:
         """Count `task`'s reads, and its own outputs that nobody reads; free what is done with."""
         freed = False
-        for buffer, distance in self.buffers.reads[task.op]:
-            iteration = task.iteration - distance
+        now = task.iteration
+        for buffer, distance in self.reads[task.op]:
+            iteration = now - distance
             if iteration < 0:
                 continue
-            if self.launched[task.op]:
-                device = self.buffers.device[buffer]
-                self.allocators[device].record_use(self.blocks[iteration, buffer], stream)
-            self.uses[iteration][buffer] -= 1
-            if not self.uses[iteration][buffer]:
-                self._free(iteration, buffer, task)
+            if launched:
+                block = self.blocks[iteration * self.n_buffers + buffer]
+                if block.stream != stream:
+                    self.allocators[self.home[buffer]].record_use(block, stream)
+            uses = self.uses[iteration]
+            left = uses[buffer] = uses[buffer] - 1
+            if not left:
+                self._free(iteration, buffer, task, stream)
                 freed = True
-        for buffer in self.buffers.writes[task.op]:
-            if not self.uses[task.iteration][buffer] and (task.iteration, buffer) in self.blocks:
-                self._free(task.iteration, buffer, task)
+        uses = self.uses[now]
+        for buffer in self.writes[task.op]:
+            if not uses[buffer] and now * self.n_buffers + buffer in self.blocks:
+                self._free(now, buffer, task, stream)
                 freed = True
         return freed
 
-    def _free(self, iteration: int, buffer: int, task: Task) -> None:
-        device = self.buffers.device[buffer]
+    def _free(self, iteration: int, buffer: int, task: Task, stream: int) -> None:
+        device = self.home[buffer]
         allocator = self.allocators[device]
-        block = self.blocks.pop((iteration, buffer))
-        for token, stream in allocator.free(block):
-            last = self.last_on_stream.get(stream, task)
-            last = task if stream == self._stream(task) else last
+        block = self.blocks.pop(iteration * self.n_buffers + buffer)
+        events = allocator.free(block)
+        if events:
+            self._await(events, allocator, task, stream)
+        self._note(allocator, device, -block.nbytes, buffer, iteration)
+
+    def _await(self, events: tuple[StreamEvent, ...], allocator: Allocator, task: Task, stream: int) -> None:
+        """Tell the allocator when other streams have done what was put on them so far."""
+        for token, used_on in events:
+            last = task if used_on == stream else self.last_on_stream.get(used_on, task)
             if last.end_ns >= 0:
                 allocator.event_done(token)
             else:
-                self.tokens[last.id].append((allocator, token))
-        self._note(device, -block.nbytes, self.tensor_of[buffer], iteration)
-
-    def _device(self, task: Task) -> int:
-        return self.engine.device_of[task.op] if task.op < self.n_ops else self._there(task)
-
-    def _there(self, transfer: Task) -> int:
-        return int(self.flow.destination[transfer.op - self.n_ops])
-
-    def _stream(self, task: Task) -> int:
-        if task.op >= self.n_ops or not self.engine.stream_of:
-            return 0
-        return self.engine.stream_of[task.op]
-
-    def _oom(self, allocator: Allocator, nbytes: int, stream: int, buffer: int) -> OutOfMemoryError:
-        where = f"at {format_duration(self.engine.now_ns)}"
-        return out_of_memory(allocator, nbytes, stream=stream, owner=self._owner(buffer), where=where)
+                self.tokens.setdefault(last.id, []).append((allocator, token))
 
     # -- what is reported --------------------------------------------------------------------
 
-    def _note(self, device: int, change: int, tensor: int, iteration: int) -> None:
-        allocator, apart = self.allocators[device], self.apart[device]
-        in_use, reserved = allocator.in_use + apart, allocator.reserved + apart
-        requested = allocator.requested + apart
+    def _note(self, allocator: Allocator, device: int, change: int, buffer: int, iteration: int) -> None:
+        a = allocator
         now = self.engine.now_ns
-        self.log.append((now, device, change, in_use, requested, reserved, tensor, iteration))
+        self.log.append((now, device, change, a.in_use, a.requested, a.reserved, buffer, iteration))
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
         table = np.array(self.log, dtype=np.int64).reshape(-1, len(_COLUMNS)).T
-        return dict(zip(_COLUMNS, table, strict=True))
-
-
-def program_events(job: Job, device: int, flow: Flow | None = None) -> list[MemoryEvent]:
-    """Return what a device's memory sees when its ops run strictly in program order.
-
-    This is what a static planner plans: an op's outputs are taken before its inputs are released.
-
-    Parameters
-    ----------
-    job : Job
-    device : int
-        Index of the device.
-    flow : Flow, optional
-        The job's flow, when it is there already.
-    """
-    flow = flow or make_flow(job)
-    buffers = make_buffers(job, flow)
-    return list(_events(buffers, job, flow, device))
-
-
-def _events(buffers: Buffers, job: Job, flow: Flow, device: int) -> list[MemoryEvent]:
-    left = buffers.uses(1)[0]
-    events: list[MemoryEvent] = []
-    order = [op for op in job.order.tolist() if job.device_of[op] == device]
-    for op in order:
-        for b in buffers.writes[op]:
-            events.append(MemoryEvent("alloc", buffers.name(b, job, flow), buffers.nbytes[b]))
-        for b, distance in buffers.reads[op]:
-            if distance == 0 and buffers.device[b] == device:
-                left[b] -= 1
-                if not left[b]:
-                    events.append(MemoryEvent("free", buffers.name(b, job, flow)))
-        for b in buffers.writes[op]:
-            if not left[b]:
-                events.append(MemoryEvent("free", buffers.name(b, job, flow)))
-    return events
+        columns = dict(zip(_COLUMNS, table, strict=True))
+        columns["tensor"] = np.array(self.tensor_of, dtype=np.int64)[columns["tensor"]]
+        beside = np.array(self.apart, dtype=np.int64)[columns["device"]]
+        beside[: self.loaded] = 0  # there the parameters were still being laid down
+        for name in ("in_use", "requested", "reserved"):
+            columns[name] += beside
+        return columns
