@@ -3,12 +3,7 @@
 A rank writes slots until one lacks an input; then it sleeps on that input, and who writes it wakes the
 rank. Ops are therefore written after what they read, and a walk that ends early is a deadlock.
 
-Outputs of an op, by the phase of its action (0 bytes where nothing is kept)::
-
-    F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips
-    R     0 nothing            1 what I frees                                 2 what W frees
-    B, I  0 boundary gradient  1.. gradients of skips
-    W     0 nothing
+What ops send, keep and read is in `scenarios.build.pipeline_flow`.
 
 With copies on the compute streams (``copy_streams: false``) both ends of a copy meet: each posts that it
 is there, and begins its half of the copy when the other one has posted too::
@@ -28,6 +23,7 @@ from policies.pipeline import Schedule
 from policies.pipeline.action import Action, Slot
 from policies.pipeline.validate import explain_deadlock
 from scenarios.build.pipeline_end import End
+from scenarios.build.pipeline_flow import Read, output_sizes, reads_of_stages
 from scenarios.build.pipeline_stage import Around, PipelineStage
 from sim import Graph, GraphBuilder
 from sim.errors import StuckError
@@ -37,15 +33,6 @@ __all__ = ["Writer"]
 
 _PLANE: Final = {"F": 0, "B": 1, "I": 1, "R": 2}
 """Kinds of what may be waited for; the gradient is made by B or by I, and nobody waits for a W."""
-
-
-class _Read(NamedTuple):
-    """What an action reads of another stage: an output of the action numbered ``base + micro-batch``."""
-
-    base: int
-    stage: int
-    output: int
-    nbytes: int
 
 
 class _Meeting(NamedTuple):
@@ -98,54 +85,15 @@ class Writer:
             for stage, phase, k in schedule.actions(rank):
                 if phase == "R":
                     self.recomputed[stage * m + k] = 1
-        self.sizes = [self._sizes(stage) for stage in range(schedule.stages)]
-        self.reads = [self._reads(stage) for stage in range(schedule.stages)]
+        self.sizes = output_sizes(stages, around)
+        self.reads = reads_of_stages(self.sizes, around, m)
         self.durations: dict[tuple[int, str], int] = {}
         self.left = [
             Counter(a.stage for a in schedule.actions(rank) if a.phase in "BW")
             for rank in range(schedule.ranks)
         ]
 
-    # -- what each stage sends, keeps and reads ------------------------------------------------
-
-    def _sizes(self, s: int) -> dict[str, tuple[int, ...]]:
-        """Return sizes of outputs by phase; ``"C"`` is the F of a recomputed micro-batch."""
-        stage, around = self.stages[s], self.around
-        boundary = stage.boundary_nbytes + around.carried_nbytes(s)
-        copies = around.kept_nbytes(s)
-        kept = stage.kept_nbytes + copies
-        passing = stage.activation_nbytes - stage.kept_nbytes
-        checkpoint = stage.input_nbytes + copies
-        skips = tuple(skip.nbytes for skip in around.portal_skips if skip.source == s)
-        back = tuple(skip.nbytes for skip in around.portal_skips if skip.destination == s)
-        gradient = self.stages[s - 1].boundary_nbytes + around.carried_nbytes(s - 1) if s else 0
-        return {
-            "F": (boundary, passing, kept, *skips),
-            "C": (boundary, checkpoint, 0, *skips),
-            # The stage input, kept to the end, is part of the activations.
-            "R": (0, passing, max(0, kept - checkpoint)),
-            "B": (gradient, *back),
-            "I": (gradient, *back),
-            "W": (0,),
-        }
-
-    def _reads(self, s: int) -> tuple[list[_Read], list[_Read]]:
-        """Return what F, and what B or I, of a stage reads of other stages."""
-        m, plane, portals = self.m, self.plane, self.around.portal_skips
-        last = self.schedule.stages - 1
-        forward = [_Read((s - 1) * m, s - 1, 0, self.sizes[s - 1]["F"][0])] if s else []
-        backward = [_Read(plane + (s + 1) * m, s + 1, 0, self.sizes[s]["F"][0])] if s < last else []
-        leaving = {a: [skip for skip in portals if skip.source == a] for a in range(last + 1)}
-        entering = {b: [skip for skip in portals if skip.destination == b] for b in range(last + 1)}
-        for skip in entering[s]:
-            output = 3 + leaving[skip.source].index(skip)
-            forward.append(_Read(skip.source * m, skip.source, output, skip.nbytes))
-        for skip in leaving[s]:
-            output = 1 + entering[skip.destination].index(skip)
-            backward.append(_Read(plane + skip.destination * m, skip.destination, output, skip.nbytes))
-        return forward, backward
-
-    def _reads_of(self, stage: int, phase: str) -> list[_Read]:
+    def _reads_of(self, stage: int, phase: str) -> list[Read]:
         return self.reads[stage][0] if phase == "F" else self.reads[stage][1] if phase in "BI" else []
 
     # -- the walk ------------------------------------------------------------------------------
