@@ -17,6 +17,7 @@ from devices.real.torch_work import TorchWork
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios import calibrate as calibrating
+from scenarios.calibrate.grid import GRID
 from scenarios.validate import files, steps
 from scenarios.validate.case import Case, CaseOp
 from scenarios.validate.draws import draw
@@ -35,7 +36,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         "d2h": [(4096, 1)],
         "attention": [(1024, 1)],
     }
-    monkeypatch.setitem(calibrating._GRID, "cuda", grid)
+    monkeypatch.setitem(GRID, "cuda", grid)
 
 
 @pytest.fixture

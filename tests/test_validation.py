@@ -22,6 +22,7 @@ from devices.real.statistics import kendall_tau, summary
 from devices.real.timer import Timer
 from devices.real.work import Observation
 from scenarios import calibrate as calibrating
+from scenarios.calibrate import grid, session
 from scenarios.cli import app
 from scenarios.validate import files, steps
 from scenarios.validate.case import Case, CaseOp
@@ -118,7 +119,7 @@ def test_a_disturbed_machine_gets_no_calibration(tmp_path: Path, monkeypatch: py
             seen = super().execute(*given, **options)
             return dataclasses.replace(seen, delayed_ns=seen.makespan_ns)
 
-    monkeypatch.setattr(calibrating, "_GRID", {"timer": {"sleep": [(MS,)]}})
+    monkeypatch.setattr(grid, "GRID", {"timer": {"sleep": [(MS,)]}})
     monkeypatch.setattr("scenarios.validate.backends.BACKENDS", {"timer": Disturbed})
     out = tmp_path / "timer.json"
     result = CliRunner().invoke(app, ["calibrate", "--backend", "timer", "--out", str(out)])
@@ -128,9 +129,9 @@ def test_a_disturbed_machine_gets_no_calibration(tmp_path: Path, monkeypatch: py
 
 
 def test_calibrating_the_timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(calibrating, "_GRID", {"timer": {"sleep": [(MS,), (2 * MS,)]}})
-    monkeypatch.setattr(calibrating, "MAX_DELAY", 1e9)  # this test is about what is written
-    monkeypatch.setattr(calibrating, "MAX_DRIFT", {"timer": 1e9})
+    monkeypatch.setattr(grid, "GRID", {"timer": {"sleep": [(MS,), (2 * MS,)]}})
+    monkeypatch.setattr(session, "MAX_DELAY", 1e9)  # this test is about what is written
+    monkeypatch.setattr(session, "MAX_DRIFT", {"timer": 1e9})
     found = calibrating.calibrate("timer", quick=True)
     assert {"decision_ns", "event_ns", "gap_ns", "issue_ns", "launch_latency_ns"} <= set(found.quantities)
     assert found.lookup("sleep", sleep_ns=2 * MS) >= 2 * MS

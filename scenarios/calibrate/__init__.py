@@ -1,0 +1,77 @@
+"""Calibration: run small programs on a backend and write down what every step of them costs.
+
+Each *block* measures one thing. A sentinel runs before and after it; a block that the machine disturbed is
+thrown away (and kept in the record) and measured again, at most `ATTEMPTS` times; then calibrating fails
+and writes nothing. The loss is stated: the medians minimise the mean absolute error of one step, not of a
+makespan.
+
+::
+
+    durations    one op at a time, warm, every (kind, size) of a grid
+    busy         the same with a neighbour: what running side by side costs
+    launch       a full queue: what issuing costs the host, and the gap between kernels of one stream
+    latency      an empty queue: from issue to start
+    events       two streams take turns: from record to the start of who waits
+    decisions    workers under a policy: from readiness to start
+"""
+
+from __future__ import annotations
+
+from devices.cost.calibration import Calibration
+from devices.real.statistics import summary
+from scenarios.calibrate.company import busy_workers, partitions, shared_sms
+from scenarios.calibrate.grid import durations
+from scenarios.calibrate.lanes import decisions, streams
+from scenarios.calibrate.session import ATTEMPTS, DisturbedError, Session
+from scenarios.validate.backends import Executor, make_backend, provenance
+
+__all__ = ["ATTEMPTS", "DisturbedError", "calibrate"]
+
+
+def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = False) -> Calibration:
+    """Measure everything that a backend has to tell.
+
+    Parameters
+    ----------
+    backend : str
+        ``"timer"``, ``"threads"`` or ``"cuda"``.
+    executor : Executor, optional
+        By default the one of that name.
+    quick : bool
+        Fewer samples, for a look.
+
+    Raises
+    ------
+    DisturbedError
+        The machine was not quiet; there is no calibration then.
+    """
+    executor = executor or make_backend(backend)
+    session = Session(backend, executor, quick)
+    durations(session)
+    if backend != "threads":  # streams; threads have workers alone
+        streams(session)
+    if backend != "cuda":
+        decisions(session)
+    if backend == "threads":
+        busy_workers(session)
+    if backend == "cuda":
+        shared_sms(session)
+        partitions(session)
+    quiet = [
+        ns for entry in session.sentinels if entry["accepted"] for ns in (entry["before"], entry["after"])
+    ]
+    session.keep({"sentinel_ns": quiet})
+    return Calibration(
+        backend,
+        _device_name(backend, executor),
+        provenance(backend, executor),
+        {name: summary(values).to_json() for name, values in sorted(session.samples.items())},
+        session.tables,
+        session.sentinels,
+    )
+
+
+def _device_name(backend: str, executor: Executor) -> str:
+    facts = provenance(backend, executor)
+    name = facts.get("gpu") or f"{facts['processor']} ({facts['cores']} cores)"
+    return f"{name}, {backend}"

@@ -1,0 +1,115 @@
+"""What company costs: neighbours on the same cores or SMs, and a part of the SMs alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from devices.real.statistics import summary
+from devices.real.work import Observation
+from scenarios.calibrate.grid import serial, spans
+from scenarios.calibrate.session import Samples, Session
+from scenarios.validate.case import Case, CaseOp
+from sim.errors import RunError
+
+__all__ = ["busy_workers", "partitions", "shared_sms"]
+
+
+def shared_sms(session: Session) -> None:
+    """Products on 2 and 4 streams that share all SMs against one stream: what company costs each of them."""
+    n = 4 if session.quick else 8
+    facts = {"size": 2048, "repeat": 4}
+    for k, name in ((2, "corun_slowdown_ppm"), (4, "corun_slowdown_4_ppm")):
+        alone, busy = (
+            Case(
+                f"{label}-{k}", "calibration", "calibration",
+                [
+                    CaseOp(f"o{j}.{i}", "matmul", [f"o{j}.{i - 1}"] if i else [], facts, "dev0", j)
+                    for i in range(n)
+                    for j in range(lanes)
+                ],
+                {"dev0": {"streams": k}},
+            )
+            for label, lanes in (("alone", 1), ("busy", k))
+        )  # fmt: skip
+
+        def read(case: Case, seen: Observation) -> Samples:
+            return {case.name: [float(seen.makespan_ns)]}
+
+        rounds = [
+            session.block(f"{k} streams", [alone, busy], read) for _ in range(1 if session.quick else 3)
+        ]
+        factors = [float(np.median(r[busy.name]) / np.median(r[alone.name])) for r in rounds]
+        # Interference counts only if every clean round shows it.
+        session.keep({name: [max(1.0, min(factors)) * 1e6]})
+
+
+PARTITIONS: Final = (2, 4, 8)
+"""Into how many parts the SMs are split."""
+
+
+def partitions(session: Session) -> None:
+    """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them."""
+    n, drop = (8, 2) if session.quick else (12, 3)
+    for p in PARTITIONS:
+        machine = {f"rank{r}": {"streams": 1} for r in range(p)}
+        sizes = [(2048, repeat) for repeat in (1, 2, 4, 6)]
+        cases = []
+        for size, repeat in sizes:
+            facts = {"size": size, "repeat": repeat}
+            ops = [CaseOp(f"o{i}", "block", [f"o{i - 1}"] if i else [], facts, "rank0") for i in range(n)]
+            ops += [CaseOp(f"idle{r}", "block", [], facts, f"rank{r}") for r in range(1, p)]
+            cases.append(Case(f"block-{p}-{repeat}", "calibration", "calibration", ops, machine))
+
+        def read(case: Case, seen: Observation) -> Samples:
+            mine = seen.trace.tasks["stream"] == 0
+            return {case.name: spans(seen)[mine][drop:].tolist()}
+
+        try:
+            found = session.block(f"blocks on a {p}th of the SMs", cases, read)
+        except RunError as error:  # the rest of the calibration is good without
+            session.sentinels.append({"block": f"partitions, {p}", "accepted": False, "why": str(error)})
+            return
+        stats = [summary(found[case.name]) for case in cases]
+        session.tables.append(
+            {
+                "kind": "block", "axes": ["size", "repeat"], "context": f"partition {p}",
+                "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
+                "statistics": [s.to_json() for s in stats],
+            }
+        )  # fmt: skip
+
+
+def busy_workers(session: Session) -> None:
+    """Two independent chains on two workers against one: what company costs."""
+    n, drop = (8, 2) if session.quick else (16, 4)
+    kind, facts = "matmul", {"size": 384, "repeat": 3}
+    ops = serial("threads", kind, facts, n, "a") + serial("threads", kind, facts, n, "b")
+    both = [op for pair in zip(ops[:n], ops[n:], strict=True) for op in pair]
+    case = Case(
+        "busy", "calibration", "calibration", both, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"}
+    )
+
+    def read(case: Case, seen: Observation) -> Samples:
+        return {"busy": spans(seen)[2 * drop : -2].tolist()}
+
+    rounds = [session.block("busy", [case], read)["busy"] for _ in range(1 if session.quick else 3)]
+    alone = next(
+        row[-1]
+        for table in session.tables
+        if table["kind"] == kind
+        for row in table["rows"]
+        if row[:2] == [384, 3]
+    )
+    factors = [float(np.median(busy)) / alone for busy in rounds]
+    # Interference counts only if every clean round shows it.
+    slowdown = min(factors) if min(factors) > 1.02 else 1.0
+    session.keep({"corun_slowdown_ppm": [slowdown * 1e6]})
+    stats = summary([ns for busy in rounds for ns in busy])
+    session.tables.append(
+        {
+            "kind": kind, "axes": ["size", "repeat"], "context": "neighbours busy",
+            "rows": [[384, 3, stats.median]], "statistics": [stats.to_json()],
+        }
+    )  # fmt: skip
