@@ -14,6 +14,7 @@ from program_helpers import programs
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.sequential import Sequential
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.rewrite.partition import Partition, rendezvous_keys
 from scenarios.build.control_flow import cond, while_loop
@@ -241,6 +242,34 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) ->
     runs = [Counter(name for name, _ in starts(trace, ops)) for trace in (implicit, explicit)]
     assert runs[0] == runs[1]
     assert all(len(sends) == len(recvs) == 1 for sends, recvs in rendezvous_keys(explicit).values())
+
+
+@settings(max_examples=30)
+@given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
+def test_programs_over_a_cpu_and_two_gpus_under_threads_and_a_linear_runtime(
+    g: Graph, where: list[int]
+) -> None:
+    mixed = make_machine(
+        {
+            "devices": {
+                "cpu0": {"kind": "cpu", "cores": 2},
+                "gpu0": {"kind": "gpu", "issue_cost": "2ns"},
+                "gpu1": {"kind": "gpu"},
+            },
+            "links": [
+                {"from": a, "to": b, "latency": "5ns", "bandwidth": "1GB/s"}
+                for a, b in (("cpu0", "gpu0"), ("cpu0", "gpu1"), ("gpu0", "gpu1"))
+            ],
+        }
+    )
+    placed = pinned(g, mixed, np.array([where[op % len(where)] for op in range(len(g))]))
+    runs = []
+    for policy in (Sequential(), TensorFlowExecutor(), ReadyQueue()):
+        trace = simulate(placed, mixed, policy)
+        trace.check()
+        runs.append(Counter(trace.tasks["op"][trace.tasks["dead"] == 0].tolist()))
+    assert runs[0] == runs[1] == runs[2]
+    simulate(Partition().apply(placed), mixed, TensorFlowExecutor()).check()
 
 
 def test_one_thread_makes_the_explicit_form_later() -> None:
