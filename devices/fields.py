@@ -12,13 +12,11 @@ the result, and means the ideal: no limit, no loss, no overhead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Final
 
-from devices.memory.spec import read_allocator
-from sim import units
+from devices.field_types import TYPES, read_mapping
 from sim.errors import InputError, UnknownNameError
 
 __all__ = [
@@ -35,6 +33,13 @@ __all__ = [
 
 DEFAULT: Final = "default"
 """In a quantity that differs by kind of op or by dtype: the value of all that are not named."""
+
+
+MOST_DEVICES: Final = 16_384
+"""Most devices of a sort; the largest machines that train one model have about as many."""
+
+MOST_LANES: Final = 65_536
+"""Most cores, streams or host threads of one device: far above any there is."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class Field:
         An overhead or loss that real devices have and ideal ones do not: ``ideal: true`` drops it.
     choices : tuple of str
         The words it may be; empty: any.
+    most : int
+        Of a count: the most it may be, so that a slip of the finger is told and not simulated; 0: any.
+    example : str
+        What a value looks like, where that is not what its type looks like.
     """
 
     name: str
@@ -62,150 +71,38 @@ class Field:
     kinds: tuple[str, ...] = ()
     overhead: bool = False
     choices: tuple[str, ...] = ()
+    most: int = 0
+    example: str = ""
 
+    @property
+    def shown(self) -> str:
+        """What a value looks like, for help and messages: its choices, else an example."""
+        return " | ".join(self.choices) or self.example or TYPES[self.type].shown
 
-@dataclass(frozen=True)
-class Type:
-    """How values of some type are read.
-
-    Attributes
-    ----------
-    read : callable
-        ``read(value, what)`` returns the value in base units or raises `InputError`.
-    shown : str
-        What one looks like, for help and messages.
-    by_key : bool
-        Whether a mapping of keys (kinds of op, dtypes) to such values is accepted too.
-    """
-
-    read: Callable[[object, str], Any]
-    shown: str
-    by_key: bool = False
-
-
-def _count(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{what}: {value!r} is not a count; accepted: a whole number without a unit")
-    if value < 0:
-        raise InputError(f"{what}: {value} is negative")
-    return value
-
-
-def _positive(value: object, what: str) -> int:
-    count = _count(value, what)
-    if count == 0:
-        raise InputError(f"{what}: it must be at least 1")
-    return count
-
-
-def _flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{what}: {value!r} is neither true nor false")
-    return value
-
-
-def _word(value: object, what: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{what}: {value!r} is not a word")
-    return value
-
-
-def _share(value: object, what: str) -> Fraction:
-    """Read a fraction exactly: 0.1 is one tenth, not the binary number next to it."""
-    share = Fraction(repr(units.parse_fraction(value, what=what)))
-    if share == 0:
-        raise InputError(f"{what}: it must be more than 0")
-    return share
-
-
-def _part(value: object, what: str) -> Fraction:
-    return Fraction(repr(units.parse_fraction(value, what=what)))
-
-
-def _factor(value: object, what: str) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise InputError(f"{what}: {value!r} is not a number of at least 0")
-    return Fraction(repr(value))
-
-
-def _integer(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{what}: {value!r} is not a whole number")
-    return value
-
-
-def _list_of(read: Callable[[object, str], Any]) -> Callable[[object, str], tuple[Any, ...]]:
-    def read_list(value: object, what: str) -> tuple[Any, ...]:
-        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
-            raise InputError(f"{what}: {value!r} is not a list")
-        return tuple(read(item, f"{what}[{i}]") for i, item in enumerate(value))
-
-    return read_list
-
-
-def _mapping(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{what}: {value!r} is not a mapping")
-    return {_word(key, f"{what}: key"): item for key, item in value.items()}
-
-
-def _curve(value: object, what: str) -> dict[int, Fraction]:
-    if not isinstance(value, Mapping) or not value:
-        raise InputError(f"{what}: {value!r} is not a mapping of cores to speed-up, as in {{1: 1, 4: 3.4}}")
-    return {_positive(k, f"{what}: cores"): _factor(v, f"{what}.{k}") for k, v in sorted(value.items())}
-
-
-def _counts(value: object, what: str) -> dict[str, int]:
-    return {key: _positive(item, f"{what}.{key}") for key, item in _mapping(value, what).items()}
-
-
-def _anything(value: object, what: str) -> object:
-    return value
-
-
-def _limit(parse: Callable[..., int]) -> Callable[[object, str], int | None]:
-    return lambda value, what: units.parse_limit(value, parse, what=what)
-
-
-TYPES: Final[Mapping[str, Type]] = {
-    "duration": Type(lambda v, what: units.parse_duration(v, what=what), "10us"),
-    "duration by kind": Type(lambda v, what: units.parse_duration(v, what=what), "10us", by_key=True),
-    "bytes": Type(_limit(units.parse_bytes), "80GiB"),
-    "bytes by kind": Type(lambda v, what: units.parse_bytes(v, what=what), "1MB", by_key=True),
-    "bandwidth": Type(_limit(units.parse_bandwidth), "1.5TB/s"),
-    "flops by kind": Type(lambda v, what: units.parse_flops(v, what=what), "1GFLOP", by_key=True),
-    "flop rate by dtype": Type(_limit(units.parse_flop_rate), "989TFLOP/s", by_key=True),
-    "frequency": Type(lambda v, what: units.parse_frequency(v, what=what), "1.98GHz"),
-    "fraction": Type(_share, "0.8 or 80%"),
-    "fraction by kind": Type(_share, "0.8 or 80%", by_key=True),
-    "part": Type(_part, "0.1 or 10%"),
-    "factor": Type(_factor, "0.2"),
-    "count": Type(_count, "4"),
-    "positive count": Type(_positive, "4"),
-    "flag": Type(_flag, "true"),
-    "word": Type(_word, "fp32"),
-    "words": Type(_list_of(_word), "[matmul, conv]"),
-    "integers": Type(_list_of(_integer), "[0, -1]"),
-    "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
-    "counts by name": Type(_counts, "{a: 64, b: 68}"),
-    "allocator": Type(read_allocator, "caching, or {name: caching, malloc: 150us}"),
-    "mapping": Type(_mapping, "{...}"),
-    "anything": Type(_anything, "..."),
-}
-"""How the types of `Field.type` are read. Those "by" something also take a mapping with `DEFAULT`."""
 
 _CPU, _GPU, _NPU = ("cpu",), ("gpu",), ("npu",)
 
 _DEVICE = [
-    Field("preset", "word", "take what is known of this device; every other key then overrides"),
-    Field("kind", "word", "cpu, gpu or npu; any other word is a device with streams and nothing else"),
+    Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
+    Field("kind", "word", "cpu, gpu or npu; any other word: a device with streams, no more", example="gpu"),
     Field("ideal", "flag", "drop every overhead and loss of the preset"),
-    Field("description", "word", "what it is, in one line"),
+    Field("description", "word", "what it is, in one line", example="the GPU of my desk"),
     Field("sources", "mapping", "where each number comes from; not used for anything else"),
-    Field("count", "positive count", "this many such devices, called name0, name1, ...; default one"),
+    Field(
+        "count",
+        "positive count",
+        "this many such devices, called name0, name1, ...; default one",
+        most=MOST_DEVICES,
+    ),
     # -- who issues and how many run at once
-    Field("cores", "positive count", "cores of a CPU, or of an NPU", ("cpu", "npu")),
-    Field("inter_op", "positive count", "worker threads that run ops; default cores / intra_op", _CPU),
+    Field("cores", "positive count", "cores of a CPU, or of an NPU", ("cpu", "npu"), most=MOST_LANES),
+    Field(
+        "inter_op",
+        "positive count",
+        "worker threads that run ops; default cores / intra_op",
+        _CPU,
+        most=MOST_LANES,
+    ),
     Field("intra_op", "positive count", "cores that one op uses; default 1", _CPU),
     Field("cores_per_op", "positive count", "cores that one op uses; cores / cores_per_op queues", _NPU),
     Field("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)", _CPU, True),
@@ -217,7 +114,13 @@ _DEVICE = [
         _CPU,
         True,
     ),
-    Field("streams", "positive count", "queues whose tasks start in order; default 1", ("gpu", "other")),
+    Field(
+        "streams",
+        "positive count",
+        "queues whose tasks start in order; default 1",
+        ("gpu", "other"),
+        most=MOST_LANES,
+    ),
     Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", _GPU),
     # -- overheads of issuing
     Field("issue_cost", "duration by kind", "what issuing an op costs its issuer", overhead=True),
@@ -246,7 +149,7 @@ _DEVICE = [
     ),
     # -- what an op costs
     Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
-    Field("default_dtype", "word", "dtype of ops that name none; default fp32"),
+    Field("default_dtype", "word", "dtype of ops that name none; default fp32", example="bf16"),
     Field("bandwidth", "bandwidth", "of the device's memory; default no limit"),
     Field("core_bandwidth", "bandwidth", "what one core can draw; default its share of bandwidth", _CPU),
     Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
@@ -256,7 +159,12 @@ _DEVICE = [
     Field("half_flops", "flops by kind", "work at which half of that rate is reached", overhead=True),
     Field("half_bytes", "bytes by kind", "traffic at which half of that bandwidth is reached", overhead=True),
     Field("op_overhead", "duration by kind", "time on the device that every op takes besides", overhead=True),
-    Field("cost", "anything", "roofline (default), {fixed: ...}, {table: ...}, or a list tried in turn"),
+    Field(
+        "cost",
+        "anything",
+        "roofline (default), {fixed: ...}, {table: ...}, or a list tried in turn",
+        example="roofline",
+    ),
     Field("supports", "words", "kinds of op that it can run; default all"),
     # -- what its tasks share
     Field(
@@ -264,13 +172,14 @@ _DEVICE = [
         "word",
         "what concurrent ops compete for: cores or time slices of a CPU, SMs (and DRAM) of a GPU",
         ("cpu", "gpu"),
+        overhead=True,
         choices=("none", "cores", "time", "sm", "sm+dram"),
     ),
-    Field("sms", "positive count", "streaming multiprocessors", _GPU),
+    Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
     Field("use_sms", "positive count", "use only so many of them; peak is cut in proportion", _GPU),
     Field("sm_fraction", "fraction", "use only this part of them", _GPU),
     Field("partitions", "counts by name", "split the SMs: SMs of each partition (green contexts)", _GPU),
-    Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU),
+    Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
     Field("max_resident", "positive count", "kernels resident at once; default 128", _GPU),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", _GPU),
@@ -278,8 +187,8 @@ _DEVICE = [
     Field("memory", "bytes", "capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
     Field("allocator", "allocator", "who manages the memory; default: bytes are counted, no more"),
-    Field("l2", "bytes", "second-level cache", ("cpu", "gpu")),
-    Field("scratchpad", "bytes", "software-managed memory of a core", _NPU),
+    Field("l2", "bytes", "second-level cache", ("cpu", "gpu"), example="50MB"),
+    Field("scratchpad", "bytes", "software-managed memory of a core", _NPU, example="1MiB"),
     Field(
         "copy_engines",
         "positive count",
@@ -296,9 +205,9 @@ DEVICE_FIELDS: Final[Mapping[str, Field]] = {field.name: field for field in _DEV
 LINK_FIELDS: Final[Mapping[str, Field]] = {
     field.name: field
     for field in [
-        Field("name", "word", "default: from->to"),
-        Field("from", "word", "device, or pattern such as gpu*: one link for each"),
-        Field("to", "word", "device, or pattern such as gpu*: one link for each"),
+        Field("name", "word", "default: from->to", example="nvlink"),
+        Field("from", "word", "device, or pattern such as gpu*: one link for each", example="gpu0"),
+        Field("to", "word", "device, or pattern such as gpu*: one link for each", example="gpu1"),
         Field("latency", "duration", "time before the first byte arrives; default 0", overhead=True),
         Field("bandwidth", "bandwidth", "one way; default no limit"),
         Field(
@@ -311,7 +220,9 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
             choices=("serial", "shared"),
         ),
         Field("duplex", "flag", "a link of the same kind in each direction; default true"),
-        Field("source", "word", "where its numbers come from; not used for anything else"),
+        Field(
+            "source", "word", "where its numbers come from; not used for anything else", example="datasheet"
+        ),
     ]
 }
 """Every key of a link."""
@@ -320,7 +231,7 @@ HOST_FIELDS: Final[Mapping[str, Field]] = {
     field.name: field
     for field in [
         Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
-        Field("threads", "positive count", "host threads; default 1"),
+        Field("threads", "positive count", "host threads; default 1", most=MOST_LANES),
     ]
 }
 """Every key of a host."""
@@ -328,12 +239,17 @@ HOST_FIELDS: Final[Mapping[str, Field]] = {
 MACHINE_FIELDS: Final[Mapping[str, Field]] = {
     field.name: field
     for field in [
-        Field("preset", "word", "take a known machine; the other keys then override or add"),
+        Field("preset", "word", "take a known machine; other keys override or add", example="dgx-h200"),
         Field("ideal", "flag", "drop every overhead and loss of all devices and links"),
-        Field("description", "word", "what it is, in one line"),
+        Field("description", "word", "what it is, in one line", example="the machine under my desk"),
         Field("sources", "mapping", "where the numbers come from; not used for anything else"),
         Field("devices", "mapping", "name to device"),
-        Field("links", "anything", "list of links; without any, transfers take no time"),
+        Field(
+            "links",
+            "anything",
+            "list of links; without any, transfers take no time",
+            example="[{from: gpu0, to: gpu1}]",
+        ),
         Field("hosts", "mapping", "name to host; default one host thread a device without workers"),
     ]
 }
@@ -374,7 +290,7 @@ def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[st
         ...
     sim.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
     """
-    given = _mapping(spec, what)
+    given = read_mapping(spec, what)
     for name in given:
         if name not in fields:
             raise UnknownNameError(f"key of {what}", name, fields)
@@ -388,11 +304,13 @@ def _read(field: Field, value: object, what: str) -> Any:
     if not type_.by_key:
         read = type_.read(value, what)
     elif isinstance(value, Mapping):
-        read = {key: type_.read(item, f"{what}.{key}") for key, item in _mapping(value, what).items()}
+        read = {key: type_.read(item, f"{what}.{key}") for key, item in read_mapping(value, what).items()}
     else:
         read = {DEFAULT: type_.read(value, what)}
     if field.choices and read not in field.choices:
         raise UnknownNameError(what, str(read), field.choices)
+    if field.most and read > field.most:
+        raise InputError(f"{what}: {read:,} is more than the {field.most:,} that there may be")
     return read
 
 

@@ -8,7 +8,8 @@
 
 What is left out is the ideal: ``{kind: gpu, streams: 2}`` launches at no cost, its streams do not disturb
 one another, and its memory has no end. ``sharing: sm`` lets kernels compete for SMs, ``sm+dram`` for the
-memory's bandwidth too (`devices.processor.gpu`).
+memory's bandwidth too (`devices.processor.gpu`). Presets of real GPUs say ``sm+dram``; ``sharing: none`` and
+``ideal: true`` switch it off.
 """
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     if len(values.get("stream_priorities", ())) > streams:
         raise InputError(f"{name}.stream_priorities: there are only {streams} streams")
     values = {**values, "sms_in_use": used, **_partitions(name, values, used, streams)}
+    alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
     return Device(
         **common_arguments(name, values),
         streams=streams,
         cost=make_cost(values, name, peak_share=share, directory=directory),
-        processor=_processor(values, sharing, streams),
+        processor=None if alone else _processor(values, sharing, streams),
     )
 
 

@@ -3,7 +3,7 @@
 Four reasons why a job takes time, each a bound of its own::
 
     critical path   the longest chain of ops and transfers        a ──► b ──► c
-    device          its work, spread over all its lanes           ▇▇▇▇ / 2 lanes
+    device          its work, spread over all its lanes or cores  ▇▇▇▇ / 2 lanes
     stream, host    what must go one after another                ▇ ▇ ▇ ▇
     link            its bytes at full bandwidth
 
@@ -191,7 +191,7 @@ class _Load(NamedTuple):
 
 
 def _devices(load: _Load) -> dict[str, int]:
-    """Bound each device by its work over its lanes, and over its cores.
+    """Bound each device by its work over its lanes, over its cores, and over its SMs and their bandwidth.
 
     A worker pays for issuing with its own time, a stream does not.
     """
@@ -203,6 +203,10 @@ def _devices(load: _Load) -> dict[str, int]:
         out[device.name] = -(-int((each * load.runs)[here].sum()) // device.lanes)
         if device.cores:
             out[device.name] = max(out[device.name], -(-int(core_ns[here].sum()) // device.cores))
+        # What shares a device may know how much it can do at once: `Processor.least_ns`, if there is one.
+        least = getattr(device.processor, "least_ns", None)
+        if least is not None and here.any():
+            out[device.name] = max(out[device.name], least(device, job, load.ns, load.runs))
     return out
 
 

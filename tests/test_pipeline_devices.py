@@ -93,3 +93,13 @@ def test_layers_of_a_graph_are_timed_where_they_run(tmp_path: Path) -> None:
     swapped = forwards(run(tmp_path, text, "workload.pipeline.devices=[fast, slow]"))
     assert slow_first["slow"] > 2 * swapped["fast"]
     assert swapped["slow"] > 2 * slow_first["fast"]
+
+
+def test_collectives_run_beside_the_computation_of_a_preset(tmp_path: Path) -> None:
+    """Kernels compete for SMs; an op of a phase stands for many of them, so a collective finds room."""
+    text = PLAIN.replace(
+        "machine: {preset: dgx-h200}", "machine: {devices: {gpu: {preset: h200-sxm, count: 2, streams: 2}}}"
+    )
+    text = text.replace("stages: 8", "stages: 2, data_parallel: {all_reduce: 100us}")
+    shared = run(tmp_path, text).trace
+    assert shared.makespan_ns == run(tmp_path, text, "machine.devices.gpu.sharing=none").trace.makespan_ns

@@ -23,6 +23,7 @@ from devices.processor.leftover import LeftoverSMs, course
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.round_robin import RoundRobin
 from sim import Device, GraphBuilder, Job, Machine, Trace, simulate
+from sim.bounds import bounds
 from sim.errors import InputError
 from sim.model import Task
 from sim.noise import Noise
@@ -489,7 +490,9 @@ def test_what_is_known_at_arrival_is_what_happens(
     spec: dict[str, Any] = {"sms": 8, "partitions": {"a": split[0], "b": split[1]}} if split else {"sms": 8}
     at_arrival = run(launches, **spec)
     by_events = run(launches, processor=SharedSMs, **spec)
-    assert at_arrival.job.machine.devices[0].processor is LeftoverSMs
+    device = at_arrival.job.machine.devices[0]
+    alone = device.streams == 1 and not split  # one kernel at a time shares nothing
+    assert device.processor is (None if alone else LeftoverSMs)
     assert by_events.job.machine.devices[0].processor is SharedSMs
     assert spans(at_arrival) == spans(by_events)
     for name in ("start_ns", "end_ns", "wait"):
@@ -557,7 +560,7 @@ def test_demands() -> None:
 )
 def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        run([Launch(0, 10, attributes)], sms=4, sharing="sm+dram", bandwidth="1GB/s")
+        run([Launch(0, 10, attributes)], sms=4, streams=2, sharing="sm+dram", bandwidth="1GB/s")
 
 
 @pytest.mark.parametrize(
@@ -600,3 +603,43 @@ def test_shares_of_bandwidth() -> None:
     assert fair_shares([], 6) == []
     for wanted in ([3, 0, 7, 7], [5, 5], [1, 100, 3]):
         assert fair_shares(wanted, 8) == raise_together(wanted, 8)
+
+
+# -- how much a GPU can do at once ------------------------------------------------------------------
+
+
+def test_work_bounds_a_shared_gpu() -> None:
+    """Two kernels that fill the GPU need the sum of their times, and two of half its SMs the half of it."""
+    full = bounds(run([Launch(0, 20), Launch(1, 30)], sms=4))
+    assert (full.lower_bound_ns, full.binding) == (50, "device gpu0")
+    half = bounds(run([Launch(s, 20, {"sms": 2}) for s in (0, 1, 2)], sms=4))
+    assert (half.lower_bound_ns, half.binding) == (30, "device gpu0")
+
+
+def test_traffic_bounds_a_shared_gpu() -> None:
+    """One SM each, but 15 ns of the memory's time."""
+    kernel = {"sms": 1, "dram_bytes": 1500}
+    trace = run([Launch(0, 20, kernel), Launch(1, 20, kernel)], sms=4, sharing="sm+dram", bandwidth="100GB/s")
+    assert bounds(trace).device_ns["gpu0"] == trace.makespan_ns == 30
+
+
+@given(st.lists(kernels, min_size=1, max_size=12), st.sampled_from(["sm", "sm+dram"]))
+def test_no_run_beats_the_bound(launches: list[Launch], sharing: str) -> None:
+    trace = run(sorted(launches, key=lambda k: k.ready_ns), sms=8, sharing=sharing, bandwidth="1GB/s")
+    assert bounds(trace).lower_bound_ns <= trace.makespan_ns
+
+
+@pytest.mark.parametrize("preset", ["a100-sxm-40", "a100-sxm-80", "h100-sxm", "h200-sxm", "p40", "v100-sxm"])
+def test_streams_of_a_preset_do_not_exceed_its_peak(preset: str) -> None:
+    def makespan_ns(**more: Any) -> int:
+        b = GraphBuilder("four products")
+        for i in range(4):
+            b.op(f"k{i}", kind="matmul", flops=10**12, bytes_read=10**6, dtype="fp32")
+        device = make_device("gpu0", {"preset": preset, "streams": 4, "issue_cost": 0, **more})
+        return simulate(b.build(), Machine((device,)), ReadyQueue(), streams=RoundRobin()).makespan_ns
+
+    peak = make_device("gpu0", {"preset": preset}).details["peak"]["fp32"]
+    least_ns = 4 * 10**12 * 10**9 / peak
+    assert makespan_ns() >= least_ns
+    assert makespan_ns(sharing="none") < least_ns
+    assert makespan_ns(ideal=True) < least_ns

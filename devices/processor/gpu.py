@@ -34,6 +34,7 @@ from bisect import insort
 from operator import attrgetter
 
 from devices.events import Alarm
+from devices.processor.bound import least_ns
 from devices.processor.dram import fair_level
 from devices.processor.kernels import NEVER, Kernel, demands
 from sim.model import MANAGED, Context, Device, Task
@@ -65,6 +66,8 @@ class SharedSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
+    least_ns = staticmethod(least_ns)
+
     def __init__(self, device: Device, context: Context) -> None:
         details = device.details
         self._context = context
@@ -79,7 +82,7 @@ class SharedSMs:
         self._bandwidth: int | None = (
             details.get("bandwidth") if details.get("sharing") == "sm+dram" else None
         )
-        self._demands = demands(device, context, self._bandwidth)
+        self._demands = demands(device, context.job, self._bandwidth)
         self._pending: list[list[Kernel]] = [[] for _ in self._free]  # with loads left, by rank
         self._served: list[Kernel | None] = [None for _ in self._free]
         self._resident: dict[Kernel, None] = {}

@@ -34,8 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.errors import InputError
-from sim.model import Context, Device, Task
+from sim.errors import InputError, InvariantError
+from sim.job import Job
+from sim.model import Device, Task
 
 __all__ = ["GROUPS", "NEVER", "Demand", "Kernel", "demand", "demands"]
 
@@ -132,9 +133,8 @@ def demand(
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
-def demands(device: Device, context: Context, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
+def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     """Return what each op that is placed on `device` asks for."""
-    job = context.job
     graph = job.graph
     here = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
     sms, blocks_per_sm = device.details["sms_in_use"], device.details.get("blocks_per_sm", 1)
@@ -307,4 +307,4 @@ class Kernel:
             rest -= loads
             if rest <= 0:
                 return end + rounds * self._length
-        raise AssertionError("the cohorts are what runs")  # pragma: no cover
+        raise InvariantError("a kernel has loads left that no group of blocks runs")

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from devices.processor.bound import least_ns
 from devices.processor.kernels import GROUPS, Demand, demands
 from sim.model import Context, Device, Task
 from sim.trace import Wait
@@ -150,6 +151,8 @@ class LeftoverSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
+    least_ns = staticmethod(least_ns)
+
     def __init__(self, device: Device, context: Context) -> None:
         details = device.details
         machine = context.job.machine
@@ -159,7 +162,7 @@ class LeftoverSMs:
         self._free: list[Instants] = [
             [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
         ]
-        self._demands = demands(device, context, None)
+        self._demands = demands(device, context.job, None)
 
     def start(self, task: Task) -> int:
         """Return when the kernel will be over, counted from now; its loads may have to wait."""
