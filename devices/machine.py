@@ -95,6 +95,10 @@ def _with_preset(name: str, spec: object) -> dict[str, Any]:
     return merge(base, over, DEVICE_FIELDS, ideal=ideal)
 
 
+MOST_LANES_IN_ALL: Final = 1_000_000
+"""Most cores and streams of all devices together."""
+
+
 def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> Machine:
     """Build a machine from its description.
 
@@ -135,6 +139,12 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
     if ideal:
         described = {name: {"ideal": True, **device} for name, device in described.items()}
     devices = tuple(make_device(name, device, directory=directory) for name, device in described.items())
+    lanes = sum(device.lanes for device in devices)
+    if lanes > MOST_LANES_IN_ALL:
+        message = (
+            f"{lanes:,} cores and streams are more than the {MOST_LANES_IN_ALL:,} that a machine may have"
+        )
+        raise InputError(f"machine.devices: {message}")
     names = [device.name for device in devices]
     links = make_links(base.get("links", ()), over.get("links", ()), names, ideal=ideal)
     hosts = tuple(

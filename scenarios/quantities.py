@@ -25,6 +25,7 @@ __all__ = [
     "File",
     "Flops",
     "Name",
+    "Size",
     "Strict",
     "Whole",
     "fault",
@@ -104,6 +105,10 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**63 - 1)]
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**63 - 1)]
 """A whole number, 1 or more."""
+
+
+Size = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1_000_000)]
+"""How many of something there are that is made one by one: layers, micro-batches, branches."""
 
 
 def _name(value: Any) -> Any:

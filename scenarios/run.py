@@ -13,6 +13,7 @@ from scenarios.compiling import compile_graph
 from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
 from scenarios.op_places import op_place
+from scenarios.schema import MOST_TASKS
 from sim.engine import Engine, Observer
 from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError
 from sim.job import Job, make_job
@@ -164,6 +165,10 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         compiled = compile_graph(
             case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
         )
+        tasks = content.iterations * len(compiled.graph)
+        if tasks > MOST_TASKS:
+            message = f"{content.iterations:,} iterations of {len(compiled.graph):,} ops are {tasks:,} tasks"
+            raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
         job = make_job(
             compiled.graph,
             machine,

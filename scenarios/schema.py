@@ -17,7 +17,7 @@ A key that is not known here is an error, except in ``policy``, where it is an o
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
 
@@ -32,6 +32,9 @@ from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUEN
 __all__ = ["Choice", "Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+MOST_TASKS: Final = 100_000_000
+"""Most tasks of a run, iterations times ops: more do not fit in the memory of a large host."""
 
 Knowledge = Literal["exact", "mean", "estimate", "none"]
 
@@ -225,7 +228,7 @@ class ScenarioFile(Strict):
             description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
         ),
     ] = None
-    iterations: Annotated[Count, Field(description="how many times the graph runs")] = 1
+    iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = 0
     compare: Annotated[
         list[AnyVariant],

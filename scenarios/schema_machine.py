@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
 
-from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, read_fields
+from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_fields
 from devices.fields import Field as Row
 from scenarios.quantities import Name, Strict, quantity_schema, reader
 from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
@@ -54,10 +54,12 @@ def _json_schema(row: Row) -> dict[str, Any]:
     schema: dict[str, Any] = dict(_QUANTITIES[base])
     if by:
         schema = {"anyOf": [schema, {"type": "object", "additionalProperties": schema}]}
+    if row.most:
+        schema["maximum"] = row.most
     if row.choices:
         schema["enum"] = list(row.choices)
     kinds = f" ({', '.join(row.kinds)})" if row.kinds else ""
-    return {**schema, "description": f"{row.doc}{kinds}; as in {TYPES[row.type].shown}"}
+    return {**schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
 
 
 def _checked(row: Row) -> Any:
@@ -65,7 +67,7 @@ def _checked(row: Row) -> Any:
 
     def check(value: Any) -> Any:
         if value is None:
-            raise InputError(f"has no value; accepted: {TYPES[row.type].shown}")
+            raise InputError(f"has no value; accepted: {row.shown}")
         if row.type == "curve" and isinstance(value, Mapping):  # keys of YAML are text, cores are numbers
             value = {int(key) if key.isdecimal() else key: item for key, item in value.items()}
         try:

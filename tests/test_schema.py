@@ -44,7 +44,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, mistake: dict[str,
 
 def test_a_cycle_is_named(tmp_path: Path) -> None:
     said = failure(tmp_path, changed("{duration: 10us, output: 4MB}", "{duration: 10us, inputs: [d]}"))
-    assert re.fullmatch(r"s\.yaml:6:3: workload\.ops: .*cycle: a -> \w -> d -> a", said)
+    assert re.fullmatch(r"s\.yaml:7:8: workload\.ops\.a: .*cycle: a -> \w -> d -> a", said)
 
 
 def test_an_empty_graph(tmp_path: Path) -> None:

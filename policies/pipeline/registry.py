@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from policies.pipeline.chimera import chimera
 from policies.pipeline.custom import custom
@@ -115,6 +115,10 @@ def options(name: str) -> Mapping[str, Any]:
     return own if name == "custom" else {**own, "checkpoint": "never"}
 
 
+MOST_SLOTS: Final = 10_000_000
+"""Most forwards of a schedule, stages times micro-batches."""
+
+
 def generate(
     name: str,
     *,
@@ -171,6 +175,12 @@ def generate(
         return custom(ranks, micro_batches, chunks, **given)
     chunks = family.chunks if chunks is None else chunks
     require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    slots = (ranks or 1) * (micro_batches or 1) * chunks
+    if slots > MOST_SLOTS:
+        raise InputError(
+            f"{ranks:,} ranks of {chunks:,} stages with {micro_batches:,} micro-batches are {slots:,} "
+            f"forwards; there may be {MOST_SLOTS:,}"
+        )
     sizes = {"ranks": ranks, "micro_batches": micro_batches}
     if "chunks" in inspect.signature(family.make).parameters:
         sizes["chunks"] = chunks

@@ -53,13 +53,13 @@ def devices(json: Json = False) -> None:
     if json:
         _show(_HARDWARE, json)
         return
-    from devices.fields import DEVICE_FIELDS, TYPES
+    from devices.fields import DEVICE_FIELDS
     from scenarios.cli.output import print_list
 
     _show(_HARDWARE, json)
     rows = [
         (
-            f"{field.name}: {TYPES[field.type].shown}",
+            f"{field.name}: {field.shown}",
             field.doc + (f" ({', '.join(field.kinds)})" if field.kinds else ""),
         )
         for field in DEVICE_FIELDS.values()

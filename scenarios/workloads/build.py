@@ -26,6 +26,7 @@ from scenarios.quantities import (
     Count,
     Duration,
     Name,
+    Size,
     Strict,
     Whole,
     fault,
@@ -42,6 +43,9 @@ from sim.units import parse_bandwidth
 __all__ = ["BUILDERS", "Build", "Builder"]
 
 _HERE: Loc = ("workload", "build")
+
+MOST_OPS: Final = 10_000_000
+"""Most ops of a graph that is made here."""
 
 _Bandwidth = Annotated[
     int,
@@ -66,7 +70,7 @@ class Gpt(Builder):
     """A decoder (GPT): the forward of a batch, or a training step with Adam."""
 
     model: Literal["gpt", "transformer"]
-    layers: Count
+    layers: Size
     hidden: Count
     heads: Count
     sequence: Annotated[Count, Field(description="tokens of a sample")]
@@ -96,14 +100,16 @@ class Branchy(Builder):
     """Blocks of parallel chains between a fork and a join."""
 
     model: Literal["branchy"]
-    blocks: Count = 1
-    branches: Annotated[Count, Field(description="parallel chains in a block")] = 4
-    depth: Annotated[Count, Field(description="ops in a chain")] = 1
+    blocks: Size = 1
+    branches: Annotated[Size, Field(description="parallel chains in a block")] = 4
+    depth: Annotated[Size, Field(description="ops in a chain")] = 1
     duration: Annotated[Duration, Field(default="10us", description="of every op")]
     output: Annotated[Bytes, Field(description="of every op")] = 0
 
     def graph(self) -> Graph:
         """Return the graph."""
+        if (ops := self.blocks * self.branches * self.depth) > MOST_OPS:
+            raise InputError(f"workload.build: {ops:,} ops are more than the {MOST_OPS:,} that there may be")
         return branchy(
             blocks=self.blocks,
             branches=self.branches,
@@ -130,9 +136,9 @@ class RandomDag(Builder):
     """Layers of ops wired at random, the same for the same seed."""
 
     model: Literal["random-dag"]
-    layers: Count = 10
+    layers: Size = 10
     width: Annotated[
-        list[Count], _two([1, 4]), BeforeValidator(_range), _range_schema({"type": "integer", "minimum": 1})
+        list[Size], _two([1, 4]), BeforeValidator(_range), _range_schema({"type": "integer", "minimum": 1})
     ]
     edge_probability: Annotated[
         float, Field(ge=0, le=1, strict=False, description="of each edge from an earlier layer")
@@ -174,9 +180,9 @@ class DataLoadingFields(Builder):
     prefetch: Annotated[
         Whole, Field(description="batches begun before the training step takes them; 0: synchronous")
     ] = 0
-    workers: Annotated[Count, Field(description="batches that each of load and preprocess works on")] = 1
+    workers: Annotated[Size, Field(description="batches that each of load and preprocess works on")] = 1
     pinned: Annotated[bool, Field(description="the copy has a stream of its own")] = True
-    replicas: Annotated[Count, Field(description="GPUs that share each batch")] = 1
+    replicas: Annotated[Size, Field(description="GPUs that share each batch")] = 1
     all_reduce: Annotated[Duration, Field(description="after a step, among the replicas")] = 0
 
     def graph(self) -> Graph:
@@ -214,9 +220,9 @@ class DataParallelFields(Builder):
     """Training steps on replicas that sum their gradients in buckets."""
 
     model: Literal["data-parallel"]
-    replicas: Count
+    replicas: Size
     layers: Annotated[list[LayerFields], Field(min_length=1, description="from the first to the last")]
-    repeat: Annotated[Count, Field(description="the list of layers so many times")] = 1
+    repeat: Annotated[Size, Field(description="the list of layers so many times")] = 1
     bandwidth: Annotated[
         _Bandwidth | None, Field(description="of a link of the ring; default: unlimited")
     ] = None

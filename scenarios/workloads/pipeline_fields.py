@@ -24,6 +24,7 @@ from scenarios.quantities import (
     Duration,
     File,
     Name,
+    Size,
     Strict,
     Whole,
     fault,
@@ -105,7 +106,7 @@ class DataParallel(Strict):
     replicas: Annotated[Count | None, Field(description="instead: how many, with their bandwidth")] = None
     bandwidth: Annotated[_Bandwidth | None, Field(description="of each replica's link")] = None
     overlap: Annotated[bool, Field(description="on a stream of its own, as soon as it can")] = True
-    buckets: Annotated[Count, Field(description="in so many parts")] = 1
+    buckets: Annotated[Size, Field(description="in so many parts")] = 1
     sharded: Annotated[bool, Field(description="optimizer state is sharded (ZeRO-1)")] = False
 
     @model_validator(mode="after")
@@ -120,7 +121,7 @@ class DataParallel(Strict):
 class ModelFields(Strict):
     """A transformer, from which times and sizes of the stages follow."""
 
-    layers: Count
+    layers: Size
     hidden: Count
     heads: Count
     sequence: Count
@@ -159,6 +160,9 @@ def _stages(value: Any) -> Any:
     raise fault(f"should be a number of stages, or a list of them, not {value!r}")
 
 
+MOST_SLOTS = 10_000_000
+"""Most forwards of a run, stages times micro-batches."""
+
 Checkpoint = Literal["always", "except_last", "never"]
 
 
@@ -166,12 +170,12 @@ class PipelineFields(StageFields):
     """A pipeline: its stages, its micro-batches, and what is around them."""
 
     stages: Annotated[
-        Count | list[StageFields] | None,
+        Size | list[StageFields] | None,
         BeforeValidator(_stages),
         Field(description="how many, chunks counted; or a list with times and sizes of each"),
     ] = None
     ranks: Annotated[
-        Count | None,
+        Size | None,
         Field(description="instead of stages: times and sizes are a rank's, shared among its chunks"),
     ] = None
     layers: Annotated[
@@ -194,11 +198,11 @@ class PipelineFields(StageFields):
     bandwidth: Annotated[
         _Bandwidth | None, Field(description="between workers, for the planner pipedream")
     ] = None
-    micro_batches: Count
+    micro_batches: Size
     batch: Annotated[
         Count | None, Field(description="samples; they are split as tensor.chunk does, into fewer if uneven")
     ] = None
-    chunks: Annotated[Count | None, Field(description="stages a rank; default: what the schedule has")] = None
+    chunks: Annotated[Size | None, Field(description="stages a rank; default: what the schedule has")] = None
     transfer: Annotated[
         Duration | None, Field(description="between two ranks, where there is no machine with links")
     ] = None
@@ -219,6 +223,17 @@ class PipelineFields(StageFields):
     devices: Annotated[
         list[Name] | None, Field(description="device of each rank; default: those of the machine, in order")
     ] = None
+
+    @model_validator(mode="after")
+    def _not_endless(self) -> PipelineFields:
+        stages = len(self.stages) if isinstance(self.stages, list) else self.stages or self.ranks or 1
+        slots = stages * (self.chunks or 1 if self.ranks else 1) * self.micro_batches
+        if slots > MOST_SLOTS:
+            raise fault(
+                f"has {stages:,} stages and {self.micro_batches:,} micro-batches, {slots:,} forwards; there "
+                f"may be {MOST_SLOTS:,}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> PipelineFields:
