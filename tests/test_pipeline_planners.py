@@ -181,3 +181,14 @@ policy: gpipe
     assert (told["ranks"], told["stages"], told["micro_batches"]) == (4, 4, 4)
     busy = told["busy_ns"]
     assert max(busy) < 1.6 * sum(busy) / 4  # cut so that the slowest stage is as fast as can be
+
+
+def test_levels_of_bandwidth(data_dir: Path) -> None:
+    """Four servers of four GPUs: all sixteen are used, and slower links between servers never help."""
+    layers = layer_costs(profile_layers(read_profile(data_dir / "pipedream" / "vgg16.txt")))
+    fast, slow = (plan_pipedream(layers, [Level(4, 10**10), Level(4, rate)]) for rate in (10**10, 10**9))
+    assert sum(fast.replicas) == sum(slow.replicas) == 16
+    assert sum(fast.balance) == sum(slow.balance) == len(layers)
+    assert fast.slowest_ns <= slow.slowest_ns
+    one_level = plan_pipedream(layers, [Level(4, 10**10)])
+    assert plan_pipedream(layers, [Level(4, 10**10), Level(1, 10**9)]) == one_level
