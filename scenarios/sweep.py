@@ -118,18 +118,19 @@ def run_point(path: str, point: Point, sets: Sequence[str] = (), allow_code: boo
         The settings make no scenario: that is not this point's fault alone, and stops the sweep.
     """
     from scenarios.load import load_scenario
-    from scenarios.run import run_scenario
+    from scenarios.run import run_case
 
     row: Row = {**dict(point.settings)}
     scenario = load_scenario(
         path, sets=[*sets, *(f"{k}={v}" for k, v in point.settings)], allow_code=allow_code
     )
+    case = scenario.case(point.policy)
     try:
-        result = run_scenario(scenario, point.policy)
+        result = run_case(case)
     except InputError:
         raise
     except SimError as error:
-        return row | {"policy": point.policy, "error": str(error).partition("\n")[0]}
+        return row | {"policy": case.label, "error": str(error).partition("\n")[0]}
     summary = result.summary
     row |= {
         "policy": result.policy,
@@ -175,8 +176,10 @@ def sweep(
     Raises
     ------
     InputError
-        A point's settings make no scenario.
+        A point's settings make no scenario, or `out` is a table of something else.
     """
+    if out is not None:
+        _check_same_table(out, points)
     memory = _Partial(path, sets, out)
     rows = {point.key: memory.rows[point.key] for point in points if point.key in memory.rows}
     left = [point for point in points if point.key not in rows]
@@ -244,6 +247,29 @@ def _read(line: str) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
+def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
+    """Refuse to write over a file that is no table of a sweep over the same keys."""
+    path = Path(out)
+    if not path.exists() or not points:
+        return
+    columns: list[str] = []
+    try:
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8", newline="") as file:
+                columns = next(csv.reader(file), [])
+        else:
+            columns = list(json.loads(path.read_text(encoding="utf-8"))[0])
+    except (ValueError, LookupError, TypeError, csv.Error):
+        pass  # no table at all: without columns it is refused below
+    keys = [key for key, _ in points[0].settings]
+    if columns[: len(keys) + 1] != [*keys, "policy"]:
+        varied = ", ".join(columns[: columns.index("policy")]) if "policy" in columns else "something else"
+        raise InputError(
+            f"{out}: is there already and is a table of {varied}, not of {', '.join(keys)}; "
+            "name another file, or remove it"
+        )
+
+
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
     """Write rows as ``.csv`` or ``.json``, whole or not at all.
 
@@ -256,7 +282,8 @@ def write_rows(rows: Sequence[Row], path: str | Path) -> None:
     if kind == ".json":
         write_text(path, json.dumps(list(rows), indent=1) + "\n")
     elif kind == ".csv":
-        columns = list(dict.fromkeys(column for row in rows for column in row))
+        columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
+        columns += ["error"] * any("error" in row for row in rows)
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()

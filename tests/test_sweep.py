@@ -130,3 +130,40 @@ def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path) -> None:
     done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", "machine.devices.cpu0.corse=1,2"])
     assert done.exit_code == 2
     assert "cores" in done.stderr
+
+
+def test_a_point_that_fails_is_a_row_with_its_policy_and_exit_status_1(
+    scenario: Path, tmp_path: Path
+) -> None:
+    text = SCENARIO.replace("cores: 2", "cores: 2, memory: 100MB").replace("10us}", "10us, output: 1MB}")
+    scenario.write_text(text, encoding="utf-8")
+    out = tmp_path / "table.csv"
+    key = "workload.ops.a.output"
+    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", f"{key}=200MB,2MB", "--out", str(out)])
+    assert done.exit_code == 1
+    header, first, second = csv.reader(out.read_text().splitlines())
+    assert (header[:2], header[-1]) == ([key, "policy"], "error")
+    assert (first[1], second[1]) == ("ready-queue", "ready-queue")
+    assert first[-1]
+    assert second[-1] == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[-1] == "error"
+    assert first[-1][:30] in lines[1]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.json"])
+def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path: Path, name: str) -> None:
+    out = str(tmp_path / name)
+    one = ["sweep", str(scenario), "--out", out, "--vary", VARY[0]]
+    assert CliRunner().invoke(app, one).exit_code == 0
+    assert CliRunner().invoke(app, one).exit_code == 0  # the same table again
+    before = Path(out).read_bytes()
+    other = CliRunner().invoke(app, ["sweep", str(scenario), "--out", out, "--vary", VARY[1]])
+    assert other.exit_code == 2
+    assert other.stderr == (
+        f"{out}: is there already and is a table of machine.devices.cpu0.cores, not of "
+        "workload.ops.b.duration; name another file, or remove it\n"
+    )
+    assert Path(out).read_bytes() == before
+    Path(out).write_text("my notes", encoding="utf-8")
+    assert "is a table of something else" in CliRunner().invoke(app, one).stderr

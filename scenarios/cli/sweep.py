@@ -38,7 +38,8 @@ def sweep(
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
-    With --out an interrupted sweep goes on where it was.
+    With --out an interrupted sweep goes on where it was. A table that is there is replaced by one of the same
+    keys; one of other keys is not. Exit status 1 when a point failed (out of memory, say): its row says why.
     """
     import sys
     from concurrent.futures import Executor, ProcessPoolExecutor
@@ -75,6 +76,8 @@ def sweep(
         print_json(rows)
     else:
         _print(rows, [key for key, _ in points[0].settings])
+    if any(row["error"] for row in rows):
+        raise typer.Exit(1)
 
 
 def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
@@ -86,8 +89,13 @@ def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
     for row in rows:
         cells = [*(str(row[key]) for key in settings), str(row["policy"] or "")]
         if row["error"]:
-            table.append([*cells, "", str(row["error"])])
+            table.append([*cells, "", "", str(row["error"])])
         else:
             makespan, bound = int(str(row["makespan_ns"])), int(str(row["lower_bound_ns"]))
-            table.append([*cells, format_duration(makespan), percent(makespan / bound - 1) if bound else ""])
-    print_table([*settings, "policy", "makespan", "above bound"], table, left=len(settings) + 1)
+            table.append(
+                [*cells, format_duration(makespan), percent(makespan / bound - 1) if bound else "", ""]
+            )
+    columns = [*settings, "policy", "makespan", "above bound", "error"]
+    if not any(row["error"] for row in rows):
+        columns, table = columns[:-1], [cells[:-1] for cells in table]
+    print_table(columns, table, left=len(settings) + 1)
