@@ -30,6 +30,7 @@ from devices.memory.oom import largest_holders, out_of_memory
 from devices.memory.program_order import events_in_order, program_events
 from devices.memory.spec import MemorySpec
 from sim.engine import State
+from sim.engine.collector import collector_paused
 from sim.errors import InputError
 from sim.graph import UNSET, IntArray
 from sim.job import Job
@@ -70,7 +71,8 @@ def tensor_memory(
         raise InputError(f"when_full must be error or wait; found {when_full!r}")
 
     def make(job: Job, engine: State) -> TensorMemory:
-        return TensorMemory(job, engine, specs or {}, lifetime, when_full == "wait")
+        with collector_paused():
+            return TensorMemory(job, engine, specs or {}, lifetime, when_full == "wait")
 
     return make
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from itertools import chain
 
+from sim.engine.collector import collector_paused
 from sim.engine.hooks import Memory, Observer
 from sim.engine.issuing import Issuing
 from sim.engine.state import State
@@ -34,7 +33,7 @@ class Engine(Issuing):
         self.policy.prepare(self.job)
         peek, step = self.env.peek, self.env.step
         never = float("inf")
-        with _collector_paused():
+        with collector_paused():
             self._eligible(None, self.readiness.roots(), None, True)
             now: float = 0
             while now != never:
@@ -113,18 +112,6 @@ class Engine(Issuing):
                     self._touch(self.streams[task.stream])
         if freed and self.starved:
             self._feed()
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: a run makes many objects and no cycles worth collecting."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def simulate(

@@ -147,12 +147,13 @@ class State:
         self.transfers: list[Task] = []
         self.settling: list[Callable[[], None]] = []
         # Without any of these all that the engine does at a start or an end is to put it down.
-        unwatched = not (self.memory or self.observers or self.noisy_ns or dynamic)
-        self.plain = unwatched and not self.shared
-        self.certain = [unwatched and processor is None for processor in self.processors]
+        unwatched = not (self.observers or self.noisy_ns or dynamic)
+        self.plain = unwatched and not self.shared and self.memory is None
+        unheld = unwatched and (self.memory is None or self.memory.at_issue)  # memory is no reason to wait
+        self.certain = [unheld and processor is None for processor in self.processors]
         for stream in self.streams:
             stream.certain = self.certain[stream.device]
-        free = self.issue_ns is None
+        free = self.issue_ns is None and self.memory is None
         at_once = [
             free and workers and certain for workers, certain in zip(has_workers, self.certain, strict=True)
         ]
