@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,7 +281,28 @@ def test_elementwise_chains_fuse_and_traffic_falls() -> None:
     assert after.bytes_read.tolist() == [1000]
 
 
+@pytest.mark.parametrize(("flops", "names"), [(10, ["b", "c"]), (10**6, ["a", "b", "c"])])
+def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[str]) -> None:
+    """a writes 1000 bytes that b and c read; at 1 byte and 1 flop a ns that is 3000 ns, or `flops` once more."""
+    g = graph(
+        {
+            "a": {"kind": "exp", "inputs": ["x"], "flops": flops},
+            "b": {"kind": "relu", "inputs": ["a"], "flops": 10},
+            "c": {"kind": "mul", "inputs": ["a", "x"], "flops": 10},
+        }
+    )
+    after = Fusion("elementwise", bytes_per_ns=1, flop_per_ns=1).apply(g)
+    assert after.op_names == names
+    assert Fusion("elementwise").apply(g).op_names == ["a", "b", "c"]
+    if len(names) == 2:
+        assert shape(after) == {"b": ("elementwise", ["x"]), "c": ("elementwise", ["x", "x"])}
+        assert after.flops.tolist() == [20, 20]
+        assert after.attributes[0]["fused"] == ["exp", "relu"]
+
+
 def test_wrong_words() -> None:
+    with pytest.raises(InputError, match="bytes_per_ns and flop_per_ns are rates > 0, given together"):
+        Fusion(bytes_per_ns=3)
     with pytest.raises(InputError, match="patterns must be remapper, elementwise or all; found 'some'"):
         Fusion("some")
     with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
@@ -365,3 +387,18 @@ def test_a_step_keeps_what_is_fetched_and_what_has_effects(step: Any, g: Graph) 
         assert len(after) <= len(g) + (len(g) if isinstance(step, Arithmetic) else 0)
     again = step.apply(after)
     assert shape(again) == shape(after)  # a step has nothing left to do after itself
+
+
+@given(g=graphs())
+def test_fusion_with_a_cost_is_never_slower(g: Graph) -> None:
+    """By the cost that it is given, over all ops; and what has effects is never done twice."""
+    step = Fusion("elementwise", bytes_per_ns=1, flop_per_ns=0.5, launch_ns=3)
+
+    def total(x: Graph) -> float:
+        return float((3 + np.maximum(x.bytes_read + x.bytes_written, x.flops / 0.5)).sum())
+
+    after = step.apply(g)
+    assert total(after) <= total(g)
+    assert [n for n in g.op_names if g.kind(g.index(n)) == "random"] == [
+        n for n in after.op_names if after.kind(after.index(n)) == "random"
+    ]

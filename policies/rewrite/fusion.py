@@ -4,7 +4,12 @@ Two families of patterns::
 
     remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
                   conv            + batch_norm          (+ relu ...)
-    elementwise   any chain of elementwise ops, as long as the fused kernel is not slower
+    elementwise   any chain of elementwise ops; and, where that is faster, an elementwise op into each of
+                  several readers, which then compute it again instead of reading it:
+
+                        ┌► b                 a·b
+                  x ─► a ┤        becomes  x ┤        when  t(a) + t(b) + t(c) > t(a·b) + t(a·c)
+                        └► c                 a·c
 
 The fused op keeps the name of the last one, does the work of all, and neither writes nor reads the tensors
 in between: launch overhead and memory traffic are what is saved. Each op in between must have one reader,
@@ -15,6 +20,7 @@ Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from policies.rewrite.records import Record, Records, read, write
@@ -38,14 +44,31 @@ class Fusion:
     ----------
     patterns : str
         ``"remapper"``, ``"elementwise"`` or ``"all"``.
+    bytes_per_ns, flop_per_ns : float
+        What a device moves and computes in a ns (GB/s, GFLOP/s), to weigh computing again against reading: an
+        op takes ``launch_ns`` and the longer of the two. 0: no op is fused into several readers.
+    launch_ns : int
+        What each kernel costs besides.
 
     Raises
     ------
     InputError
-        Another word.
+        Another word, a negative number, or one rate without the other.
     """
 
-    def __init__(self, patterns: str = "all") -> None:
+    def __init__(
+        self,
+        patterns: str = "all",
+        bytes_per_ns: float = 0,
+        flop_per_ns: float = 0,
+        launch_ns: int = 0,
+    ) -> None:
+        if min(bytes_per_ns, flop_per_ns, launch_ns) < 0 or bool(bytes_per_ns) != bool(flop_per_ns):
+            raise InputError(
+                "fusion: bytes_per_ns and flop_per_ns are rates > 0, given together, and launch is >= 0; "
+                f"found {bytes_per_ns}, {flop_per_ns} and {launch_ns} ns"
+            )
+        self.bytes_per_ns, self.flop_per_ns, self.launch_ns = bytes_per_ns, flop_per_ns, launch_ns
         if patterns not in ("remapper", "elementwise", "all"):
             raise InputError(f"fusion: patterns must be remapper, elementwise or all; found {patterns!r}")
         self.patterns = patterns
@@ -58,7 +81,36 @@ class Fusion:
             producer = self._partner(record, records)
             if producer is not None:
                 _fuse(producer, record, records)
+                del records.ops[producer.name]
+        if self.bytes_per_ns and self.patterns != "remapper":
+            for name in list(records.ops):
+                self._into_all_readers(records.ops[name], records)
         return write(records)
+
+    def _into_all_readers(self, producer: Record, records: Records) -> None:
+        """Let every reader compute `producer` itself, where that takes less time in all."""
+        readers = list({r.name: r for r in records.readers()[producer.name]}.values())
+        followed = any(producer.name == name for other in records.ops.values() for name, _ in other.after)
+        if len(readers) < 2 or followed or len(producer.outputs) != 1 or producer.duration_ns is not None:
+            return
+        for reader in readers:
+            kinds = [*_kinds(producer), *_kinds(reader)]
+            once = [edge for edge in reader.inputs if edge[0] == producer.name] == [(producer.name, 0)]
+            alike = reader.device == producer.device and reader.duration_ns is None and not reader.stateful
+            if not (once and alike and all(kind in ELEMENTWISE for kind in kinds)):
+                return
+        before = self._ns(producer) + sum(map(self._ns, readers))
+        copies = {reader.name: replace(reader, inputs=[*reader.inputs]) for reader in readers}
+        for reader in readers:
+            _fuse(producer, reader, records)
+        if sum(map(self._ns, readers)) < before:
+            del records.ops[producer.name]
+        else:
+            records.ops.update(copies)
+
+    def _ns(self, record: Record) -> float:
+        moved = (record.bytes_read + record.bytes_written) / self.bytes_per_ns
+        return self.launch_ns + max(moved, record.flops / self.flop_per_ns)
 
     def _partner(self, record: Record, records: Records) -> Record | None:
         """Return the producer that `record` can be fused with."""
@@ -101,9 +153,9 @@ def _remapper(kinds: list[str]) -> bool:
 
 
 def _fuse(producer: Record, record: Record, records: Records) -> None:
-    """Let `record` do the work of both."""
+    """Let `record` do the work of both; `producer` itself stays."""
     between = producer.outputs[0]
-    kinds = [*_kinds(producer), record.kind]
+    kinds = [*_kinds(producer), *_kinds(record)]
     record.kind = kinds[0] if kinds[0] in PRODUCTS else "elementwise"
     at = next(k for k, (tensor, _) in enumerate(record.inputs) if tensor == producer.name)
     rest = [edge for k, edge in enumerate(record.inputs) if k != at and edge[0] != producer.name]
@@ -118,7 +170,6 @@ def _fuse(producer: Record, record: Record, records: Records) -> None:
         k: producer.duration_by_kind[k] + record.duration_by_kind[k] for k in sorted(known)
     }
     record.attributes = {**producer.attributes, **record.attributes, "fused": kinds}
-    del records.ops[producer.name]
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
