@@ -141,9 +141,12 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         fitting = [key for key in node.value if rest == key or rest.startswith(f"{key}.")]
         name = max(fitting, key=len, default=rest)
         below = rest[len(name) + 1 :]
-        if not fitting and "." in rest:
-            first = rest.partition(".")[0]
+        first, dot, beyond = rest.partition(".")
+        if not fitting and dot and at and node.value:
             raise place.error(f"there is no key {first!r}{_under(at)}{hint(first, node.value)}")
+        if not fitting and dot:  # a part that the file leaves out, such as the machine; the schema checks it
+            made = _replaced(Node({}, place), beyond, whole, value, place)
+            return Node({**node.value, first: made}, node.place, {**node.keys, first: place})
         new = _replaced(node.value[name], below, whole, value, place) if below else value
         keys = {**node.keys} if name in node.keys else {**node.keys, name: place}
         return Node({**node.value, name: new}, node.place, keys)

@@ -29,6 +29,7 @@ def document(text: str) -> Document:
         (["a.l={y: 1}", "a.l.y=2"], {"a": {"b": 1, "l": {"y": 2}, "c.d": {"e": 3}}}),
         (["a.c.d.e=4"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 4}}}),
         (["new=1e3"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "new": 1000.0}),
+        (["m.d.k=4"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "m": {"d": {"k": 4}}}),
         (["a.b="], {"a": {"b": None, "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
         (["a.b= a=b "], {"a": {"b": "a=b", "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
     ],
@@ -46,7 +47,6 @@ def test_settings(settings: list[str], expected: object) -> None:
         ("a.b", "--set a.b: should be KEY=VALUE, as in --set workload.batch=32"),
         ("=3", "--set =3: should be KEY=VALUE, as in --set workload.batch=32"),
         ("a.=3", "--set a.=3: should be KEY=VALUE, as in --set workload.batch=32"),
-        ("polcy.x=3", "--set polcy.x=3: there is no key 'polcy'; did you mean 'policy'?"),
         ("policy.nam.x=3", "--set policy.nam.x=3: there is no key 'nam' under 'policy'; did you mean "
          "'name'?"),
         ("policy.name.x=3", "--set policy.name.x=3: policy.name is 'in-order' and has no key 'x'"),
@@ -70,6 +70,9 @@ def test_a_wrong_value_names_the_setting_it_came_from(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "--set machine.devices.cpu0.cors=3: machine.devices.cpu0.cors: no such key; did you mean 'cores'?"
     )
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path, sets=["polcy.x=3"])
+    assert str(caught.value) == "--set polcy.x=3: polcy: no such key; did you mean 'policy'?"
     with pytest.raises(ScenarioError) as caught:
         load_scenario(path, sets=["workload.ops.a.duration=3"])
     assert str(caught.value).startswith(
