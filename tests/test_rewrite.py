@@ -283,7 +283,7 @@ def test_elementwise_chains_fuse_and_traffic_falls() -> None:
 
 @pytest.mark.parametrize(("flops", "names"), [(10, ["b", "c"]), (10**6, ["a", "b", "c"])])
 def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[str]) -> None:
-    """a writes 1000 bytes that b and c read: 3000 ns at 1 byte a ns, or `flops` ns to compute it once more."""
+    """a writes 1000 bytes that b and c read: 3000 ns at 1 byte a ns, or `flops` ns to compute it again."""
     g = graph(
         {
             "a": {"kind": "exp", "inputs": ["x"], "flops": flops},
