@@ -240,3 +240,37 @@ def test_allocators_are_described_in_words() -> None:
         read_allocator(3)
     with pytest.raises(InputError, match="allow_growth: 3 is neither a word nor true or false"):
         read_allocator({"name": "bfc", "allow_growth": 3})
+
+
+def test_buffers_have_the_names_of_their_tensors_and_copies() -> None:
+    """The list of all names is what each buffer is called by itself."""
+    builder = GraphBuilder("named")
+    builder.parameter("w", 10)
+    builder.op("a", inputs=["w"], outputs=[8, 9], duration_ns=10, device="gpu0")
+    builder.op("b", inputs=["a", "a:1"], outputs=5, duration_ns=10, device="gpu1")
+    from devices.memory.buffers import make_buffers
+    from devices.network import make_network
+    from sim.transfers import make_flow
+
+    link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)
+    machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    job = make_job(builder.build(), machine)
+    flow = make_flow(job)
+    buffers = make_buffers(job, flow)
+    names = buffers.names(job, flow)
+    assert names == ["w", "a", "a:1", "b", "a on gpu1", "a:1 on gpu1"]
+    assert names == [buffers.name(k, job, flow) for k in range(len(names))]
+
+
+def test_a_task_that_cannot_have_all_its_outputs_has_none_of_them() -> None:
+    """c needs 30 and 30 of the 100 bytes of which b holds 50 until 20: it starts when b has ended."""
+    builder = GraphBuilder("two outputs")
+    builder.op("b", outputs=50, duration_ns=20)
+    builder.op("c", outputs=[30, 30], duration_ns=10)
+    memory = tensor_memory(when_full="wait")
+    trace = simulate(builder.build(), gpu(100, streams=2), ReadyQueue(), streams=TwoStreams(), memory=memory)
+    trace.check()
+    assert trace.tasks["start_ns"].tolist() == [0, 20]
+    assert peak(trace) == 60
+    assert trace.memory is not None
+    assert trace.memory["change"].tolist() == [50, -50, 30, 30, -30, -30]

@@ -216,7 +216,7 @@ class TensorMemory:
             block = self.blocks.pop(task.iteration * self.n_buffers + other, None)
             if block is not None:
                 allocator.free(block)
-                self._note(allocator, self.device_of[task.op], -block.nbytes, other, task.iteration)
+                self.log.pop()  # it was taken at this instant, and never used
         return WAIT
 
     def release(self, task: Task) -> bool:
