@@ -8,15 +8,18 @@ noticed here: `test_real_cuda` compares them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from fake_allocator import FakeAllocator
 
 KERNEL_MS = 0.1
 CYCLES_PER_MS = 2_000_000
+QUEUE_DEPTH = 1022
 
 
 class Tensor:
@@ -25,8 +28,12 @@ class Tensor:
     def __init__(self, values: Any, cuda: Cuda | None = None) -> None:
         self.values, self.cuda = np.array(values, dtype=np.float32), cuda
 
-    def fill_(self, value: float) -> None:
+    def fill_(self, value: float) -> Tensor:
         self.values[...] = value
+        return self
+
+    def random_(self) -> Tensor:
+        return self.fill_(17)
 
     def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
         assert self.cuda is not None
@@ -61,8 +68,9 @@ class Stream:
     """A clock."""
 
     def __init__(self, handle: int = 0) -> None:
-        self.handle = handle
+        self.handle = self.cuda_stream = handle
         self.ms = 0.0
+        self.ends: list[float] = []  # of the kernels in its queue
 
     def wait_event(self, event: Event) -> None:
         assert event.ms is not None, "waits for an event that was not recorded"
@@ -115,6 +123,7 @@ class Cuda:
         self.streams = [self.default]
         self.capturing: Graph | None = None
         self.launches = 0
+        self.allocator = FakeAllocator()
 
         class BoundEvent(Event):
             cuda = self
@@ -126,7 +135,7 @@ class Cuda:
         return self.available
 
     def Stream(self) -> Stream:
-        self.streams.append(Stream())
+        self.streams.append(Stream(1000 + len(self.streams)))
         return self.streams[-1]
 
     def ExternalStream(self, handle: int) -> Stream:
@@ -165,18 +174,40 @@ class Cuda:
         def kernel() -> None:
             self.launches += 1
             compute()
+            self.wait_for_a_place(self.now)
             self.now.ms = max(self.now.ms, self.host_ms) + ms
+            self.now.ends.append(self.now.ms)
 
         if self.capturing is not None:
             self.capturing.calls.append(kernel)
         else:
             kernel()
 
+    def wait_for_a_place(self, stream: Stream) -> None:
+        """Hold the host up until the queue of a stream has room for one more."""
+        if len(stream.ends) >= QUEUE_DEPTH:
+            stream.ends = [end for end in stream.ends if end > self.host_ms]
+        if len(stream.ends) >= QUEUE_DEPTH:
+            time.sleep(0.002)
+            self.host_ms = stream.ends.pop(0)
+
+    def memory_allocated(self) -> int:
+        return self.allocator.allocated
+
+    def memory_reserved(self) -> int:
+        return self.allocator.reserved
+
+    def memory_snapshot(self) -> list[dict[str, int]]:
+        return [{"stream": segment.stream} for segment in self.allocator.segments]
+
+    def empty_cache(self) -> None:
+        self.allocator.empty_cache()
+
     def get_device_name(self, index: int) -> str:
         return "Fake GPU"
 
     def get_device_properties(self, index: int) -> Any:
-        return SimpleNamespace(multi_processor_count=132, total_memory=1 << 37)
+        return SimpleNamespace(multi_processor_count=132, total_memory=1 << 37, L2_cache_size=1 << 22)
 
 
 class Torch:
@@ -184,6 +215,7 @@ class Torch:
 
     __version__ = "2.13.0"
     bfloat16 = "bfloat16"
+    uint8 = "uint8"
     version = SimpleNamespace(cuda="13.0")
 
     def __init__(self, available: bool = True) -> None:
@@ -195,6 +227,12 @@ class Torch:
 
     def randn(self, *shape: int, device: str, dtype: str) -> Tensor:
         return Tensor(self.rng.normal(size=[min(n, 16) for n in shape]), self.cuda)
+
+    def empty(self, n: int, dtype: str, device: str = "cpu", pin_memory: bool = False) -> Tensor:
+        tensor = Tensor(np.zeros(1), self.cuda)
+        if device == "cuda":
+            tensor.place = self.cuda.allocator.alloc(n, self.cuda.now.handle)
+        return tensor
 
     def full(
         self, shape: tuple[int, ...], value: float, dtype: str, device: str = "cpu", pin_memory: bool = False

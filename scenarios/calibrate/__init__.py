@@ -13,6 +13,8 @@ makespan.
     latency      an empty queue: from issue to start
     events       two streams take turns: from record to the start of who waits
     decisions    workers under a policy: from readiness to start
+    company      cuda: streams that share all SMs, and parts of the SMs alone
+    probes       cuda: launch queue, copies, allocator, kernels cold, warm and beside others, event hops
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from devices.real.statistics import summary
 from scenarios.calibrate.company import busy_workers, partitions, shared_sms
 from scenarios.calibrate.grid import durations
 from scenarios.calibrate.lanes import decisions, streams
+from scenarios.calibrate.probes import probes
 from scenarios.calibrate.session import ATTEMPTS, DisturbedError, Session
 from scenarios.validate.backends import Executor, make_backend, provenance
 
@@ -57,6 +60,7 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
     if backend == "cuda":
         shared_sms(session)
         partitions(session)
+        probes(session, executor.torch)  # type: ignore[attr-defined]
     quiet = [
         ns for entry in session.sentinels if entry["accepted"] for ns in (entry["before"], entry["after"])
     ]

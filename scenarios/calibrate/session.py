@@ -25,6 +25,9 @@ __all__ = ["ATTEMPTS", "DisturbedError", "Samples", "Session", "run_case"]
 ATTEMPTS: Final = 6
 """How often a block is measured before calibrating gives up."""
 
+PROBE_ATTEMPTS: Final = 3
+"""The same, of what no prediction needs."""
+
 Samples = dict[str, list[float]]
 """name → ns of every sample."""
 
@@ -52,24 +55,72 @@ class Session:
         DisturbedError
             It never did.
         """
-        why = ""
-        for _ in range(ATTEMPTS):
-            found: Samples = {}
+        rounds: list[Samples] = []
+
+        def twice() -> tuple[Samples, float]:  # what is steady is there both times
             worst = 0.0
-            before = sentinel_ns(self.backend, self.executor)
-            rounds: list[Samples] = [{}, {}]
+            rounds[:] = [{}, {}]
             for case in cases:
                 job = case.job()
                 run_case(self.executor, case, job)  # warm: pages, caches, whatever is made lazily
-                for samples in rounds:  # twice: what is steady is there both times
+                for samples in rounds:
                     seen = run_case(self.executor, case, job)
                     worst = max(worst, seen.delayed)
                     if seen.wrong:
                         raise RunError(f"calibrating {name!r}: wrong results of {', '.join(seen.wrong[:5])}")
                     for key, values in read(case, seen).items():
                         samples.setdefault(key, []).extend(values)
-                        found.setdefault(key, []).extend(values)
-            moved = max(_moved(rounds[0], rounds[1], case.name) for case in cases)
+            return _joined(rounds), worst
+
+        return self._quiet(
+            name, twice, lambda: max(_moved(rounds[0], rounds[1], case.name) for case in cases), ATTEMPTS
+        )
+
+    def probe(self, name: str, measure: Callable[[], Samples], steady: Sequence[str] = ()) -> Samples | None:
+        """Measure something that no prediction needs: when it cannot be, say so and go on.
+
+        Parameters
+        ----------
+        name : str
+        measure : callable
+            One round; there are two.
+        steady : sequence of str
+            Samples whose median has to be the same in both rounds.
+
+        Returns
+        -------
+        mapping or None
+            The samples of both rounds; None when it failed, which the sentinels of the calibration tell.
+        """
+        rounds: list[Samples] = []
+
+        def twice() -> tuple[Samples, float]:
+            rounds[:] = [measure(), measure()]
+            return _joined(rounds), 0.0
+
+        def moved() -> float:
+            return max((_moved(rounds[0], rounds[1], key) for key in steady), default=0.0)
+
+        try:
+            return self._quiet(name, twice, moved, PROBE_ATTEMPTS)
+        except (RunError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self.sentinels.append({"block": name, "accepted": False, "why": f"not measured: {said}"})
+            return None
+
+    def _quiet(
+        self,
+        name: str,
+        measure: Callable[[], tuple[Samples, float]],
+        moved_between: Callable[[], float],
+        attempts: int,
+    ) -> Samples:
+        """Measure between two sentinels until nothing disturbs; keep in mind what was rejected."""
+        why = ""
+        for _ in range(attempts):
+            before = sentinel_ns(self.backend, self.executor)
+            found, worst = measure()
+            moved = moved_between()
             sentinel = Sentinel(before, sentinel_ns(self.backend, self.executor))
             why = ""
             if sentinel.drift > MAX_DRIFT[self.backend]:
@@ -85,7 +136,7 @@ class Session:
             if not why:
                 return found
         raise DisturbedError(
-            f"calibrating {name!r}: {why}, {ATTEMPTS} times in a row; nothing is written. "
+            f"calibrating {name!r}: {why}, {attempts} times in a row; nothing is written. "
             "Stop what else runs on this machine, or try later"
         )
 
@@ -93,6 +144,15 @@ class Session:
         """Add samples of quantities."""
         for key, values in found.items():
             self.samples.setdefault(key, []).extend(values)
+
+
+def _joined(rounds: Sequence[Samples]) -> Samples:
+    """Return the samples of all rounds together."""
+    found: Samples = {}
+    for samples in rounds:
+        for key, values in samples.items():
+            found.setdefault(key, []).extend(values)
+    return found
 
 
 def _moved(first: Samples, second: Samples, key: str) -> float:
