@@ -28,7 +28,8 @@ OTHER: Final = "other"
 class Bands(NamedTuple):
     """Step functions on common times: from ``times_ns[k]`` on, ``nbytes[label][k]`` bytes are held.
 
-    With an allocator's log an instant may be there several times, once for each step within it.
+    With an allocator's log an instant may be there several times, once for each step within it, and the last
+    one is the end of the run.
     """
 
     times_ns: IntArray
@@ -68,6 +69,7 @@ def memory_bands(trace: Trace, device: str, *, kinds: int = 5) -> Bands:
         mine = log["device"] == index
         times, tensor, change = log["time_ns"][mine], log["tensor"][mine], log["change"][mine]
         rows = np.arange(len(times))
+        times = np.append(times, trace.makespan_ns)  # where the host is ahead, it is done long before
     else:
         lives = lifetimes(trace)
         here = lives.device == index

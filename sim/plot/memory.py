@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.graph import IntArray
 from sim.memory_bands import OTHER, RESIDENT, memory_bands
 from sim.plot.figure import OKABE_ITO, new_figure, scale_time
 from sim.plot.figure import OTHER as OTHER_COLOUR
@@ -72,8 +73,9 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
         )
         below = below + held
     if log is not None:
-        when, kept = log["time_ns"][mine] / scale, log["reserved"][mine] / unit
-        ax.fill_between(when, log["in_use"][mine] / unit, kept, step="post", color="#eeeeee", linewidth=0)
+        when = bands.times_ns / scale
+        kept, used = (_held_to_the_end(log[name][mine]) / unit for name in ("reserved", "in_use"))
+        ax.fill_between(when, used, kept, step="post", color="#eeeeee", linewidth=0)
         ax.step(when, kept, where="post", color=OKABE_ITO[5], linewidth=1, label="reserved")
     ax.axvline(peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
     late = peak_ns > trace.makespan_ns / 2
@@ -93,3 +95,7 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     if title:
         ax.set_title(title, loc="left", fontsize=10)
     return ax
+
+
+def _held_to_the_end(steps: IntArray) -> IntArray:
+    return np.append(steps, steps[-1:] if len(steps) else 0)
