@@ -158,7 +158,7 @@ def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
         assert [entry.get("skipped") for entry in measured["cases"]] == [None] * len(measured["cases"])
         assert all(not run["wrong"] for entry in measured["cases"] for run in entry["runs"])
     contexts = {table["context"] for table in load_calibration(tmp_path / "calibration.json").tables}
-    assert contexts == {"warm", "partition 2", "partition 4", "partition 8"}
+    assert contexts > {"warm", "partition 2", "partition 4", "partition 8"}
 
 
 def test_without_partitions_the_other_experiments_go_on(tmp_path: Path) -> None:
@@ -183,7 +183,9 @@ def test_calibration_without_partitions_says_so() -> None:
 def test_every_name_exists_in_torch() -> None:
     torch = pytest.importorskip("torch")
     folder = Path(__file__).resolve().parents[1] / "devices" / "real"
-    text = (folder / "cuda.py").read_text() + (folder / "torch_work.py").read_text()
+    text = "".join(
+        (folder / f"{name}.py").read_text() for name in ("cuda", "torch_work", "probes", "torch_memory")
+    )
     for name in sorted(set(re.findall(r"torch\.cuda\.(\w+)", text))):
         assert hasattr(torch.cuda, name), f"torch.cuda.{name}"
     for name in sorted(set(re.findall(r"torch\.(\w+)", text)) - {"cuda"}):

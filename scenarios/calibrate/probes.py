@@ -29,8 +29,8 @@ from sim.graph_builder import GraphBuilder
 
 __all__ = ["COPY_BYTES", "KERNELS", "probes"]
 
-COPY_BYTES: Final = [1 << k for k in range(12, 29, 2)]
-"""4 KiB to 256 MiB."""
+COPY_BYTES: Final = [1 << k for k in range(12, 27, 2)]
+"""4 KiB to 64 MiB."""
 
 ALLOCATION_BYTES: Final = [1 << 12, 4 << 20, 64 << 20, 1 << 30]
 """A small segment, one for a medium request, and two of their own."""

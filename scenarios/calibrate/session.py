@@ -72,9 +72,10 @@ class Session:
                         samples.setdefault(key, []).extend(values)
             return _joined(rounds), worst
 
-        return self._quiet(
-            name, twice, lambda: max(_moved(rounds[0], rounds[1], case.name) for case in cases), ATTEMPTS
-        )
+        def moved() -> float:
+            return max(_moved(rounds[0], rounds[1], case.name) for case in cases)
+
+        return self._quiet(name, twice, moved, ATTEMPTS)
 
     def probe(self, name: str, measure: Callable[[], Samples], steady: Sequence[str] = ()) -> Samples | None:
         """Measure something that no prediction needs: when it cannot be, say so and go on.
