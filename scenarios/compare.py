@@ -38,10 +38,20 @@ class Comparison:
         """The one with the least makespan."""
         return self.ranked[0]
 
+    @cached_property
+    def lower_bound_ns(self) -> int:
+        """A bound of every run: the least of their own, each of which holds for its placement and streams.
+
+        0 where there is none, as the runs have loops.
+        """
+        if any(result.summary["loops_counted_once"] for result in self.results):
+            return 0
+        return min(int(result.summary["lower_bound_ns"]) for result in self.results)
+
     def why(self, result: Result) -> str:
         """Return one line: why it is as fast as it is, or why it is slower than the fastest."""
         if result is self.fastest:
-            return why_fast(result.trace)
+            return why_fast(result.trace, self.lower_bound_ns)
         return difference(result.trace, self.fastest.trace)
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +60,7 @@ class Comparison:
             "schema": COMPARISON_SCHEMA,
             "scenario": self.fastest.scenario,
             "fastest": self.fastest.policy,
+            "lower_bound_ns": self.lower_bound_ns,
             "results": [
                 {**result.to_json(), "parts_ns": makespan_parts(result.trace), "why": self.why(result)}
                 for result in self.ranked

@@ -129,20 +129,30 @@ def difference(trace: Trace, best: Trace) -> str:
     return f"{_signed(total)}: {', '.join(terms)}"
 
 
-def why_fast(trace: Trace) -> str:
-    """Say in one line how near a run comes to the lower bound, and what its makespan consists of."""
-    limits, parts = bounds(trace.job), makespan_parts(trace)
+def why_fast(trace: Trace, bound_ns: int | None = None) -> str:
+    """Say in one line how near a run comes to the lower bound, and what its makespan consists of.
+
+    Parameters
+    ----------
+    trace : Trace
+    bound_ns : int, optional
+        A bound that other runs have too; by default the run's own.
+    """
+    limits, parts = bounds(trace), makespan_parts(trace)
     if not parts:
         return "takes no time"
     largest = sorted(parts, key=lambda part: -parts[part])[:3]
-    made_of = ", ".join(f"{format_duration(parts[part])} {PARTS[part]}" for part in largest)
-    bound = limits.lower_bound_ns
-    if not bound:
+    terms = [f"{format_duration(parts[part])} {PARTS[part]}" for part in largest]
+    rest = trace.makespan_ns - sum(parts[part] for part in largest)
+    made_of = ", ".join([*terms, *([f"{format_duration(rest)} other"] if rest else [])])
+    bound = limits.lower_bound_ns if bound_ns is None else bound_ns
+    if limits.loops_counted_once or not bound:
         return made_of
+    binding = f" ({limits.binding})" if bound == limits.lower_bound_ns else ""
     if trace.makespan_ns == bound:
-        return f"at the lower bound ({limits.binding}): {made_of}"
+        return f"at the lower bound{binding}: {made_of}"
     above = 100 * (trace.makespan_ns / bound - 1)
-    return f"{above:.1f}% above the lower bound ({limits.binding}): {made_of}"
+    return f"{above:.1f}% above the lower bound{binding}: {made_of}"
 
 
 def _signed(ns: int) -> str:

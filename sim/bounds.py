@@ -49,6 +49,10 @@ class Bounds:
     device_ns, stream_ns, issuer_ns, link_ns : mapping of str to int
         By name of the device, stream, host thread group and link. Overheads that no policy can
         avoid (issue costs, launch latency, gaps) count here.
+    loops_counted_once : bool
+        Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
+        know whether the repetitions had to follow one another, has them once. The bound holds, and what a
+        makespan is above it says little.
     """
 
     critical_path_ns: int
@@ -56,6 +60,7 @@ class Bounds:
     stream_ns: Mapping[str, int]
     issuer_ns: Mapping[str, int]
     link_ns: Mapping[str, int]
+    loops_counted_once: bool = False
 
     @property
     def _all(self) -> dict[str, int]:
@@ -115,6 +120,7 @@ def bounds(what: Job | Trace, duration_ns: IntArray | None = None) -> Bounds:
         stream_ns=_streams(load) if launched.any() else {},
         issuer_ns=_hosts(load) if launched.any() else {},
         link_ns=_links(job) if static else {},
+        loops_counted_once=not static and bool((runs > job.iterations).any()),
     )
 
 

@@ -9,9 +9,11 @@
                              ├─ busy ─┤bubble──────┤ span
                 ├──────────── idle: all of it that is not busy ─────────────┤
 
-A device is busy when any of its lanes is: busy time is a union, not a sum, and utilisation is busy
-time over makespan, idle time all the rest. The bubble is idle time inside the span, as a fraction of
-the span (the definition of pipeline schedules, e.g. GPipe, arXiv:1811.06965, section 2.3).
+A device is busy when any of its lanes is: busy time is a union, not a sum, and idle time all the rest of the
+makespan. Utilisation is busy time over makespan for a device with streams; for one with cores (or workers) it
+is the core-time used over cores times makespan, so that one busy core of eight is 12.5 % and not 100 %. The
+bubble is idle time inside the span, as a fraction of the span (the definition of pipeline schedules, e.g.
+GPipe, arXiv:1811.06965, section 2.3).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from sim.bounds import bounds
+from sim.core_use import cores_of, used_core_ns
 from sim.explain import idle_reasons
 from sim.graph import IntArray
 from sim.intervals import union
@@ -49,9 +52,13 @@ class DeviceUse:
     idle_ns : int
         Makespan less busy time.
     utilisation : float
-        Busy time / makespan.
+        Busy time / makespan; with cores, core-time used / (cores x makespan).
     bubble : float
         Idle time inside the span / span.
+    cores : int
+        Cores, or workers where cores are not counted; 0: a device with streams.
+    core_ns : int
+        Core-time used; 0 without cores.
     """
 
     name: str
@@ -61,6 +68,8 @@ class DeviceUse:
     idle_ns: int
     utilisation: float
     bubble: float
+    cores: int = 0
+    core_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ def device_use(trace: Trace) -> dict[str, DeviceUse]:
     np.minimum.at(first, device, start)
     np.maximum.at(last, device, end)
     span = np.maximum(last - first, 0).tolist()
+    used = used_core_ns(trace).tolist()
     return {
         d.name: DeviceUse(
             d.name,
@@ -113,8 +123,10 @@ def device_use(trace: Trace) -> dict[str, DeviceUse]:
             busy[k],
             span[k],
             trace.makespan_ns - busy[k],
-            _share(busy[k], trace.makespan_ns),
+            _share(used[k] if cores_of(d) else busy[k], (cores_of(d) or 1) * trace.makespan_ns),
             _share(span[k] - busy[k], span[k]),
+            cores_of(d),
+            used[k],
         )
         for k, d in enumerate(trace.job.machine.devices)
     }
@@ -190,6 +202,7 @@ def summary(trace: Trace) -> dict[str, Any]:
         "makespan_ns": trace.makespan_ns,
         "lower_bound_ns": limits.lower_bound_ns,
         "critical_path_ns": limits.critical_path_ns,
+        "loops_counted_once": limits.loops_counted_once,
         "tasks": len(trace),
         "devices": {
             name: {
@@ -197,6 +210,8 @@ def summary(trace: Trace) -> dict[str, Any]:
                 "span_ns": use.span_ns,
                 "idle_ns": use.idle_ns,
                 "utilisation": use.utilisation,
+                "cores": use.cores,
+                "core_ns": use.core_ns,
                 "bubble": use.bubble,
                 "peak_memory_bytes": peak[name][0],
                 "peak_reserved_bytes": peak[name][1],

@@ -18,9 +18,9 @@ def test_run_prints_a_table_and_nothing_on_stderr(tmp_path: Path) -> None:
     assert lines[:3] == [
         "good: ready-queue",
         "makespan 45 us, at the lower bound of 45 us",
-        "critical path 45 us, 4 tasks",
+        "critical path 45 us; 4 tasks ran",
     ]
-    assert re.search(r"^cpu0 +45 us +45 us +0 ns +100.0% +0.0%", result.stdout, re.MULTILINE)
+    assert re.search(r"^cpu0 +45 us +45 us +0 ns +72.2% +0.0%", result.stdout, re.MULTILINE)
     assert lines[-1] == "all as expected"
 
 
@@ -29,13 +29,14 @@ def test_run_as_json_is_the_object_of_the_design(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert " ".join(found) == (
-        "schema scenario policy makespan_ns lower_bound_ns critical_path_ns tasks devices links pipeline "
-        "expect"
+        "schema scenario policy makespan_ns lower_bound_ns critical_path_ns loops_counted_once tasks devices "
+        "links pipeline expect"
     )
     assert found["schema"] == "sim.result/1"
     assert (found["scenario"], found["policy"], found["makespan_ns"]) == ("good", "ready-queue", 45_000)
     assert " ".join(found["devices"]["cpu0"]) == (
-        "busy_ns span_ns idle_ns utilisation bubble peak_memory_bytes peak_reserved_bytes idle_reasons"
+        "busy_ns span_ns idle_ns utilisation cores core_ns bubble peak_memory_bytes peak_reserved_bytes "
+        "idle_reasons"
     )
     assert found["expect"] == [{"what": "makespan", "equals": 45_000, "actual": 45_000, "passed": True}]
 
@@ -50,10 +51,12 @@ def test_run_under_several_policies_is_a_list(tmp_path: Path) -> None:
     ]
 
 
-def test_run_says_what_is_not_as_expected_and_still_is_done(tmp_path: Path) -> None:
+def test_run_says_what_is_not_as_expected_with_exit_status_1(tmp_path: Path) -> None:
     path = write(tmp_path, changed("cores: 2", "cores: 1"))
     result = sim("run", path)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
+    assert sim("run", path, "--set", "seed=1").exit_code == 0  # no longer what the file says
+    assert sim("compare", path).exit_code == sim("run", path, "--json").exit_code == 1
     assert (
         result.stdout.splitlines()[-1] == f"not as expected: {path}:13:13: makespan is 65 us, expected 45 us"
     )
@@ -73,11 +76,67 @@ def test_compare_ranks_the_policies_and_says_why(tmp_path: Path) -> None:
         "in-order",
         "ready-queue",
         "one core",
+        result.stdout.splitlines()[-1],
     ]
-    why = result.stdout.splitlines()[-3:]
+    *why, method = result.stdout.splitlines()[-4:]
+    assert method.startswith("Time is followed from the last end")
+    assert method.endswith("Bound of all: 45 us.")
     assert why[0] == "in-order     at the lower bound (critical path): 45 us executing"
     assert why[1] == "ready-queue  the same"
     assert why[2] == "one core     +20 us: +20 us waiting for the host or a worker"
+
+
+TWO_GPUS = """\
+name: one of three is used
+machine: {devices: {gpu: {kind: gpu, count: 3, streams: 2}, cpu0: {kind: cpu, cores: 8}}}
+workload:
+  ops:
+    a: {duration: 10us, device: gpu0}
+    b: {duration: 10us, device: gpu0}
+    c: {duration: 9us, device: cpu0}
+compare:
+  - {name: ready-queue}
+  - {name: ready-queue, label: two streams, streams: round-robin}
+"""
+
+
+def test_compare_has_one_bound_for_all_rows(tmp_path: Path) -> None:
+    """One stream cannot do better than 20 us, but the work can be done in 10."""
+    found = json.loads(sim("compare", write(tmp_path, TWO_GPUS), "--json").stdout)
+    assert found["lower_bound_ns"] == 10_000
+    assert [result["lower_bound_ns"] for result in found["results"]] == [10_000, 20_000]
+    rows = [line.split() for line in sim("compare", write(tmp_path, TWO_GPUS)).stdout.splitlines()]
+    assert [row[-5] for row in rows[2:4]] == ["0.0%", "100.0%"]
+
+
+def test_unused_devices_are_one_line(tmp_path: Path) -> None:
+    for verb in ("run", "explain"):
+        out = sim(verb, write(tmp_path, TWO_GPUS), "--policy", "ready-queue").stdout
+        assert "unused: gpu1, gpu2" in out
+        assert "finished" not in "".join(line for line in out.splitlines() if "gpu1" in line)
+    assert "(its 8 cores: 5.6 %)" in out
+
+
+LOOP = """\
+name: a loop
+machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+workload:
+  functions: {body: {inputs: [v], ops: {s: {duration: 10us, inputs: [v], output: 1MB}}, results: [s]}}
+  ops:
+    a: {duration: 10us, output: 1MB}
+    w: {kind: while, inputs: [a], attributes: {body: body, trips: 4}}
+policy: ready-queue
+compare: [{name: ready-queue}]
+"""
+
+
+def test_no_share_above_a_bound_that_has_loops_once(tmp_path: Path) -> None:
+    where = write(tmp_path, LOOP)
+    assert "no bound for loops (each run once: " in sim("run", where).stdout
+    assert "No bound for loops" in sim("explain", where).stdout
+    compared = sim("compare", where).stdout
+    assert "above the lower bound" not in compared
+    assert "Bound of all" not in compared
 
 
 def test_compare_as_json_adds_up(tmp_path: Path) -> None:
@@ -93,7 +152,7 @@ def test_explain(tmp_path: Path) -> None:
     path = write(tmp_path)
     result = sim("explain", path)
     assert result.exit_code == 0
-    assert result.stdout.startswith("good: ready-queue\n")
+    assert result.stdout.startswith("good: ready-queue: 45 us\n")
     assert "Executed critical path, 3 steps" in result.stdout
     found = json.loads(sim("explain", path, "--json").stdout)
     assert [(step["kind"], step["op"], step["start_ns"]) for step in found["path"]] == [
@@ -110,6 +169,13 @@ def test_check_ends_with_the_worst(tmp_path: Path) -> None:
     wrong = write(tmp_path, changed("cores", "cors"), "wrong.yaml")
     assert sim("check", good).exit_code == 0
     assert sim("check", good).stdout == f"passed {good}: ready-queue (1 expected)\n1 run, all as expected\n"
+    silent = write(tmp_path, GOOD.partition("expect:")[0], "silent.yaml")
+    assert sim("check", silent).stdout.endswith(
+        "\nnothing is expected of anything here, so nothing was run\n"
+    )
+    said = sim("check", good, silent).stdout
+    assert said.endswith("\n1 run, all as expected; 1 scenario expects nothing\n")
+    silent.unlink()
     result = sim("check", good, failing)
     assert result.exit_code == 1
     assert f"{failing}:13:13: makespan is 45 us, expected 44 us" in result.stdout
@@ -165,3 +231,8 @@ def test_import_of_what_is_no_model(tmp_path: Path) -> None:
     assert result.stderr.startswith(f"{path}: no known format")
     assert sim("import", path, "--out", tmp_path / "g.json", "--set", "x").exit_code == 2
     assert not (tmp_path / "g.json").exists()
+    wrong = sim("import", path, "--out", tmp_path / "g.txt")
+    assert (wrong.exit_code, wrong.stderr) == (
+        2,
+        f"{tmp_path}/g.txt: a graph file ends in .json or .json.gz\n",
+    )

@@ -48,7 +48,7 @@ def test_busy_time_is_a_union_over_lanes() -> None:
     b.op("b", duration_ns=20)
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2), Device("gpu0"))), ReadyQueue())
     use = device_use(trace)
-    assert (use["cpu0"].busy_ns, use["cpu0"].utilisation) == (30, 1.0)
+    assert (use["cpu0"].busy_ns, use["cpu0"].idle_ns) == (30, 0)
     nothing = use["gpu0"]
     assert (nothing.tasks, nothing.busy_ns, nothing.span_ns, nothing.idle_ns, nothing.bubble) == (
         0,
@@ -103,6 +103,7 @@ def test_the_summary_has_the_keys_of_the_command_line() -> None:
         "makespan_ns",
         "lower_bound_ns",
         "critical_path_ns",
+        "loops_counted_once",
         "tasks",
         "devices",
         "links",
@@ -117,6 +118,8 @@ def test_the_summary_has_the_keys_of_the_command_line() -> None:
             "span_ns",
             "idle_ns",
             "utilisation",
+            "cores",
+            "core_ns",
             "bubble",
             "peak_memory_bytes",
             "peak_reserved_bytes",
@@ -138,3 +141,35 @@ def test_the_allocator_says_what_was_reserved() -> None:
     assert trace.memory is not None
     assert managed["peak_memory_bytes"] == trace.memory["in_use"].max() == 1010
     assert managed["peak_reserved_bytes"] == trace.memory["reserved"].max()
+
+
+def use_of(cpu: Device, *cores: int) -> tuple[int, float]:
+    """Return core-time and utilisation of a CPU that runs ops of 30 ns, each on so many cores."""
+    b = GraphBuilder("cores")
+    for i, n in enumerate(cores):
+        b.op(f"op{i}", duration_ns=30, attributes={"cores": n})
+    use = device_use(simulate(b.build(), Machine((cpu,)), ReadyQueue()))["cpu0"]
+    assert use.idle_ns == 0
+    return use.core_ns, use.utilisation
+
+
+def test_one_busy_core_of_eight_is_an_eighth() -> None:
+    assert use_of(Device("cpu0", "cpu", workers=8, cores=8), 1) == (30, 1 / 8)
+    assert use_of(Device("cpu0", "cpu", workers=8, cores=8), 1, 3) == (120, 1 / 2)
+    assert use_of(Device("cpu0", "cpu", workers=4), 1) == (30, 1 / 4)  # cores are not counted: workers are
+
+
+def test_oversubscribed_cores_are_all_used_and_no_more() -> None:
+    assert use_of(Device("cpu0", "cpu", workers=4, cores=2), 1, 1, 1, 1) == (60, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_core_time_is_the_sum_of_what_workers_execute(seed: int) -> None:
+    trace = draw_run(seed)
+    for d, (device, use) in enumerate(
+        zip(trace.job.machine.devices, device_use(trace).values(), strict=True)
+    ):
+        here = trace.device == d
+        total = int((trace.tasks["end_ns"] - trace.tasks["start_ns"])[here].sum())
+        assert use.core_ns == (total if device.workers else 0)
+        assert 0 <= use.utilisation <= 1

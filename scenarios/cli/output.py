@@ -33,6 +33,12 @@ _WIDTH: Final = 160
 """Columns of a table that goes to a file or a pipe."""
 
 
+_METHOD: Final = (
+    "Time is followed from the last end back over the inputs that came last; `sim explain` goes back over "
+    "whoever was in the way, lanes and hosts too, so its parts differ."
+)
+
+
 def console() -> Console:
     """Return a console for stdout: as wide as the terminal, or wide enough."""
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
@@ -77,8 +83,14 @@ def print_result(result: Result) -> None:
     out.print(Text(f"{result.scenario}: {result.policy}", style="bold"))
     out.print(Text(f"makespan {format_duration(summary['makespan_ns'])}, {_above_bound(summary)}"))
     critical = format_duration(summary["critical_path_ns"])
-    out.print(Text(f"critical path {critical}, {summary['tasks']:,} tasks"))
+    ran = "1 task ran" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks ran"
+    out.print(Text(f"critical path {critical}; {ran}"))
     out.print()
+    unused = [
+        name
+        for name, use in summary["devices"].items()
+        if "unused" in use["idle_reasons"] and not use["peak_memory_bytes"]
+    ]
     print_table(
         ("device", "busy", "span", "idle", "utilisation", "bubble", "peak memory", "why idle"),
         [
@@ -89,12 +101,15 @@ def print_result(result: Result) -> None:
                 format_duration(use["idle_ns"]),
                 percent(use["utilisation"]),
                 percent(use["bubble"]),
-                format_bytes(use["peak_memory_bytes"]),
+                format_bytes(use["peak_memory_bytes"], iec=True),
                 reasons(use["idle_reasons"]),
             )
             for name, use in summary["devices"].items()
+            if name not in unused
         ],
     )
+    if unused:
+        out.print(Text(f"unused: {', '.join(unused)}"), soft_wrap=True)
     _print_memory(summary, out)
     used = {name: use for name, use in summary["links"].items() if use["bytes"]}
     if used:
@@ -104,7 +119,7 @@ def print_result(result: Result) -> None:
             [
                 (
                     name,
-                    format_bytes(use["bytes"]),
+                    format_bytes(use["bytes"], iec=True),
                     format_duration(use["busy_ns"]),
                     percent(use["utilisation"]),
                 )
@@ -168,6 +183,7 @@ def _print_memory(summary: Mapping[str, Any], out: Console) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """Print one table for all runs, the fastest first, and one line each on why they differ."""
     ranked, fastest = comparison.ranked, comparison.fastest.trace.makespan_ns
+    bound = comparison.lower_bound_ns
     out = console()
     out.print(Text(comparison.fastest.scenario, style="bold"))
     rows = []
@@ -181,9 +197,9 @@ def print_comparison(comparison: Comparison) -> None:
                 result.policy,
                 format_duration(makespan),
                 f"{makespan / fastest:.3f}x" if fastest else "",
-                percent(makespan / summary["lower_bound_ns"] - 1) if summary["lower_bound_ns"] else "",
+                percent(makespan / bound - 1) if bound else "",
                 f"{busiest} {percent(use['utilisation'])}",
-                format_bytes(use["peak_memory_bytes"]),
+                format_bytes(use["peak_memory_bytes"], iec=True),
             )
         )
     print_table(
@@ -196,12 +212,15 @@ def print_comparison(comparison: Comparison) -> None:
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
         out.print(Text(f"{result.policy:{width}}  {comparison.why(result)}"), soft_wrap=True)
+    out.print(Text(_METHOD + (f" Bound of all: {format_duration(bound)}." if bound else "")), soft_wrap=True)
     expected = [outcome for result in ranked for outcome in result.outcomes]
     _print_outcomes(expected, out)
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:
     bound = summary["lower_bound_ns"]
+    if summary["loops_counted_once"]:
+        return f"no bound for loops (each run once: {format_duration(bound)})"
     if not bound:
         return "lower bound 0 ns"
     share = summary["makespan_ns"] / bound - 1

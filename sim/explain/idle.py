@@ -27,6 +27,8 @@ resources, memory
     The device cannot take it now: cores or SMs are taken, memory is full.
 finished
     The device has no more tasks.
+unused
+    It never had one.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ REASONS: Final = (
     "resources",
     "memory",
     "finished",
+    "unused",
 )
 
 
@@ -67,7 +70,7 @@ class IdlePieces(NamedTuple):
     device, start_ns, length_ns, reason : arrays of int64
         `reason` is an index into `REASONS`.
     row : array of int64
-        The task for whose sake the device was idle; -1 when it had finished.
+        The task for whose sake the device was idle; -1 when it had finished, or had none.
     """
 
     device: IntArray
@@ -114,7 +117,11 @@ def idle_pieces(trace: Trace, facts: Facts | None = None) -> IdlePieces:
     f = facts or Facts(trace)
     device, start, end, row = _gaps(f)
     over = row == UNSET
-    parts = [_part(device, start, np.where(over, end - start, 0), "finished", row)]
+    used = np.bincount(f.device, minlength=len(f.devices))[device] > 0
+    parts = [
+        _part(device, start, np.where(over & used, end - start, 0), "finished", row),
+        _part(device, start, np.where(over & ~used, end - start, 0), "unused", row),
+    ]
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]
 
     # The reasons follow one another; every bound is moved into the gap, so that the lengths add up.

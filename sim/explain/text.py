@@ -11,10 +11,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.bounds import bounds
+from sim.bounds import Bounds, bounds
+from sim.core_use import cores_of, used_core_ns
 from sim.explain.facts import Facts
 from sim.explain.idle import REASONS, IdlePieces, idle_pieces
 from sim.explain.path import Step, executed_path
+from sim.graph import UNSET
 from sim.trace import Trace
 from sim.units import format_duration
 
@@ -55,7 +57,7 @@ def largest_gaps(trace: Trace, limit: int = 5, facts: Facts | None = None) -> li
     """
     f = facts or Facts(trace)
     pieces = idle_pieces(trace, f)
-    real = np.flatnonzero(pieces.reason != REASONS.index("finished"))
+    real = np.flatnonzero(pieces.row != UNSET)
     longest = real[np.lexsort((pieces.start_ns[real], pieces.device[real], -pieces.length_ns[real]))][:limit]
     return [_gap(f, pieces, k) for k in longest.tolist()]
 
@@ -146,10 +148,11 @@ _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
     "resources": lambda f, row, at: f"{_task(f, row)} waits until what it needs of the device is free",
     "memory": lambda f, row, at: f"{_task(f, row)} waits for memory",
     "finished": lambda f, row, at: "nothing is left to do",
+    "unused": lambda f, row, at: "nothing was ever to do",
 }
 
 
-def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5) -> str:
+def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | None = None) -> str:
     """Return the explanation of a run, as text for a terminal.
 
     Parameters
@@ -159,14 +162,15 @@ def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5) -> str:
         How many of the longest idle stretches are listed.
     longest : int
         How many of the longest steps of the executed critical path are listed.
+    title : str, optional
+        What is explained; default: the names of graph and policy.
     """
     f = Facts(trace)
     limits = bounds(trace)
     makespan = trace.makespan_ns
-    over = f", {makespan / limits.lower_bound_ns:.3g} x" if limits.lower_bound_ns else ""
     lines = [
-        f"{trace.job.graph.name} under {trace.policy}: {format_duration(makespan)}",
-        f"No schedule is shorter than {format_duration(limits.lower_bound_ns)} ({limits.binding}{over}).",
+        f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {format_duration(makespan)}",
+        _bound_line(limits, makespan),
         "",
         *_path_lines(f, longest),
         "",
@@ -179,6 +183,17 @@ def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5) -> str:
             begin, length = format_duration(gap.start_ns), format_duration(gap.length_ns)
             lines.append(f"  {gap.device:<12} at {begin:>10}  {length:>10}  {gap.reason:<10}  {gap.blame}")
     return "\n".join(lines) + "\n"
+
+
+def _bound_line(limits: Bounds, makespan_ns: int) -> str:
+    bound = format_duration(limits.lower_bound_ns)
+    if limits.loops_counted_once:
+        return f"No bound for loops: with every loop run once it would be {bound} ({limits.binding})."
+    over = f", {makespan_ns / limits.lower_bound_ns:.3g} x" if limits.lower_bound_ns else ""
+    return (
+        f"With the ops on these devices and streams no schedule is shorter than {bound} "
+        f"({limits.binding}{over})."
+    )
 
 
 def _path_lines(f: Facts, longest: int) -> list[str]:
@@ -213,18 +228,25 @@ def _step(f: Facts, step: Step) -> str:
 def _device_lines(f: Facts) -> list[str]:
     pieces = idle_pieces(f.trace, f)
     makespan = f.trace.makespan_ns
+    used = used_core_ns(f.trace)
     lines = ["Devices"]
+    tasks = np.bincount(f.device, minlength=len(f.devices))
     for d, device in enumerate(f.devices):
+        if not tasks[d]:
+            continue
         here = pieces.device == d
         idle = (
             np.bincount(pieces.reason[here], pieces.length_ns[here], len(REASONS)).astype(np.int64).tolist()
         )
         worst = sorted((-ns, reason) for ns, reason in zip(idle, REASONS, strict=True) if ns)
         why = ", ".join(f"{reason} {_percent(-ns, makespan).strip()}" for ns, reason in worst)
-        lines.append(
-            f"  {device.name:<12} busy {_percent(makespan - sum(idle), makespan)}   idle: {why or 'never'}"
-        )
-    return lines
+        busy = f"busy {_percent(makespan - sum(idle), makespan)}"
+        if cores_of(device) > 1:
+            share = _percent(int(used[d]), cores_of(device) * makespan).strip()
+            busy += f" (its {cores_of(device)} cores: {share})"
+        lines.append(f"  {device.name:<12} {busy}   idle: {why or 'never'}")
+    unused = [device.name for d, device in enumerate(f.devices) if not tasks[d]]
+    return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
 
 
 def _percent(part: int, whole: int) -> str:

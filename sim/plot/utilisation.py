@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["utilisation"]
 
 _BUSY, *_IDLE = OKABE_ITO
-_COLOURS: Final = dict(zip(REASONS, (*_IDLE, "#000000", "#555555", "#8C510A", "#DDDDDD"), strict=True))
-"""A reason has the same colour in every picture; ``finished``, the last, is nobody's fault and pale."""
+_COLOURS: Final = dict(
+    zip(REASONS, (*_IDLE, "#000000", "#555555", "#8C510A", "#DDDDDD", "#EEEEEE"), strict=True)
+)
+"""A reason has the same colour in every picture; ``finished`` and ``unused`` are nobody's fault and pale."""
 
 
 def utilisation(trace: Trace, ax: Axes | None = None, *, title: str | None = None) -> Axes:
