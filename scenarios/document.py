@@ -96,7 +96,7 @@ class Document:
     def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
         """Return an error that begins with place and path."""
         path = f"{dotted(loc)}: " if loc else ""
-        return self.place(loc, key=key).error(f"{path}{message}")
+        return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
 
     def with_settings(self, settings: Iterable[str]) -> Document:
         """Return the document changed by ``KEY=VALUE`` texts (``--set``), applied in order.

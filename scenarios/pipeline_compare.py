@@ -61,7 +61,7 @@ def _row(name: str, told: dict[str, Any], peak: int) -> tuple[str, ...]:
         "" if formula is None else f"{100 * formula:.2f}%",
         told["bubble_of"],
         str(max(told["peak_activations"])),
-        format_bytes(peak),
+        format_bytes(peak, iec=True),
         format_duration(max(told["exposed_ns"])),
         told["bottleneck"] or "",
     )

@@ -23,7 +23,7 @@ __all__ = ["Sequential"]
 
 
 class Sequential(Policy):
-    """One program for the whole machine, strictly one op after another.
+    """One thread walks a program: a CPU's op is executed, a GPU's enqueued on its stream, before the next.
 
     Notes
     -----

@@ -68,5 +68,15 @@ def check(
         )
     else:
         runs = "1 run" if len(done) == 1 else f"{len(done)} runs"
-        typer.echo(f"{failed} of {runs} failed" if failed else f"{runs}, all as expected")
+        silent = sum(not one.exit_status and not one.outcomes for one in done)
+        if failed:
+            typer.echo(f"{failed} of {runs} failed")
+        elif silent == len(done):
+            typer.echo("nothing is expected of anything here, so nothing was run")
+        elif silent:
+            ran = len(done) - silent
+            files = "1 scenario expects" if silent == 1 else f"{silent} scenarios expect"
+            typer.echo(f"{'1 run' if ran == 1 else f'{ran} runs'}, all as expected; {files} nothing")
+        else:
+            typer.echo(f"{runs}, all as expected")
     raise typer.Exit(max((one.exit_status for one in done), default=0))

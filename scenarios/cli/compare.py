@@ -39,7 +39,8 @@ def compare(
     """Run the same work under several policies; without `--policy`, those of the scenario's `compare`.
 
     The table has the fastest first. Below it stands one line for each: what its makespan consists of,
-    or where the difference to the fastest comes from.
+    or where the difference to the fastest comes from. Exit status 1 when something that the file expects did
+    not come out.
     """
     from scenarios.cli.output import print_comparison, print_json
     from scenarios.cli.running import cases_of, run_all
@@ -62,3 +63,5 @@ def compare(
         print_json(comparison.to_json())
     else:
         print_comparison(comparison)
+    if not all(result.passed for result in comparison.results):
+        raise typer.Exit(1)

@@ -40,5 +40,7 @@ def explain(
         print_json(objects[0] if len(objects) == 1 else objects)
         return
     for i, result in enumerate(results):
-        typer.echo(f"{chr(10) if i else ''}{result.scenario}: {result.policy}\n")
-        typer.echo(explain_text(result.trace, gaps=most, longest=most), nl=False)
+        if i:
+            typer.echo()
+        title = f"{result.scenario}: {result.policy}"
+        typer.echo(explain_text(result.trace, gaps=most, longest=most, title=title), nl=False)

@@ -40,6 +40,8 @@ def import_(
     from scenarios.importers import convert
     from sim.errors import InputError
 
+    if not out.endswith((".json", ".json.gz")):
+        raise InputError(f"{out}: a graph file ends in .json or .json.gz")
     values = {}
     for option in options or ():
         key, equals, value = option.partition("=")

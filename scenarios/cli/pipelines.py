@@ -47,7 +47,7 @@ def rank_rows(told: Mapping[str, Any], *, shown: int = 2) -> list[tuple[str, ...
                 format_duration(told["idle_ns"][rank]),
                 str(told["peak_activations"][rank]),
                 ", ".join(f"{cause} {format_duration(ns)}" for cause, ns in waits),
-                ", ".join(f"{name} {format_bytes(size)}" for name, size in bands),
+                ", ".join(f"{name} {format_bytes(size, iec=True)}" for name, size in bands),
             )
         )
     return rows

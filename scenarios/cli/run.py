@@ -41,8 +41,9 @@ def run(
 ) -> None:
     """Run a scenario under its own policy, or under those that are named.
 
-    With several policies, `--json` prints a list, and files hold all runs. With `--repeat`, files and tables
-    are of the run with the scenario's own seed.
+    Exit status 1 when something that the file expects did not come out; once `--set` has changed the file,
+    nothing is expected. With several policies, `--json` prints a list, and files hold all runs. With
+    `--repeat`, files and tables are of the run with the scenario's own seed.
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
     from scenarios.cli.running import cases_of, run_all, run_repeatedly
@@ -64,11 +65,13 @@ def run(
         for one, each in zip(objects, repeats or (), strict=False):
             one["repeats"] = each.to_json()
         print_json(objects[0] if len(objects) == 1 else objects)
-        return
-    for i, result in enumerate(results):
-        if i:
+    else:
+        for i, result in enumerate(results):
+            if i:
+                typer.echo()
+            print_result(result)
+        if repeats is not None:
             typer.echo()
-        print_result(result)
-    if repeats is not None:
-        typer.echo()
-        print_repeats(repeats)
+            print_repeats(repeats)
+    if not all(result.passed for result in results):
+        raise typer.Exit(1)

@@ -146,7 +146,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
         if importer.recognises(name, head):
             return importer
     formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
-    raise InputError(f"{path}: no known format; name one with format=, of\n{formats}")
+    raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
 
 
 def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
