@@ -15,11 +15,12 @@ column of the picture has the colours of what ran then, as strong as the lane wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import numpy as np
 
-from sim.graph import UNSET
+from sim.graph import UNSET, IntArray
 from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
 from sim.trace import Trace
@@ -32,6 +33,12 @@ __all__ = ["colours_of", "compare_gantt", "gantt"]
 
 _HEIGHT = 0.8
 _LANE_INCHES = 0.36
+_LABELS = 1_500
+"""Bars of one chart that get their name; more take longer to draw than the rest of the picture."""
+_PHASES: Final = {"F": 0, "B": 1, "I": 5, "W": 2, "R": 3}
+"""Colours (of `OKABE_ITO`) of forward, backward, its two halves and recomputation, in all figures."""
+_SEEN = 200
+"""Transfers are not drawn where they keep no pair of devices busy for the makespan over this."""
 
 
 def gantt(
@@ -81,7 +88,8 @@ def gantt(
     >>> [label.get_text() for label in ax.get_yticklabels()], ax.get_xlabel()
     (['gpu0/0'], 'time (ns)')
     """
-    bars = bars_of(trace, links=links, issuers=issuers)
+    folded = links and _negligible(trace)
+    bars = bars_of(trace, links=links and not folded, issuers=issuers)
     if ax is None:
         _, (ax,) = new_figure(height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
     until = until_ns or max(trace.makespan_ns, 1)
@@ -100,7 +108,7 @@ def gantt(
     if title:
         ax.set_title(title, loc="left", fontsize=10)
     if legend:
-        _legend(ax, _present([bars]), colours)
+        _legend(ax, _present([bars]), colours, folded=folded)
     return ax
 
 
@@ -119,7 +127,11 @@ def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True, issuers: b
     Figure
     """
     until = max(max(trace.makespan_ns for trace in traces.values()), 1)
-    bars = [bars_of(trace, links=links, issuers=issuers) for trace in traces.values()]
+    folded = [links and _negligible(trace) for trace in traces.values()]
+    bars = [
+        bars_of(trace, links=links and not fold, issuers=issuers)
+        for trace, fold in zip(traces.values(), folded, strict=True)
+    ]
     heights = [_LANE_INCHES * max(2, len(each.lanes)) for each in bars]
     figure, axes = new_figure(len(bars), height=min(40.0, 0.6 + sum(0.4 + h for h in heights)))
     grid = axes[0].get_gridspec()
@@ -141,12 +153,26 @@ def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True, issuers: b
         )
         ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
         ax.label_outer()
-    _legend(axes[0], _present(bars), colours)
+    _legend(axes[0], _present(bars), colours, folded=any(folded))
     return figure
 
 
+def _negligible(trace: Trace) -> bool:
+    """Return whether there are transfers, and none of their lanes would show any."""
+    moved = trace.transfers
+    if not len(moved["tensor"]):
+        return False
+    pair = moved["source"] * len(trace.job.machine.devices) + moved["destination"]
+    busy = np.bincount(pair, moved["end_ns"] - moved["start_ns"])
+    return bool(busy.max() * _SEEN < trace.makespan_ns)
+
+
 def colours_of(traces: Sequence[Trace]) -> dict[str, str]:
-    """Return kind → colour: the kinds that take most time get colours of their own, in that order.
+    """Return kind → colour: the kinds that take most time get colours of their own.
+
+    Which colour follows from the name, so that a kind looks alike in all figures: phases of pipelines have
+    theirs, other kinds ask for the one that their name hashes to, and where it is taken for the next; the
+    kinds that take most time ask first.
 
     Parameters
     ----------
@@ -162,7 +188,14 @@ def colours_of(traces: Sequence[Trace]) -> dict[str, str]:
         for kind, ns in zip(kinds, lasted.tolist(), strict=True):
             busy[kind] = busy.get(kind, 0) + ns
     by_time = sorted(busy, key=lambda kind: (-busy[kind], kind))
-    own = {kind: OKABE_ITO[k] if k < len(OKABE_ITO) else OTHER for k, kind in enumerate(by_time)}
+    own = dict.fromkeys(by_time, OTHER)
+    free = list(OKABE_ITO)
+    for kind in sorted(by_time, key=lambda kind: kind not in _PHASES):
+        if free:
+            first = _PHASES.get(kind, crc32(kind.encode()) % len(OKABE_ITO))
+            turns = (OKABE_ITO[(first + k) % len(OKABE_ITO)] for k in range(len(OKABE_ITO)))
+            own[kind] = next(colour for colour in turns if colour in free)
+            free.remove(own[kind])
     return {LAUNCH: "#BBBBBB", TRANSFER: "#444444"} | own
 
 
@@ -193,7 +226,7 @@ def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale
     points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]
     length = bars.end - bars.start
     roomy = np.flatnonzero((length * points > until * 8) & (bars.row != UNSET))
-    for k in roomy[np.argsort(-length[roomy], kind="stable")][:400].tolist():
+    for k in _by_turns(roomy, bars.kind[roomy], length[roomy])[:_LABELS].tolist():
         room = length[k] / until * points - 3
         name = _name(trace, int(bars.row[k]))
         shown = next((text for text in (name, name.rpartition("/")[2]) if len(text) * 4.5 <= room), None)
@@ -204,6 +237,15 @@ def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale
         ink = _ink(colours.get(bars.kinds[bars.kind[k]], OTHER))
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
         ax.text(middle, y, shown, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
+
+
+def _by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
+    """Return bars in the order in which they are named: the longest of each kind, the second of each, ..."""
+    order = np.lexsort((-length, kind))
+    sizes = np.bincount(kind[order])
+    first = np.cumsum(sizes) - sizes
+    turn = np.arange(len(order)) - first[kind[order]]
+    return bars[order[np.lexsort((-length[order], turn))]]
 
 
 def _name(trace: Trace, row: int) -> str:
@@ -254,10 +296,11 @@ def _arrows(ax: Axes, trace: Trace, bars: Bars, scale: int) -> None:
 
 
 def _present(bars: Sequence[Bars]) -> set[str]:
-    return {each.kinds[k] for each in bars for k in np.unique(each.kind).tolist()}
+    """Return the kinds that are seen: those with a bar of any width."""
+    return {each.kinds[k] for each in bars for k in np.unique(each.kind[each.end > each.start]).tolist()}
 
 
-def _legend(ax: Axes, present: set[str], colours: Mapping[str, str]) -> None:
+def _legend(ax: Axes, present: set[str], colours: Mapping[str, str], *, folded: bool = False) -> None:
     from matplotlib.patches import Patch
 
     ops = [kind for kind in colours if kind in present and kind not in (LAUNCH, TRANSFER)]
@@ -265,5 +308,7 @@ def _legend(ax: Axes, present: set[str], colours: Mapping[str, str]) -> None:
     if any(colours.get(kind, OTHER) == OTHER for kind in present):
         handles.append(Patch(color=OTHER, label="other"))
     handles += [Patch(color=colours[kind], label=kind) for kind in (LAUNCH, TRANSFER) if kind in present]
+    if folded:
+        handles.append(Patch(color="none", label="(transfers too short to be seen)"))
     if len(handles) > 1:
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
