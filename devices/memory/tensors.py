@@ -17,6 +17,7 @@ until something is freed. A buffer that could not be had on an empty device is r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -108,7 +109,7 @@ class TensorMemory:
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
         self.tokens: dict[int, list[tuple[Allocator, int]]] = {}
         self.last_on_stream: dict[int, Task] = {}
-        self.log: list[tuple[int, ...]] = []
+        self.log = array("q")  # rows of _COLUMNS, one after another
         # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
         # issued, because the order of streams protects what it reads.
         transfers = engine.flow.n_nodes - engine.flow.n_ops
@@ -130,7 +131,7 @@ class TensorMemory:
             if allocator.try_alloc(nbytes, 0, name) is None:
                 raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
             self._note(allocator, device, nbytes, tensor, UNSET)
-        self.loaded = len(self.log)
+        self.loaded = len(self.log) // len(_COLUMNS)
         for device, spec in enumerate(self.specs):
             if spec.allocator != "planned":
                 continue
@@ -216,7 +217,7 @@ class TensorMemory:
             block = self.blocks.pop(task.iteration * self.n_buffers + other, None)
             if block is not None:
                 allocator.free(block)
-                self.log.pop()  # it was taken at this instant, and never used
+                del self.log[-len(_COLUMNS) :]  # it was taken at this instant, and never used
         return WAIT
 
     def release(self, task: Task) -> bool:
@@ -289,7 +290,7 @@ class TensorMemory:
     def _note(self, allocator: Allocator, device: int, change: int, buffer: int, iteration: int) -> None:
         a = allocator
         now = self.engine.now_ns
-        self.log.append((now, device, change, a.in_use, a.requested, a.reserved, buffer, iteration))
+        self.log.extend((now, device, change, a.in_use, a.requested, a.reserved, buffer, iteration))
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
