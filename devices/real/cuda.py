@@ -126,6 +126,10 @@ class Cuda:
                 samples.append(max(0, total - _ns(start.elapsed_time(end))))
         return samples
 
+    def forget(self) -> None:
+        """Let go of the matrices of the latest graph."""
+        self._works = {}
+
     # -- running ------------------------------------------------------------------------------
 
     def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:

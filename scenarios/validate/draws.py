@@ -248,7 +248,6 @@ EXPERIMENTS: Final[Mapping[str, Callable[[str, str], Iterator[Case]]]] = {
 
 NOT_MEASURED: Final[Mapping[str, str]] = {
     "c, pageable memory": "copies that block the host are not in the model",
-    "g-memory": "byte-exactness is tested against recorded allocator logs, not here",
     "h-models": "whole steps of GPT and ResNet are not drawn yet",
     "j": "another day, another machine: run the command again, it writes another folder",
 }

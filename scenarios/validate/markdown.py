@@ -53,6 +53,12 @@ def _row(result: Mapping[str, Any]) -> str:
             f"{result['status']}: {result['why']} |"
         )
 
+    if "memory" in result:
+        return (
+            f"| {result['experiment']} | {len({row['case'] for row in result['memory']})} | "
+            f"{len(result['memory'])} | | | | | | | | {result['status']}: {_bytes(m)} |"
+        )
+
     def pair(name: str) -> str:
         return f"{_percent(m.get(f'{name}.mean'))} / {_percent(m.get(f'{name}.max'))}"
 
@@ -74,6 +80,8 @@ def _section(result: Mapping[str, Any]) -> list[str]:
     lines = [f"## {result['experiment']}", ""]
     if m is None:
         return [*lines, f"Inconclusive: {result['why']}."]
+    if "memory" in result:
+        return [*lines, *_memory(result)]
     goals = ", ".join(f"{name} <= {bound:g}" for name, bound in result["goals"].items()) or "none"
     lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.", ""]
     naive = {
@@ -99,6 +107,31 @@ def _section(result: Mapping[str, Any]) -> list[str]:
                 f"{group['tau']:.2f} | {_percent(group['regret'])} |"
             )
     lines += [f"\n{entry['case']} is inconclusive: {entry['why']}." for entry in result["inconclusive"]]
+    return lines
+
+
+def _bytes(m: Mapping[str, Any]) -> str:
+    """Return in how many steps the bytes differ."""
+    differ = (f"{what} bytes differ in {int(m[f'{what}.mismatches'])}" for what in ("allocated", "reserved"))
+    return f"{', '.join(differ)} of {int(m['steps'])} steps"
+
+
+def _memory(result: Mapping[str, Any]) -> list[str]:
+    """Return the section of an experiment about bytes: nothing in it takes time, so nothing is noise."""
+    lines = [
+        "After every step: bytes allocated and reserved by the device's allocator, against its model.",
+        "",
+        "| program | steps | allocated differs | reserved differs | reserved, largest difference |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row['case']} | {row['steps']} | {row['allocated.mismatches']} | {row['reserved.mismatches']} | "
+        f"{_percent(row['reserved.max'])} of the peak |"
+        for row in result["memory"]
+    ]
+    if result["why"]:
+        lines += ["", f"The first difference: {result['why']}."]
+    lines += [f"\n{entry['case']} was not run: {entry['why']}." for entry in result["inconclusive"]]
     return lines
 
 

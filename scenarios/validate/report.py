@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from devices.real.statistics import kendall_tau
-from scenarios.validate import files
+from scenarios.validate import files, memory
 from scenarios.validate.case import digest
 from scenarios.validate.errors import Point, points_of, spread
 from scenarios.validate.measure import ENOUGH
@@ -185,7 +185,11 @@ def report(
     results = []
     for experiment in experiments:
         try:
-            results.append(experiment_report(experiment, out, backend, calibration, recompute=recompute))
+            results.append(
+                memory.report(out, recompute=recompute)
+                if experiment == memory.NAME
+                else experiment_report(experiment, out, backend, calibration, recompute=recompute)
+            )
         except InputError as error:
             results.append({"experiment": experiment, "status": "missed", "why": str(error)})
     return {

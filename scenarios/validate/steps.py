@@ -21,18 +21,21 @@ from typing import Any, Final
 
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
 from scenarios.calibrate import calibrate
-from scenarios.validate import files
+from scenarios.validate import files, memory
 from scenarios.validate.backends import Executor, make_backend, provenance
 from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
 from scenarios.validate.measure import RUNS, measure
 from sim.errors import InputError, RunError, SimError, UnknownNameError
 
-__all__ = ["BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
+__all__ = ["ALL", "BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
+
+ALL: Final = sorted([*EXPERIMENTS, memory.NAME])
+"""Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
 
 BUDGET_S: Final[dict[str, dict[str, int]]] = {
     "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
     "threads": {"calibrate": 30, **dict.fromkeys(EXPERIMENTS, 30)},
-    "cuda": {"calibrate": 110, **dict.fromkeys(EXPERIMENTS, 45)},
+    "cuda": {"calibrate": 140, **dict.fromkeys(EXPERIMENTS, 38), memory.NAME: 10},
 }
 """Seconds a step may take; on a GPU they add up to less than nine minutes."""
 
@@ -73,15 +76,15 @@ def choose(experiments: str | None) -> list[str]:
     ['a-chain', 'e-random']
     """
     if experiments is None:
-        return list(EXPERIMENTS)
-    letters = {name[0]: name for name in EXPERIMENTS}
+        return list(ALL)
+    letters = {name[0]: name for name in ALL}
     chosen = set()
     for word in filter(None, (part.strip() for part in experiments.split(","))):
         name = letters.get(word, word)
-        if name not in EXPERIMENTS:
-            raise UnknownNameError("experiment", word, [*letters, *EXPERIMENTS])
+        if name not in ALL:
+            raise UnknownNameError("experiment", word, [*letters, *ALL])
         chosen.add(name)
-    return [name for name in EXPERIMENTS if name in chosen]
+    return [name for name in ALL if name in chosen]
 
 
 def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list[Step]:
@@ -101,15 +104,20 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
             )
         )
     for name in experiments:
-        cases = len(list(EXPERIMENTS[name](backend, "test")))
+        cases = _count(name, backend)
         if not cases:
             continue
+        bytes_only = name == memory.NAME
+        writes = f"predictions/{name}.json"
+        predicting = (
+            ("ask the model", writes, 1, "numpy") if bytes_only else ("simulate them", writes, 5, "simpy")
+        )
         listed += [
             Step(f"{name}: draw", f"draw {cases} cases by seed", f"plans/{name}.json", 1, "numpy"),
-            Step(f"{name}: predict", "simulate them", f"predictions/{name}.json", 5, "simpy"),
+            Step(f"{name}: predict", *predicting),
             Step(
                 f"{name}: measure",
-                f"run each until {RUNS} quiet runs came",
+                f"run each {memory.RUNS} times" if bytes_only else f"run each until {RUNS} quiet runs came",
                 f"measurements/{name}.json",
                 budget[name],
                 "torch" if backend == "cuda" else "numpy",
@@ -119,6 +127,11 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
         Step("report", "errors, tables, figures", "report.json, report.md, *.png", 10, "simpy, matplotlib")
     )
     return listed
+
+
+def _count(name: str, backend: str) -> int:
+    """Return how many cases an experiment has on a backend."""
+    return len(memory.draw(backend) if name == memory.NAME else list(EXPERIMENTS[name](backend, "test")))
 
 
 def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: bool) -> str:
@@ -194,7 +207,7 @@ def run(
     calibration = load_calibration(file)
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
-    experiments = [name for name in experiments if any(EXPERIMENTS[name](backend, "test"))]
+    experiments = [name for name in experiments if _count(name, backend)]
     for name in experiments:
         try:
             _experiment(name, backend, out, executor, calibration, runs, deadline, again, say)
@@ -212,6 +225,12 @@ def _experiment(
     fresh = again or _unfinished(out, name)
     if not fresh:
         say(f"{name}: measured before")
+        return
+    if name == memory.NAME:
+        say(f"{name}: measuring")
+        memory.plan(out, backend)
+        memory.predict(out)
+        memory.measure(out, backend, executor)
         return
     draw_plans(name, backend, out)
     try:
