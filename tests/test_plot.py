@@ -300,3 +300,16 @@ def test_lanes_of_transfers_that_nobody_could_see_are_left_out() -> None:
 
     assert lanes(1_000) == ["x/0", "y/0", "x→y"]
     assert lanes(100_000) == ["x/0", "y/0"]
+
+
+def test_narrow_slots_of_a_pipeline_have_the_number_of_their_micro_batch() -> None:
+    def texts(micro_batches: int) -> set[str]:
+        b = GraphBuilder("slots")
+        for k in range(micro_batches):
+            b.op(f"0F{k}", kind="F", duration_ns=10, micro_batch=k, stage=0, phase="F")
+            b.op(f"0B{k}", kind="B", duration_ns=20, micro_batch=k, stage=0, phase="B")
+        ax = gantt(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+        return {text.get_text() for text in ax.texts}
+
+    assert texts(3) == {f"0{phase}{k}" for phase in "FB" for k in range(3)}
+    assert texts(18) == {str(k) for k in range(18)}

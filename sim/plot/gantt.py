@@ -35,6 +35,8 @@ _HEIGHT = 0.8
 _LANE_INCHES = 0.36
 _LABELS = 1_500
 """Bars of one chart that get their name; more take longer to draw than the rest of the picture."""
+_LETTER = 4.5
+"""Points that a letter takes at size 7."""
 _PHASES: Final = {"F": 0, "B": 1, "I": 5, "W": 2, "R": 3}
 """Colours (of `OKABE_ITO`) of forward, backward, its two halves and recomputation, in all figures."""
 _SEEN = 200
@@ -222,21 +224,44 @@ def _draw(ax: Axes, bars: Bars, colours: Mapping[str, str], scale: int, until: i
 
 
 def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
-    """Write names into the bars that have room for theirs: the whole one, or what follows the last slash."""
+    """Write names into the bars that have room for theirs: the whole one, or what follows the last slash.
+
+    In a pipeline whose slots are too narrow for all their names (``3F12``), all have the number of their
+    micro-batch: the lane says the stage, the colour the phase.
+    """
     points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]
     length = bars.end - bars.start
-    roomy = np.flatnonzero((length * points > until * 8) & (bars.row != UNSET))
+    roomy = np.flatnonzero((length * points > until * 6) & (bars.row != UNSET))
+    slots = _slots(trace, bars.row[roomy])
+    rooms = length[roomy] / until * points
+    numbered = any(
+        slot is not None and len(_name(trace, int(bars.row[k]))) * _LETTER > room - 3
+        for k, slot, room in zip(roomy.tolist(), slots, rooms.tolist(), strict=True)
+    )
+    number = dict(zip(roomy.tolist(), slots, strict=True)) if numbered else {}
     for k in _by_turns(roomy, bars.kind[roomy], length[roomy])[:_LABELS].tolist():
         room = length[k] / until * points - 3
         name = _name(trace, int(bars.row[k]))
-        shown = next((text for text in (name, name.rpartition("/")[2]) if len(text) * 4.5 <= room), None)
-        if shown is None:
+        size = 7.0
+        if (slot := number.get(k)) is not None:
+            shown, size = slot, min(7.0, 7 * (room + 2) / (len(slot) * _LETTER))
+        else:
+            fits = (text for text in (name, name.rpartition("/")[2]) if len(text) * _LETTER <= room)
+            shown = next(fits, "")
+        if not shown or size < 5:
             continue
         height = _HEIGHT / bars.n_levels[k]
         y = bars.lane[k] - _HEIGHT / 2 + (bars.level[k] + 0.5) * height
         ink = _ink(colours.get(bars.kinds[bars.kind[k]], OTHER))
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
-        ax.text(middle, y, shown, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
+        ax.text(middle, y, shown, ha="center", va="center", fontsize=size, color=ink, clip_on=True)
+
+
+def _slots(trace: Trace, rows: IntArray) -> list[str | None]:
+    """Return the micro-batch of each task that has one."""
+    of_op, tasks = trace.job.graph.micro_batch, trace.tasks["op"]
+    found = [int(of_op[tasks[row]]) if row < len(trace) else UNSET for row in rows.tolist()]
+    return [None if k == UNSET else str(k) for k in found]
 
 
 def _by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
