@@ -78,6 +78,11 @@ class Document:
         root = read_yaml(path)
         if not isinstance(root.value, dict):
             raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
+        schema = root.child("schema")
+        if schema is not None and str(schema.value).startswith("sim.graph/"):
+            raise root.place.error(
+                "is a graph file, no scenario; a scenario names it: workload: {graph: FILE}"
+            )
         return cls(root, Path(path))
 
     @property

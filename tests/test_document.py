@@ -127,3 +127,8 @@ def test_two_entries_of_one_name(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}/s.yaml:12:21: compare.1: two entries are called 'in-order'; give one of them a label"
     )
+
+
+def test_a_graph_file_is_no_scenario(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="is a graph file, no scenario; a scenario names it: workload: "):
+        load_scenario(write(tmp_path, '{"schema": "sim.graph/1", "ops": []}'))
