@@ -237,7 +237,7 @@ class Torch:
     def full(
         self, shape: tuple[int, ...], value: float, dtype: str, device: str = "cpu", pin_memory: bool = False
     ) -> Tensor:
-        assert device == "cuda" or pin_memory
+        assert not (device == "cuda" and pin_memory)
         return Tensor(np.full([min(n, 16) for n in shape], value), self.cuda)
 
     def mm(self, a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_torch import Driver, Torch
 
-from devices.cost.calibration import load_calibration
+from devices.cost.calibration import Calibration, load_calibration
 from devices.real.cuda import Cuda
 from devices.real.partitions import partition_streams
 from devices.real.torch_work import TorchWork
@@ -33,7 +33,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = {
         "matmul": [(256, 1), (2048, 1), (2048, 16), (4096, 1), (4096, 8)],
         "h2d": [(4096, 1)],
-        "d2h": [(4096, 1)],
+        **{kind: [(4096, 1)] for kind in ("d2h", "h2d-pageable", "d2h-pageable")},
         "attention": [(1024, 1)],
     }
     monkeypatch.setitem(GRID, "cuda", grid)
@@ -245,3 +245,26 @@ def test_a_machine_without_the_simulator_measures_and_another_reports(tmp_path: 
         assert not entry["predicted_before_measuring"]
         assert entry["metrics"]["prediction.n"] >= 6
     assert "predicted after measuring" in (tmp_path / "report.md").read_text()
+
+
+def test_pageable_copies_hold_the_host_and_show_no_overlap(cuda: Cuda) -> None:
+    """Three streams from pageable memory take as long as one stream: nothing is launched meanwhile."""
+    from scenarios.validate.predict import predict_case
+
+    tables = [
+        {
+            "kind": kind,
+            "axes": ["size", "repeat"],
+            "context": "warm",
+            "rows": [[4096, r, 10**6] for r in (1, 8)],
+        }
+        for kind in ("matmul", "h2d", "d2h", "h2d-pageable", "d2h-pageable")
+    ]
+    names = ("issue_ns", "launch_latency_ns", "gap_ns", "event_ns")
+    free = Calibration("cuda", "made up", {}, {name: {"median": 0} for name in names}, tables)
+    ns = {}
+    for one in draw("c-overlap", "cuda")[:3]:
+        ns[one.label] = predict_case(one, free)["makespan_ns"]
+        assert cuda.execute(one.job(), Plan.from_json(one.plan().to_json()), gated=one.gated).wrong == []
+    assert ns["pageable memory"] == ns["one stream"] == 24 * 10**6
+    assert ns["three streams"] < 0.6 * ns["one stream"]

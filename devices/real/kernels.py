@@ -11,6 +11,7 @@ dependencies of a plan cost nothing extra and are real::
     attention    softmax(x @ y^T / sqrt(size)) @ y
     block        a transformer block on x (cuda)
     h2d, d2h     nothing: a pinned matrix moves to the device, x moves to a pinned one (cuda)
+    *-pageable   the same from and to memory that may be paged out, which holds the host up (cuda)
     spin, sleep  nothing, for a while
 
 All constants are normal with variance 1 / size, so that products of any depth neither vanish nor explode.
@@ -25,10 +26,16 @@ from typing import Any, Final
 from sim.errors import InputError, UnknownNameError
 from sim.graph import Graph
 
-__all__ = ["MATRIX_KINDS", "TIMED_KINDS", "Kernel", "kernel_axes", "kernels_of"]
+__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "TIMED_KINDS", "Kernel", "kernel_axes", "kernels_of"]
 
-MATRIX_KINDS: Final = ("matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h")
+MATRIX_KINDS: Final = (
+    "matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h",
+    "h2d-pageable", "d2h-pageable",
+)  # fmt: skip
 """Kinds whose result is a matrix."""
+
+HOLDS_HOST: Final = ("h2d-pageable", "d2h-pageable")
+"""Copies of pageable memory: the host makes them itself, and launches nothing meanwhile."""
 
 TIMED_KINDS: Final = {"sleep": "sleep_ns", "spin": "spin_cycles"}
 """Kinds that only take time, and the attribute that says how much."""

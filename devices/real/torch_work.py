@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.real.kernels import TIMED_KINDS, Kernel, kernels_of
+from devices.real.kernels import HOLDS_HOST, TIMED_KINDS, Kernel, kernels_of
 from devices.real.work import producers_of
 from sim.errors import InputError
 from sim.graph import Graph
@@ -49,13 +49,13 @@ class TorchWork:
         torch.manual_seed(seed)
         sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
         self.constants = {n: (self._random(n), self._random(n)) for n in sizes}
-        moved = sorted({kernel.size for kernel in self.kernels if kernel.kind == "h2d"})
-        self.pinned = {n: self._pinned(n) for n in moved}
-        for n in moved:
-            self.pinned[n].copy_(self.constants[n][0])
+        moved = sorted({(k.kind, k.size) for k in self.kernels if k.kind.startswith("h2d")})
+        self.sources = {(kind, n): self._on_host(n, kind) for kind, n in moved}
+        for (_, n), source in self.sources.items():
+            source.copy_(self.constants[n][0])
         self.results = [
-            self._pinned(kernel.size) if kernel.kind == "d2h" else self._empty(kernel.size)
-            for kernel in self.kernels
+            self._on_host(k.size, k.kind) if k.kind.startswith("d2h") else self._empty(k.size)
+            for k in self.kernels
         ]
         self.scratch = [self._empty(kernel.size) for kernel in self.kernels]
         self.graphs: dict[int, Any] = {}
@@ -67,9 +67,10 @@ class TorchWork:
     def _empty(self, n: int) -> Any:
         return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.torch.bfloat16)
 
-    def _pinned(self, n: int) -> Any:
-        """Return a matrix in page-locked host memory, from where copies overlap with kernels."""
-        return self.torch.full((n, n), float("nan"), dtype=self.torch.bfloat16, pin_memory=True)
+    def _on_host(self, n: int, kind: str) -> Any:
+        """Return a matrix in host memory: pageable, or page-locked as copies that overlap need it."""
+        pinned = kind not in HOLDS_HOST
+        return self.torch.full((n, n), float("nan"), dtype=self.torch.bfloat16, pin_memory=pinned)
 
     def reset(self) -> None:
         """Fill all results with NaN."""
@@ -102,13 +103,14 @@ class TorchWork:
         if kernel.kind in TIMED_KINDS:
             self.torch.cuda._sleep(kernel.amount)
             return
-        if kernel.kind == "h2d":
-            self.results[op].copy_(self.pinned[kernel.size], non_blocking=True)
+        if kernel.kind.startswith("h2d"):
+            source = self.sources[kernel.kind, kernel.size]
+            self.results[op].copy_(source, non_blocking=kernel.kind not in HOLDS_HOST)
             return
         given = [
             self.results[p]
             for p in self.producers[op]
-            if self.kernels[p].size == kernel.size and self.kernels[p].kind != "d2h"
+            if self.kernels[p].size == kernel.size and not self.kernels[p].kind.startswith("d2h")
         ]
         x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
         _compute(self.torch, kernel, x, y, self.results[op], self.scratch[op])
@@ -151,9 +153,9 @@ def _compute(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any)
         for _ in range(kernel.repeat):
             torch.lerp(source, y, 0.5, out=out)
             source = out
-    elif kernel.kind in ("copy", "d2h"):
+    elif kernel.kind in ("copy", "d2h", "d2h-pageable"):
         for _ in range(kernel.repeat):
-            out.copy_(x, non_blocking=True)
+            out.copy_(x, non_blocking=kernel.kind not in HOLDS_HOST)
     elif kernel.kind == "softmax":
         for _ in range(kernel.repeat):
             out.copy_(torch.softmax(x, 1), non_blocking=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from devices.real.kernels import kernel_axes
+from devices.real.kernels import HOLDS_HOST, kernel_axes
 from devices.real.statistics import summary
 from devices.real.work import Observation
 from scenarios.calibrate.session import Samples, Session
@@ -30,6 +30,8 @@ GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
         "attention": [(n, 1) for n in (1024, 2048)],
         "h2d": [(n, 1) for n in (1024, 2048, 4096)],
         "d2h": [(n, 1) for n in (1024, 2048, 4096)],
+        "h2d-pageable": [(n, 1) for n in (1024, 4096)],
+        "d2h-pageable": [(n, 1) for n in (1024, 4096)],
     },
 }
 """backend → kind → sizes to measure."""
@@ -54,6 +56,7 @@ def durations(session: Session) -> None:
             Case(
                 f"{kind}-{'x'.join(map(str, size))}", "calibration", "calibration",
                 serial(backend, kind, dict(zip(axes, size, strict=True)), n, "o"), machine, policy=policy,
+                notes={"gated": False} if kind in HOLDS_HOST else {},
             )
             for size in sizes
         ]  # fmt: skip

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from devices.cost.calibration import Calibration
 from devices.real.follow import program_plan
+from devices.real.kernels import HOLDS_HOST
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
@@ -191,6 +192,22 @@ class Case:
     def decisions(self) -> dict[str, Any]:
         """Return the decisions besides the policy, as `sim.simulate` takes them."""
         return {"streams": _Lanes(self), "linearize": Program(self.order or [op.name for op in self.ops])}
+
+    def simulated(self) -> Case:
+        """Return the case as it is simulated: what a copy of pageable memory holds up, waits for it.
+
+        Such a copy holds the host, so that everything launched later starts later, on whatever stream; a
+        dependency says the same. The plan that is executed has none: there the host waits by itself.
+        """
+        if not any(op.kind in HOLDS_HOST for op in self.ops):
+            return self
+        ops: list[CaseOp] = []
+        holds = ""
+        for op in self.ops:
+            held = [holds] if holds and holds not in op.inputs else []
+            ops.append(replace(op, inputs=[*op.inputs, *held]))
+            holds = op.name if op.kind in HOLDS_HOST else holds
+        return replace(self, ops=ops)
 
     def plan(self) -> Plan | None:
         """Return the plan to execute; None when a policy drives."""

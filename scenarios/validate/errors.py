@@ -118,6 +118,7 @@ def _follow(
     Durations that were measured in company have its cost in them already: `alone` says that these have not.
     """
     policy = Redecide(plan, case.make_policy().synchronisation)
+    case = case.simulated()
     machine = case.machine(calibration)
     if alone:
         machine = with_interference(machine, calibration)

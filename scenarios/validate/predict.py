@@ -9,6 +9,7 @@ from typing import Any
 
 from devices.cost.calibration import Calibration
 from devices.processor.corun import CorunSlowdown
+from devices.real.kernels import HOLDS_HOST
 from scenarios.validate import files
 from scenarios.validate.case import Case, digest
 from scenarios.validate.draws import draw
@@ -47,7 +48,7 @@ def with_interference(machine: Machine, calibration: Calibration) -> Machine:
         replace(
             device,
             processor=CorunSlowdown,
-            details={"corun_slowdown": factors, "corun_exempt": ("h2d", "d2h")},
+            details={"corun_slowdown": factors, "corun_exempt": ("h2d", "d2h", *HOLDS_HOST)},
         )
         if device.lanes > 1
         else device
@@ -60,6 +61,7 @@ def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration |
     """Simulate a case; without a calibration nothing costs anything but the ops."""
     from sim.engine import simulate
 
+    case = case.simulated()
     machine = case.machine(calibration)
     if calibration is not None:
         machine = with_interference(machine, calibration)
