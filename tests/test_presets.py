@@ -105,3 +105,15 @@ def test_h200_uses_the_fitted_models_where_it_can() -> None:
     peak_ns = 2 * 4096**3 / 989.4e3
     assert 1.1 * peak_ns < shaped < 1.7 * peak_ns
     assert plain == round((2 * 4096**3 + 400e6) / (989.4e3 * 0.784) + 2700)
+
+
+def test_no_product_or_convolution_of_an_h200_runs_at_the_peak() -> None:
+    from sim import GraphBuilder
+
+    b = GraphBuilder("large")
+    for kind in ("matmul", "gemm", "conv", "conv2d"):
+        b.op(kind, kind=kind, dtype="bf16", flops=10**13)
+    device = make_device("gpu0", {"preset": "h200-sxm"})
+    assert device.cost is not None
+    for ns in device.cost.durations_ns(b.build(), device).tolist():
+        assert ns > 1.2 * 10**13 / 989.4e3
