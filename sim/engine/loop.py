@@ -33,15 +33,16 @@ class Engine(Issuing):
         self.policy.prepare(self.job)
         peek, step = self.env.peek, self.env.step
         never = float("inf")
+        ended, paid, by_group = self.ended, self.paid, self.by_group
         with collector_paused():
             self._eligible(None, self.readiness.roots(), None, True)
             now: float = 0
             while now != never:
-                if self.ended:
+                if ended:
                     self._complete()
-                if self.paid:
+                if paid:
                     self._issue_paid()
-                if not self.by_group:
+                if not by_group:
                     self._ask_all()
                 elif self.dirty_groups:
                     self._ask_groups()
@@ -74,11 +75,12 @@ class Engine(Issuing):
         ended = self.ended[:]
         self.ended.clear()
         now = self.now_ns
+        executed = self.executed
         for task in ended:
             task.end_ns = now
             issuer = task.issuer
             if issuer is not None:
-                if task.dead or self.executed[task.op]:
+                if task.dead or executed[task.op]:
                     self._free(issuer)
                 else:
                     self._leave_stream(task)
@@ -170,16 +172,17 @@ def simulate(
     >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), ReadyQueue()).makespan_ns
     20
     """
-    job = make_job(
-        graph,
-        machine,
-        placement=placement,
-        streams=streams,
-        linearize=linearize,
-        iterations=iterations,
-        knowledge=knowledge,
-        estimate_error=estimate_error,
-        noise=noise,
-        seed=seed,
-    )
-    return Engine(job, policy, memory=memory, observers=observers).run()
+    with collector_paused():
+        job = make_job(
+            graph,
+            machine,
+            placement=placement,
+            streams=streams,
+            linearize=linearize,
+            iterations=iterations,
+            knowledge=knowledge,
+            estimate_error=estimate_error,
+            noise=noise,
+            seed=seed,
+        )
+        return Engine(job, policy, memory=memory, observers=observers).run()
