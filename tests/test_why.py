@@ -14,6 +14,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.streams.per_branch import PerBranch
 from scenarios.why import PARTS, difference, makespan_parts, why_fast
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
+from sim.units import parse_duration
 
 CPU = Device("cpu0", "cpu", workers=2)
 
@@ -123,3 +124,13 @@ def test_an_empty_run_has_no_parts() -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_has_words(part: str) -> None:
     assert PARTS[part].strip() == PARTS[part] != ""
+
+
+@given(runs())
+@settings(max_examples=50)
+def test_the_parts_that_are_told_add_up(drawn: Run) -> None:
+    trace = drawn.trace()
+    parts = why_fast(trace).rpartition("): ")[2]
+    told = [parse_duration(" ".join(part.split()[:2])) for part in parts.split(", ") if part[0].isdecimal()]
+    # Each is rounded to four digits: half a thousandth of itself, at most.
+    assert abs(sum(told) - trace.makespan_ns) <= trace.makespan_ns / 1000
