@@ -114,15 +114,7 @@ class Trace:
         if (np.diff(columns["start_ns"]) < 0).any():
             order = np.argsort(columns["start_ns"], kind="stable")
             columns = {name: column[order] for name, column in columns.items()}
-        moved = {
-            name: _column(transfers, name)
-            for name in ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns")
-        }
-        order = np.argsort(moved["start_ns"], kind="stable")
-        which = moved.pop("op") - flow.n_ops
-        for name in ("tensor", "source", "destination", "nbytes"):
-            moved[name] = getattr(flow, name)[which]
-        moved = {name: column[order] for name, column in moved.items()}
+        moved = _transfers(flow, transfers)
         return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames))
 
     def __len__(self) -> int:
@@ -166,6 +158,20 @@ class Trace:
         from sim.invariants import check
 
         check(self)
+
+
+def _transfers(flow: Flow, transfers: list[Task]) -> dict[str, IntArray]:
+    """Return the columns of the transfers, in start order."""
+    moved = {
+        name: _column(transfers, name) for name in ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns")
+    }
+    which = moved.pop("op") - flow.n_ops
+    for name in ("tensor", "source", "destination", "nbytes"):
+        moved[name] = getattr(flow, name)[which]
+    if not transfers:
+        return moved
+    order = np.argsort(moved["start_ns"], kind="stable")
+    return {name: column[order] for name, column in moved.items()}
 
 
 def _column(tasks: list[Task], name: str) -> IntArray:

@@ -79,14 +79,18 @@ def make_flow(job: Job) -> Flow:
     """
     graph = job.graph
     n = len(graph)
+    if not job.machine.links:  # the ideal: data is everywhere at once, and nothing needs to be simulated
+        none = np.zeros(0, np.int64)
+        edges = graph.edges
+        return Flow(
+            n, n, edges.producer, edges.consumer, edges.distance, edges.tensor, none, none, none, none
+        )
     consumer = np.repeat(np.arange(n), graph.inputs.counts())
     tensor = graph.inputs.indices
     producer = graph.tensor_producer[tensor]
     home = _homes(job)
     there = job.device_of[consumer]
     crossing = (home[tensor] != UNSET) & (home[tensor] != there)
-    if not job.machine.links:  # the ideal: data is everywhere at once, and nothing needs to be simulated
-        crossing[:] = False
     local = ~crossing & (producer != UNSET)
 
     # One transfer per (tensor, destination), numbered by first use.
