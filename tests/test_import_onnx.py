@@ -437,16 +437,6 @@ def test_unknown_operators_may_be_counted_by_their_bytes():
     assert (graph.kind(0), graph.flops[0], graph.bytes_read[0], graph.bytes_written[0]) == ("det", 0, 252, 28)
 
 
-def test_control_flow_is_refused_by_name():
-    branch = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])], "b", [], [helper.make_tensor_value_info("y", FLOAT, [4])]
-    )
-    nodes = [("If", ["c"], ["z"], {"then_branch": branch, "else_branch": branch})]
-    made = model(nodes, [("c", TensorProto.BOOL, []), ("x", FLOAT, [4])], [("z", FLOAT, [4])])
-    with pytest.raises(InputError, match=r"node 'If_0' is control flow \(If\)"):
-        import_onnx(made)
-
-
 def test_shapes_that_depend_on_data_are_refused():
     nodes = [("NonZero", ["x"], ["i"], {}), ("Cast", ["i"], ["y"], {"to": FLOAT})]
     made = model(nodes, [("x", FLOAT, [4])], [("y", FLOAT, None)])

@@ -11,7 +11,9 @@ shapes alone, as every runtime folds that before the first run::
   into constants is put right, or the model refused (`scenarios.importers.onnx_batch`).
 * Views (reshape, squeeze, dropout at inference, ...) are ops of no cost with the attribute ``view_of``.
 * Outputs that nobody reads (masks of dropout, ...) are left out.
-* Control flow (If, Loop, Scan) is refused, by name.
+* If and Loop become the ops of `scenarios.build.functions`, their subgraphs functions; the condition of an
+  If is told by ``outcome`` and how often a Loop runs by ``trips``, unless the model has them as constants
+  (`scenarios.importers.onnx_control`). Scan is refused.
 """
 
 from __future__ import annotations
@@ -26,23 +28,13 @@ from typing import Any, Literal
 from scenarios.importers import dtypes
 from scenarios.importers.files import StrPath, choice, read_bytes
 from scenarios.importers.onnx_batch import Rebatch, batches, check_scaled, inputs_at, sizes_of
-from scenarios.importers.onnx_nodes import (
-    BATCH_DEPENDENT,
-    attributes_of,
-    compute_dtype,
-    first_output,
-    kind_of,
-    op_name,
-    operands_of,
-    tensor_facts,
-)
+from scenarios.importers.onnx_nodes import kind_of
+from scenarios.importers.onnx_ops import build_graph
 from scenarios.importers.onnx_shapes import infer
-from scenarios.importers.onnx_values import Values, node_name
-from scenarios.importers.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
-from scenarios.importers.op_formulas import measured_shape
+from scenarios.importers.onnx_values import nodes_of
+from scenarios.importers.op_costs import COSTS
 from sim.errors import GraphError, InputError, MissingExtraError
 from sim.graph import Graph
-from sim.graph_builder import GraphBuilder
 
 __all__ = ["import_onnx", "kind_of", "load", "own_batch", "recognises"]
 
@@ -59,6 +51,7 @@ def import_onnx(
     dtype: str | None = None,
     dims: Mapping[str, int] | str | None = None,
     unknown: Literal["error", "bytes"] = "error",
+    attributes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Graph:
     """Return the graph of an ONNX model.
 
@@ -76,11 +69,17 @@ def import_onnx(
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
+    attributes : mapping, optional
+        Added to ops, and where control flow goes: ``{"l": {"trips": 8}, "l/body/if": {"outcome": True}}``.
+        Ops of subgraphs are called by their node, behind ``l/body/``, ``if/then/`` or ``if/else/``.
 
     Raises
     ------
     InputError
-        No ONNX model, unknown operators, control flow, open dimensions, or a batch that cannot be set.
+        No ONNX model, unknown operators, control flow that is not told where it goes, open dimensions, or a
+        batch that cannot be set.
+    UnknownNameError
+        `attributes` or `dims` name something that the model does not have.
     MissingExtraError
         The package `onnx` is not installed.
 
@@ -101,14 +100,16 @@ def import_onnx(
         model = inliner.inline_local_functions(model)
     try:
         _check_kinds(model, unknown)
+        told = attributes or {}
         own, wanted = inputs_at(model, batch, sizes_of(dims))
         if own is None:
-            values = infer(model, wanted)
+            scope = infer(model, wanted, told=told)
         else:
-            rebatch = Rebatch(infer(model, own), *batches(own, wanted))
-            values = infer(model, wanted, rebatch)
-            check_scaled(values, rebatch)
-        return _build(model, values, dtype, model.graph.name or PurePath(name).stem)
+            base = infer(model, own, told=told)
+            rebatch = Rebatch(base.values, *batches(own, wanted), base.inside)
+            scope = infer(model, wanted, rebatch, told)
+            check_scaled(scope, rebatch)
+        return build_graph(model.graph, scope, dtype, told, model.graph.name or PurePath(name).stem)
     except GraphError as error:
         raise GraphError(f"{name}: {error}") from None
     except InputError as error:
@@ -147,8 +148,9 @@ def _check_kinds(model: Any, unknown: str) -> None:
     """Refuse, or warn of, operators that have no cost formula."""
     counts = Counter(
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-        for node in model.graph.node
-        if node.op_type not in ("Constant", "If", "Loop", "Scan") and kind_of(node.op_type) not in COSTS
+        for node in nodes_of(model.graph)
+        if node.op_type not in ("Constant", "If", "Loop", "Scan", "SequenceMap")
+        and kind_of(node.op_type) not in COSTS
     )
     if not counts:
         return
@@ -159,82 +161,3 @@ def _check_kinds(model: Any, unknown: str) -> None:
             "or add a formula to scenarios/importers/op_costs.py"
         )
     warnings.warn(f"counted by their bytes, with no flop: {listed}", stacklevel=3)
-
-
-# -- the graph ------------------------------------------------------------------------------------
-
-
-def _build(model: Any, values: Values, dtype: str | None, name: str) -> Graph:
-    """Make one op of every node that runs."""
-    builder = GraphBuilder(name)
-    written = [node for node in model.graph.node if first_output(node) in values]  # the others nobody reads
-    running = [node for node in written if not values[first_output(node)].constant]
-    read = {value for node in running for value in node.input} | {o.name for o in model.graph.output}
-    refs = _externals(builder, model, running, values, dtype)
-    spoken = {*values, *(node.name for node in model.graph.node)}
-    for node in running:
-        kind, operands = kind_of(node.op_type), operands_of(node, values)
-        sources = [None if i in operands or not v else v for i, v in enumerate(node.input)]
-        outputs = list(node.output)
-        while len(outputs) > 1 and outputs[-1] not in read:
-            outputs.pop()
-        facts = OpFacts(
-            kind,
-            tuple(None if v is None else tensor_facts(values[v], dtype) for v in sources),
-            tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
-            attributes_of(node)
-            | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
-        )
-        cost = _cost(facts, node)
-        attributes = {**facts.attributes, **measured_shape(facts)}
-        if kind in VIEWS and sources[0] is not None:
-            attributes["view_of"] = 0
-        op = builder.op(
-            op_name(node, builder, spoken, len(outputs)),
-            kind=kind,
-            inputs=[refs[v] for v in sources if v is not None],
-            outputs=[output.nbytes for output in facts.outputs],
-            flops=cost.flops,
-            bytes_read=cost.bytes_read,
-            bytes_written=cost.bytes_written,
-            dtype=compute_dtype(node, values, dtype),
-            attributes=attributes,
-        )
-        refs |= {output: f"{op}:{k}" if k else op for k, output in enumerate(outputs)}
-    return builder.build()
-
-
-def _externals(
-    builder: GraphBuilder, model: Any, running: list[Any], values: Values, dtype: str | None
-) -> dict[str, str]:
-    """Declare inputs, and the parameters that are read; return value -> how an op refers to it."""
-    refs: dict[str, str] = {}
-    for given in model.graph.input:
-        if not values[given.name].constant:
-            refs[given.name] = builder.input(given.name, tensor_facts(values[given.name], dtype).nbytes)
-    origin: dict[str, str] = {}  # a view of a weight is that weight
-    for node in model.graph.node:
-        if (
-            kind_of(node.op_type) in VIEWS
-            and first_output(node) in values
-            and values[first_output(node)].constant
-        ):
-            origin[node.output[0]] = origin.get(node.input[0], node.input[0])
-    for node in running:
-        operands = operands_of(node, values)
-        for i, name in enumerate(node.input):
-            if name and values[name].constant and i not in operands:
-                weight = origin.get(name, name)
-                if weight not in builder:
-                    builder.parameter(weight, tensor_facts(values[weight], dtype).nbytes)
-                refs[name] = weight
-    return refs
-
-
-def _cost(facts: OpFacts, node: Any) -> Cost:
-    if facts.kind not in COSTS:
-        return Cost(0, facts.read, facts.written)
-    try:
-        return cost_of(facts)
-    except GraphError as error:
-        raise GraphError(f"node {node_name(node)!r} ({node.op_type}): {error}") from None

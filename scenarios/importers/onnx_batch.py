@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.onnx_values import Value, Values, node_name, shape_text
+from scenarios.importers.onnx_values import Scope, Value, Values, node_name, shape_text
 from sim.errors import InputError, UnknownNameError
 
 __all__ = [
@@ -45,11 +45,19 @@ class Rebatch(NamedTuple):
         Its values at its own batch size.
     own, wanted : int
         The two batch sizes.
+    inside : mapping
+        Those of its subgraphs, as in a `Scope`.
     """
 
     base: Values
     own: int
     wanted: int
+    inside: Mapping[tuple[str, str], Scope] = {}
+
+    def of(self, subgraph: tuple[str, str]) -> Rebatch:
+        """Return the same for a subgraph."""
+        scope = self.inside[subgraph]
+        return self._replace(base=scope.values, inside=scope.inside)
 
     @property
     def factor(self) -> Fraction:
@@ -165,15 +173,17 @@ def batches(own: Values, wanted: Values) -> tuple[int, int]:
     )
 
 
-def check_scaled(values: Values, rebatch: Rebatch) -> None:
-    """Check that every value of `values` is as at the model's own batch, or grown along one axis only.
+def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
+    """Check that every value, of subgraphs too, is as at the model's own batch, or grown along one axis only.
 
     Raises
     ------
     InputError
         Some value is neither; it is named.
     """
-    for name, value in values.items():
+    for key, inner in scope.inside.items():
+        check_scaled(inner, rebatch.of(key))
+    for name, value in scope.values.items():
         before = rebatch.base[name].shape
         grown = [axis for axis, (a, b) in enumerate(zip(before, value.shape, strict=False)) if a != b]
         straight = len(before) == len(value.shape) and all(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from scenarios.importers import dtypes
-from scenarios.importers.onnx_values import Value, Values, node_name
+from scenarios.importers.onnx_values import Value, Values, first_output, node_name
 from scenarios.importers.op_costs import TensorFacts
 from sim.errors import InputError
-from sim.graph_builder import GraphBuilder
 
 __all__ = [
     "BATCH_DEPENDENT",
     "attributes_of",
     "compute_dtype",
-    "first_output",
     "kind_of",
     "op_name",
     "operands_of",
@@ -78,11 +76,6 @@ def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
     return found
 
 
-def first_output(node: Any) -> str:
-    """Return the first output that is not left out."""
-    return next(str(name) for name in node.output if name)
-
-
 def tensor_facts(value: Value, dtype: str | None) -> TensorFacts:
     """Return shape and size of a value; `dtype` replaces the floating-point type of the file."""
     return TensorFacts(value.shape, dtypes.nbytes(value.shape, _dtype_of(value, dtype)))
@@ -110,7 +103,13 @@ def attributes_of(node: Any) -> dict[str, Any]:
     """Return the attributes that are numbers or words."""
     from onnx import AttributeProto, helper
 
-    skipped = {AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR}
+    skipped = {
+        AttributeProto.TENSOR,
+        AttributeProto.TENSORS,
+        AttributeProto.SPARSE_TENSOR,
+        AttributeProto.GRAPH,
+        AttributeProto.GRAPHS,
+    }
     return {
         attribute.name: _plain(helper.get_attribute_value(attribute))
         for attribute in node.attribute
@@ -129,14 +128,14 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value]
 
 
-def op_name(node: Any, taken: GraphBuilder, spoken: set[str], n_outputs: int) -> str:
+def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) -> str:
     """Return a name for the op of a node: the node's own, unless it is taken or ambiguous.
 
     Parameters
     ----------
     node : onnx.NodeProto
-    taken : GraphBuilder
-        Holds the names there are already.
+    taken : container of str
+        The names there are already.
     spoken : set of str
         Every name in the model: ``a:1`` must not mean both one of them and the second output of ``a``.
     n_outputs : int

@@ -6,7 +6,9 @@ shape that the model computes (``Shape -> Gather -> Concat -> Reshape``) is just
 
     input (1, 3, 224, 224) ──Conv──► (1, 64, 112, 112) ──Shape──► [1, 64, 112, 112] (content known)
 
-At another batch than the model's own, `scenarios.importers.onnx_batch` puts right what is baked in.
+A subgraph sees the values around it, and is looked at once: what a loop carries has one shape, and
+`scenarios.importers.onnx_control` says how often it runs. At another batch than the model's own,
+`scenarios.importers.onnx_batch` puts right what is baked in.
 """
 
 from __future__ import annotations
@@ -14,12 +16,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scenarios.importers.onnx_batch import Rebatch, batch_first, check_elements, retarget
-from scenarios.importers.onnx_values import Value, Values, node_name
+from scenarios.importers.onnx_control import Told, control_values
+from scenarios.importers.onnx_values import (
+    Scope,
+    Value,
+    Values,
+    control_kind,
+    first_output,
+    graphs_of,
+    node_name,
+    nodes_of,
+)
 from sim.errors import InputError
 
 __all__ = ["infer"]
@@ -35,10 +47,25 @@ _FOLLOWED = frozenset(_SHAPE_ARITHMETIC.split())
 
 _RESHAPING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
-_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_REFUSED = {
+    "Scan": "export it as a Loop over an index, which is imported",
+    "SequenceMap": "export it as a Loop over the sequence's tensors",
+}
+"""Operators with subgraphs that are not imported, and what to do instead."""
 
 
-def infer(model: Any, inputs: Mapping[str, Value], rebatch: Rebatch | None = None) -> Values:
+class _Model(NamedTuple):
+    """What is the same in every subgraph."""
+
+    graph: Any
+    versions: dict[str, int]
+    told: Told
+    declare: bool
+
+
+def infer(
+    model: Any, inputs: Mapping[str, Value], rebatch: Rebatch | None = None, told: Told | None = None
+) -> Scope:
     """Return every value of `model`.
 
     Parameters
@@ -48,35 +75,58 @@ def infer(model: Any, inputs: Mapping[str, Value], rebatch: Rebatch | None = Non
         The model's inputs, at the batch size wanted.
     rebatch : Rebatch, optional
         Given when that is not the model's own.
+    told : mapping, optional
+        Name of a Loop or If -> its ``trips`` or ``outcome``.
 
     Raises
     ------
     InputError
-        A node with subgraphs, a shape that cannot be known before the run, or a batch that is baked into
-        the model in a way that cannot be undone; the node is named.
+        A Scan, a trip count that nobody tells, a shape that cannot be known before the run, or a batch that
+        is baked into the model in a way that cannot be undone; the node is named.
     """
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    declared = _declared(model) if rebatch is None else {}
-    values: Values = {"": Value(0, (0,)), **inputs}
-    for tensor in model.graph.initializer:
-        values[tensor.name] = _initializer(tensor)
-    for node in model.graph.node:
-        if node.op_type in _SUBGRAPHS:
+    whole = _Model(model.graph, versions, told or {}, rebatch is None)
+    return _infer_graph(model.graph, {"": Value(0, (0,)), **inputs}, rebatch, whole, "")
+
+
+def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Model, path: str) -> Scope:
+    """Return what `graph` sees, where `given` are its inputs and what the graphs around it see."""
+    declared = _declared(graph) if whole.declare else {}
+    scope = Scope(given)
+    for tensor in graph.initializer:
+        given[tensor.name] = _initializer(tensor)
+
+    for node in graph.node:
+        if node.op_type in _REFUSED and not node.domain:
             raise InputError(
-                f"node {node_name(node)!r} is control flow ({node.op_type}), which a static graph cannot hold"
+                f"node {path + node_name(node)!r} is a {node.op_type}, which is not imported; "
+                f"{_REFUSED[node.op_type]}"
             )
-        _check_known(f"node {node_name(node)!r}", node.input, values, model)
-        values.update(_outputs(node, values, rebatch, versions, declared))
-    _check_known("the caller", [output.name for output in model.graph.output], values, model)
-    del values[""]
-    return values
+        _check_known(f"node {path + node_name(node)!r}", node.input, given, whole)
+        if not control_kind(node):
+            given.update(_outputs(node, given, rebatch, whole.versions, declared))
+            continue
+
+        def enter(attribute: str, name: str, more: Values, node: Any = node) -> Scope:
+            inner = None if rebatch is None else rebatch.of((first_output(node), attribute))
+            return _infer_graph(graphs_of(node)[attribute], {**given, **more}, inner, whole, name)
+
+        found = control_values(node, given, path, whole.told, enter)
+        scope.inside.update({(first_output(node), key): inner for key, inner in found.inside.items()})
+        given.update(found.values)
+    _check_known(
+        f"the end of {path[:-1]!r}" if path else "the caller", [o.name for o in graph.output], given, whole
+    )
+    if not path:
+        del given[""]
+    return scope
 
 
-def _check_known(reader: str, names: Iterable[str], values: Values, model: Any) -> None:
+def _check_known(reader: str, names: Iterable[str], values: Values, whole: _Model) -> None:
     """Check that what is read has been written, with a shape."""
     for name in names:
         if name not in values:
-            writer = next((node for node in model.graph.node if name in node.output), None)
+            writer = next((node for node in nodes_of(whole.graph) if name in node.output), None)
             if writer is None:
                 raise InputError(f"{reader} reads {name!r}, which no node writes")
             raise InputError(
@@ -145,9 +195,9 @@ def _typed(kind: Any) -> Value | None:
     return Value(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
 
 
-def _declared(model: Any) -> Values:
+def _declared(graph: Any) -> Values:
     """Return the shapes that the file states: for operators that ONNX knows nothing about."""
-    stated = {info.name: _typed(info.type) for info in [*model.graph.value_info, *model.graph.output]}
+    stated = {info.name: _typed(info.type) for info in [*graph.value_info, *graph.output]}
     return {name: value for name, value in stated.items() if value is not None}
 
 

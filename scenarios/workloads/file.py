@@ -51,10 +51,19 @@ class OnnxFile(Workload):
     onnx: Annotated[File, Field(description="a file, relative to this one")]
     batch: Batch = None
     dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
+    attributes: Annotated[
+        dict[Name, dict[str, JsonValue]],
+        Field(
+            default_factory=dict,
+            description="added to ops; where Loop and If go: {l: {trips: 8}, l/body/if: {outcome: true}}",
+        ),
+    ]
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
-        options = {} if self.dtype is None else {"dtype": self.dtype}
+        options: dict[str, Any] = {} if self.dtype is None else {"dtype": self.dtype}
+        if self.attributes:
+            options["attributes"] = self.attributes
         return load_file(document, "onnx", self.onnx, batch=self.batch, format="onnx", **options)
 
 
