@@ -18,6 +18,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios import calibrate as calibrating
 from scenarios.calibrate.grid import GRID
+from scenarios.calibrate.models import BATCHES
 from scenarios.validate import files, steps
 from scenarios.validate.case import Case, CaseOp
 from scenarios.validate.draws import draw
@@ -37,6 +38,8 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         "attention": [(1024, 1)],
     }
     monkeypatch.setitem(GRID, "cuda", grid)
+    for model in list(BATCHES):  # a fake torch differentiates nothing
+        monkeypatch.delitem(BATCHES, model)
 
 
 @pytest.fixture
@@ -222,8 +225,10 @@ sys.meta_path.insert(0, Blocked())
 sys.path.insert(0, "tests")
 from fake_torch import Driver, Torch
 from devices.real.cuda import Cuda
+from scenarios.calibrate.models import BATCHES
 from scenarios.validate import steps
 from sim.errors import RunError
+BATCHES.clear()
 try:
     steps.run("cuda", pathlib.Path(sys.argv[1]), ["b-fork-join", "d-head-of-line"], runs=3,
               executor=Cuda(Torch(), Driver()))

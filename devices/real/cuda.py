@@ -24,6 +24,7 @@ from devices.real.clock import now_ns, quiet_interpreter
 from devices.real.driver import Driver
 from devices.real.follow import Follower
 from devices.real.partitions import partition_streams
+from devices.real.torch_models import ModelWork
 from devices.real.torch_work import TorchWork
 from devices.real.work import Observation
 from sim.errors import InfeasibleError, InputError, MissingExtraError, RunError, StuckError
@@ -34,6 +35,8 @@ from sim.trace import Trace
 from sim.transfers import make_flow
 
 __all__ = ["Cuda"]
+
+_Work = TorchWork | ModelWork
 
 _GATE_CYCLES: Final = 80_000
 """What the gate spins for each launch: some 40 us at 2 GHz, more than a launch from Python takes."""
@@ -69,7 +72,7 @@ class Cuda:
             raise InfeasibleError("torch finds no CUDA device here")
         self.torch, self.driver = torch, driver
         self._streams: dict[tuple[int, int], list[Any]] = {}
-        self._works: dict[int, tuple[Any, TorchWork]] = {}
+        self._works: dict[int, tuple[Any, _Work]] = {}
         self._sentinel: tuple[Any, ...] | None = None
 
     # -- what a session asks of a backend ----------------------------------------------------
@@ -161,7 +164,14 @@ class Cuda:
         )
 
     def _execute(
-        self, job: Job, plan: Plan, work: TorchWork, streams: list[Any], gated: bool, *, timed: bool
+        self,
+        job: Job,
+        plan: Plan,
+        work: _Work,
+        streams: list[Any],
+        gated: bool,
+        *,
+        timed: bool,
     ) -> tuple[int, list[Task]]:
         """Execute once; a gate that opened before the queues were full is made longer, twice at most."""
         for factor in (1, 4, 16):
@@ -172,7 +182,7 @@ class Cuda:
         raise InfeasibleError("the gate opened before the queues were full: the host was held up")
 
     def _execute_once(
-        self, job: Job, plan: Plan, work: TorchWork, streams: list[Any], spin: int, *, timed: bool
+        self, job: Job, plan: Plan, work: _Work, streams: list[Any], spin: int, *, timed: bool
     ) -> tuple[int, list[Task]] | None:
         torch = self.torch
         follower = Follower(job, plan, lambda: 0)
@@ -224,7 +234,7 @@ class Cuda:
         with _told():
             return self._drive(job, policy, work, streams)
 
-    def _drive(self, job: Job, policy: Policy, work: TorchWork, streams: list[Any]) -> Observation:
+    def _drive(self, job: Job, policy: Policy, work: _Work, streams: list[Any]) -> Observation:
         torch = self.torch
         work.reset()
         torch.cuda.synchronize()
@@ -299,7 +309,7 @@ class Cuda:
         end.record(gate)
         self.torch.cuda.synchronize()
 
-    def _work(self, job: Job) -> TorchWork:
+    def _work(self, job: Job) -> _Work:
         """Return the matrices of a graph, made once."""
         if job.iterations != 1:
             raise InputError("the cuda backend runs one iteration at a time")
@@ -307,7 +317,9 @@ class Cuda:
             raise InputError("the cuda backend has streams, not CPU workers")
         key = id(job.graph)
         if key not in self._works:
-            self._works = {key: (job.graph, TorchWork(self.torch, job.graph))}  # one at a time: memory
+            whole = job.graph.kind(0).startswith(("gpt-", "resnet-"))
+            made: Any = ModelWork if whole else TorchWork
+            self._works = {key: (job.graph, made(self.torch, job.graph))}  # one at a time: memory
         return self._works[key][1]
 
     def _streams_of(self, job: Job) -> list[Any]:
@@ -324,7 +336,7 @@ class Cuda:
                 self._streams[shape] = [self.torch.cuda.ExternalStream(handle) for handle in handles]
         return self._streams[shape]
 
-    def _capture(self, job: Job, work: TorchWork, streams: list[Any], plan: Plan) -> None:
+    def _capture(self, job: Job, work: _Work, streams: list[Any], plan: Plan) -> None:
         number = {job.machine.stream_name(s): s for s in range(job.machine.first_stream[-1])}
         for task in plan:
             if task.stream in number:

@@ -24,6 +24,7 @@ from devices.real.statistics import summary
 from scenarios.calibrate.company import busy_workers, partitions, shared_sms
 from scenarios.calibrate.grid import durations
 from scenarios.calibrate.lanes import decisions, streams
+from scenarios.calibrate.models import models
 from scenarios.calibrate.probes import probes
 from scenarios.calibrate.session import ATTEMPTS, DisturbedError, Session
 from scenarios.validate.backends import Executor, make_backend, provenance
@@ -60,6 +61,7 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
     if backend == "cuda":
         shared_sms(session)
         partitions(session)
+        models(session)
         probes(session, executor.torch)  # type: ignore[attr-defined]
     quiet = [
         ns for entry in session.sentinels if entry["accepted"] for ns in (entry["before"], entry["after"])

@@ -13,6 +13,7 @@ import numpy as np
 
 from policies.pipeline import generate
 from scenarios.validate.case import Case, CaseOp
+from scenarios.validate.models import steps_of_models
 
 __all__ = ["EXPERIMENTS", "KERNELS", "draw"]
 
@@ -249,13 +250,13 @@ EXPERIMENTS: Final[Mapping[str, Callable[[str, str], Iterator[Case]]]] = {
     "d-head-of-line": head_of_line,
     "e-random": random_graphs,
     "f-pipeline": pipeline,
+    "h-models": steps_of_models,
     "i-ranking": ranking,
 }
 """Experiments that are lists of cases."""
 
 
 NOT_MEASURED: Final[Mapping[str, str]] = {
-    "h-models": "whole steps of GPT and ResNet are not drawn yet",
     "j": "another day, another machine: run the command again, it writes another folder",
 }
 """What of the matrix no command measures, and why."""

@@ -43,7 +43,7 @@ GOALS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
     | {"i-ranking": {"prediction.mean": 0.05, "regret.max": 0.05}},
     "cuda": {
         name: {"replay.mean": 0.01, "prediction.mean": 0.03}
-        for name in ("a-chain", "b-fork-join", "c-overlap", "d-head-of-line", "e-random")
+        for name in ("a-chain", "b-fork-join", "c-overlap", "d-head-of-line", "e-random", "h-models")
     }
     | {
         "f-pipeline": {"replay.mean": 0.01, "prediction.mean": 0.05, "ratio.max": 0.05},
