@@ -162,9 +162,10 @@ def test_settings_of_an_entry_make_another_scenario(tmp_path: Path) -> None:
 def test_names_on_the_command_line(tmp_path: Path) -> None:
     scenario = load(tmp_path, WINDOW, COMPARE)
     assert scenario.case("narrow").label == "narrow"
-    plain = scenario.case("out-of-order").decisions  # no entry: the policy itself, with its defaults
+    plain = scenario.case("out-of-order").decisions  # no entry: its own defaults, and the scenario's streams
     assert isinstance(plain.policy, OutOfOrder)
-    assert (plain.policy.window, plain.streams) == (None, None)
+    assert plain.policy.window is None
+    assert isinstance(plain.streams, PerBranch)
     assert scenario.case("out-of-order").expectations == ()
     assert [one.what for one in scenario.case().expectations] == ["makespan"]
     with pytest.raises(ScenarioError) as caught:
