@@ -257,7 +257,7 @@ EXPERIMENTS: Final[Mapping[str, Callable[[str, str], Iterator[Case]]]] = {
 
 
 NOT_MEASURED: Final[Mapping[str, str]] = {
-    "j": "another day, another machine: run the command again, it writes another folder",
+    "j": "another day: --again in the same folder, reported beside the recorded day; machine: another folder",
 }
 """What of the matrix no command measures, and why."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from scenarios.validate.case import Case
 from sim.errors import InputError
 
-__all__ = ["STEPS", "read", "read_cases", "step_path", "write"]
+__all__ = ["STEPS", "read", "read_cases", "read_path", "step_path", "write"]
 
 STEPS: Final = {
     "plans": "sim.plans/1",
@@ -42,7 +42,17 @@ def read(out: Path, step: str, experiment: str) -> dict[str, Any] | None:
     InputError
         It is there and is something else.
     """
-    path = step_path(out, step, experiment)
+    return read_path(step_path(out, step, experiment), step)
+
+
+def read_path(path: Path, step: str) -> dict[str, Any] | None:
+    """Read a file of a step, wherever it lies; None when there is none.
+
+    Raises
+    ------
+    InputError
+        It is there and is something else.
+    """
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
 from scenarios.calibrate import calibrate
-from scenarios.validate import files, memory
+from scenarios.validate import days, files, memory
 from scenarios.validate.backends import Executor, make_backend, provenance
 from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
 from scenarios.validate.measure import RUNS, measure
@@ -226,6 +226,8 @@ def _experiment(
     if not fresh:
         say(f"{name}: measured before")
         return
+    if again and days.keep_day(out, name) is not None:
+        say(f"{name}: the earlier measurement is kept")
     if name == memory.NAME:
         say(f"{name}: measuring")
         memory.plan(out, backend)
@@ -271,11 +273,12 @@ def write_report(
             "simulator and run `sim validate` there with --report-only"
         ) from error
     result = report(out, backend, calibration, experiments, recompute=recompute)
+    result["days"] = {name: days.compare_days(out, name) for name in experiments}
     drawn = []
     if draw_scatter(result, out / "scatter.png"):
         drawn.append("scatter.png")
     if draw_worst(result, out, calibration, out / "worst.png"):
         drawn.append("worst.png")
     (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "report.md").write_text(to_markdown(result, drawn))
+    (out / "report.md").write_text(to_markdown(result, drawn) + days.to_markdown(result["days"]))
     return result
