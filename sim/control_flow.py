@@ -27,11 +27,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from sim.errors import RunError
+from sim.errors import InputError, RunError
 from sim.frames import FrameStructure, frame_structure
 from sim.job import Job
 from sim.model import Task
 from sim.outcomes import Outcomes
+from sim.strictness import non_strict_ops
 from sim.transfers import Flow
 
 __all__ = ["TaggedTokenReadiness"]
@@ -109,6 +110,11 @@ class TaggedTokenReadiness:
     at_issue : bool
         Whether an op that is launched, and whose consumers all are, passes its tokens on when it is
         issued (TensorFlow: a GPU kernel completes when it is enqueued).
+
+    Raises
+    ------
+    InputError
+        A non-strict op: which of its tokens would be the first, when one is dead, nobody has defined.
     """
 
     MAX_ITERATIONS = 100_000
@@ -117,6 +123,13 @@ class TaggedTokenReadiness:
     def __init__(self, job: Job, flow: Flow, at_issue: bool = False) -> None:
         graph = job.graph
         self.job, self.flow = job, flow
+        non_strict = non_strict_ops(graph)
+        if non_strict.any():
+            raise InputError(
+                f"op {graph.op_names[int(non_strict.argmax())]!r} has strict: false, and graph "
+                f"{graph.name!r} has control flow, where only a merge passes on its first live input; "
+                "use a merge, or leave strict out"
+            )
         self.structure: FrameStructure = frame_structure(graph)
         self.outcomes = Outcomes(job)
         self.asynchronous = at_issue

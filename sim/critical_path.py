@@ -7,16 +7,20 @@
 
 Nothing but inputs holds an op back here: every device has all the lanes it wants, deciding and
 launching cost nothing, and every transfer has its links for itself. Edges that reach into later
-iterations chain the iterations to one another.
+iterations chain the iterations to one another. A non-strict op waits for the earliest of its inputs.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 
 from sim.frames import has_control_flow
-from sim.graph import UNSET, IntArray, Role
+from sim.graph import UNSET, Graph, IntArray, Role
 from sim.job import Job
+from sim.strictness import non_strict_ops
 from sim.units import NS_PER_S
 
 __all__ = ["crossing_reads", "longest_chain_ns", "transfer_ns"]
@@ -74,10 +78,20 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     produced = graph.tensor_producer[graph.inputs.indices]
     data = produced != UNSET
     travel = _delays(job)
+    non_strict = non_strict_ops(graph)
+    inputs = {
+        op: _inputs(graph, op, travel)
+        for op in np.flatnonzero(non_strict).tolist()
+        if len(graph.inputs.row(op))
+    }
     release = np.zeros(n, np.int64)  # graph inputs that lie on another device
-    np.maximum.at(release, reader[~data], travel[~data])
-    producer, consumer, distance, _ = graph.edges  # data edges, then control edges
+    outside = ~data & ~non_strict[reader]
+    np.maximum.at(release, reader[outside], travel[outside])
+    producer, consumer, distance, tensor = graph.edges  # data edges, then control edges
     delay = np.concatenate((travel[data], np.zeros(len(producer) - int(data.sum()), np.int64)))
+    if inputs:
+        all_of = ~non_strict[consumer] | (tensor == UNSET)
+        producer, consumer, distance, delay = (c[all_of] for c in (producer, consumer, distance, delay))
     if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
         waits = np.array([kind != "merge" for kind in graph.kinds])[graph.kind_code[consumer]]
         producer, consumer, distance, delay = (c[waits] for c in (producer, consumer, distance, delay))
@@ -90,13 +104,52 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
         for d in np.unique(distance[~now]).tolist()
     ]
     ends: list[IntArray] = []
-    for iteration in range(job.iterations if later else 1):
+    chained = bool(later) or any(way.distance for ways in inputs.values() for way in ways)
+    for iteration in range(job.iterations if chained else 1):
         floor = release.copy()
         for d, p, c, delay_ns in later:
             if d <= iteration:
                 np.maximum.at(floor, c, ends[iteration - d][p] + delay_ns)
-        ends.append(sweep.ends(floor, ns))
+        first = {op: _first(ways, iteration, ends) for op, ways in inputs.items()}
+        ends.append(sweep.ends(floor, ns, first))
     return int(max(end.max(initial=0) for end in ends))
+
+
+class _Way(NamedTuple):
+    """One input of a non-strict op: its producer (-1: from outside), iterations between, travel time."""
+
+    producer: int
+    distance: int
+    delay_ns: int
+
+
+class _First(NamedTuple):
+    """When the first input of a non-strict op is there: then, or when one of these has ended."""
+
+    known_ns: float
+    ways: list[_Way]
+
+
+def _inputs(graph: Graph, op: int, travel: IntArray) -> list[_Way]:
+    here = slice(int(graph.inputs.indptr[op]), int(graph.inputs.indptr[op + 1]))
+    producer = graph.tensor_producer[graph.inputs.indices[here]]
+    columns = (producer, graph.input_distance[here], travel[here])
+    return [_Way(*way) for way in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _first(ways: list[_Way], iteration: int, ends: list[IntArray]) -> _First:
+    """Divide the inputs into what is known before this iteration, and what is made in it."""
+    known_ns, now = math.inf, []
+    for way in ways:
+        if way.distance > iteration:  # from before the first iteration
+            known_ns = 0
+        elif way.producer == UNSET:
+            known_ns = min(known_ns, way.delay_ns)
+        elif way.distance:
+            known_ns = min(known_ns, int(ends[iteration - way.distance][way.producer]) + way.delay_ns)
+        else:
+            now.append(way)
+    return _First(known_ns, now)
 
 
 class _Sweep:
@@ -110,12 +163,15 @@ class _Sweep:
         self._consumer, self._delay = consumer[by].tolist(), delay[by].tolist()
         self._count = np.bincount(producer, minlength=len(order))[order].tolist()
 
-    def ends(self, floor_ns: IntArray, duration_ns: IntArray) -> IntArray:
-        """Return the earliest end of every op that may not start before `floor_ns`."""
+    def ends(self, floor_ns: IntArray, duration_ns: IntArray, first: dict[int, _First]) -> IntArray:
+        """Return the earliest end of every op that may not start before `floor_ns`, nor its first input."""
         end, own = floor_ns.tolist(), duration_ns.tolist()
         consumer, delay = self._consumer, self._delay
         k = 0
         for op, count in zip(self._order, self._count, strict=True):
+            if first and op in first:
+                known_ns, ways = first[op]
+                end[op] = max(end[op], min(known_ns, *(end[w.producer] + w.delay_ns for w in ways), math.inf))
             at = end[op] = end[op] + own[op]
             for j in range(k, k + count):
                 c = consumer[j]

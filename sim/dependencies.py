@@ -11,6 +11,8 @@ Tasks and transfers are numbered together here: row r of the tasks is r, row r o
 On a static graph iteration and distance say exactly who fed whom. Where control flow runs an op many
 times, the trace does not keep the tags of tokens, and the latest run of the producer that ended before
 the consumer started stands for the one that fed it.
+
+What comes too late for an op that did not wait for it (`sim.strictness`) feeds nobody, and is no edge.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.frames import has_control_flow
 from sim.graph import UNSET, Csr, IntArray
+from sim.strictness import inputs_from_the_start, non_strict_ops
 from sim.trace import Trace
 
-__all__ = ["Dependencies", "dependencies", "unroll"]
+__all__ = ["Dependencies", "dependencies", "unroll", "waited_for"]
 
 
 class Dependencies(NamedTuple):
@@ -98,7 +102,63 @@ def dependencies(trace: Trace) -> Dependencies:
     producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
     consumer = rows[at * flow.n_nodes + flow.consumer[edge]]
     both = (producer != UNSET) & (consumer != UNSET)
-    return Dependencies(producer[both], consumer[both], flow.carries[edge[both]])
+    found = Dependencies(producer[both], consumer[both], flow.carries[edge[both]])
+    data = _into_non_strict(trace, found)
+    if data.any():
+        _, end = _times(trace)
+        late = data.copy()
+        late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
+        found = Dependencies(*(column[~late] for column in found))
+    return found
+
+
+def waited_for(trace: Trace, edges: Dependencies) -> Dependencies:
+    """Return the edges that held their consumer back: into a non-strict op, of its inputs only the first.
+
+    An input that was there from the start leaves none of them.
+
+    Parameters
+    ----------
+    trace : Trace
+    edges : Dependencies
+        What `dependencies` returned.
+    """
+    data = np.flatnonzero(_into_non_strict(trace, edges))
+    if not len(data):
+        return edges
+    flow, iterations = trace.flow, trace.job.iterations
+    rows = min(iterations, int(flow.distance.max(initial=0)) + 1)
+    there = np.array([inputs_from_the_start(trace.job.graph, flow, i) for i in range(rows)])
+    _, end = _times(trace)
+    consumer = edges.consumer[data]
+    by_arrival = np.lexsort((data, end[edges.producer[data]], consumer))
+    _, first = np.unique(consumer[by_arrival], return_index=True)
+    first = by_arrival[first]
+    task = consumer[first]
+    at = np.minimum(trace.tasks["iteration"][task], rows - 1)
+    keep = np.ones(len(edges.producer), dtype=bool)
+    keep[data] = False
+    keep[data[first[~there[at, trace.tasks["op"][task]]]]] = True
+    return Dependencies(*(column[keep] for column in edges))
+
+
+def _into_non_strict(trace: Trace, edges: Dependencies) -> npt.NDArray[np.bool_]:
+    """Return which edges carry data to a non-strict op."""
+    non_strict = non_strict_ops(trace.job.graph)
+    if not non_strict.any():
+        return np.zeros(len(edges.producer), dtype=bool)
+    into: npt.NDArray[np.bool_] = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
+    into[into] = non_strict[trace.tasks["op"][edges.consumer[into]]]
+    return into
+
+
+def _times(trace: Trace) -> tuple[IntArray, IntArray]:
+    """Return start and end of every row."""
+    moved = trace.transfers
+    return (
+        np.concatenate((trace.tasks["start_ns"], moved["start_ns"])),
+        np.concatenate((trace.tasks["end_ns"], moved["end_ns"])),
+    )
 
 
 def _latest_before(trace: Trace, node: IntArray, iteration: IntArray) -> Dependencies:
@@ -108,8 +168,7 @@ def _latest_before(trace: Trace, node: IntArray, iteration: IntArray) -> Depende
     together; the answer is the nearest entry above the question.
     """
     flow = trace.flow
-    start = np.concatenate((trace.tasks["start_ns"], trace.transfers["start_ns"]))
-    end = np.concatenate((trace.tasks["end_ns"], trace.transfers["end_ns"]))
+    start, end = _times(trace)
     runs = Csr.group(node, np.arange(len(node)), flow.n_nodes)
     count = runs.counts()[flow.consumer]
     edge = np.repeat(np.arange(len(flow.consumer)), count)

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.errors import InputError
-from sim.graph import Csr, IntArray
+from sim.graph import UNSET, Csr, Edges, IntArray
 
 if TYPE_CHECKING:
     from sim.trace import Trace
@@ -239,6 +239,7 @@ def plan_of(trace: Trace) -> Plan:
     from sim.bounds import issue_costs_ns
     from sim.dependencies import unroll
     from sim.frames import has_control_flow
+    from sim.strictness import non_strict_ops
 
     job, tasks = trace.job, trace.tasks
     if has_control_flow(job.graph):
@@ -256,6 +257,9 @@ def plan_of(trace: Trace) -> Plan:
     number[(tasks["iteration"] * n + tasks["op"])[in_order]] = np.arange(len(trace))
     edges = job.graph.edges
     edge, at = unroll(edges.distance, job.iterations)
+    if non_strict_ops(job.graph).any():
+        held_back = _held_back(trace, edges, edge, at)
+        edge, at = edge[held_back], at[held_back]
     producer = number[(at - edges.distance[edge]) * n + edges.producer[edge]]
     consumer = number[at * n + edges.consumer[edge]]
 
@@ -277,6 +281,29 @@ def plan_of(trace: Trace) -> Plan:
         issuer=issuer,
         waits=_needed_waits(producer, consumer, stream),
     )
+
+
+def _held_back(trace: Trace, edges: Edges, edge: IntArray, at: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which edges of the graph, by edge and iteration, held their consumer back in the run.
+
+    Of the inputs of a non-strict op that is the first, sent by a transfer or not: it is known by its
+    consumer, the tensor, and the iteration in which that was made.
+    """
+    from sim.dependencies import dependencies, waited_for
+    from sim.strictness import non_strict_ops
+
+    job, tasks, n_tensors = trace.job, trace.tasks, trace.job.graph.n_tensors
+    rows = waited_for(trace, dependencies(trace))
+    data = (rows.consumer < len(trace)) & (rows.tensor != UNSET)
+    made_at = np.concatenate((tasks["iteration"], trace.transfers["iteration"]))[rows.producer[data]]
+    reader = rows.consumer[data]
+    task = tasks["iteration"][reader] * len(job.graph) + tasks["op"][reader]
+    known = (task * n_tensors + rows.tensor[data]) * job.iterations + made_at
+    task = at * len(job.graph) + edges.consumer[edge]
+    asked = (task * n_tensors + edges.tensor[edge]) * job.iterations + at - edges.distance[edge]
+    strict = ~non_strict_ops(job.graph)[edges.consumer[edge]]
+    held_back: npt.NDArray[np.bool_] = strict | (edges.tensor[edge] == UNSET) | np.isin(asked, known)
+    return held_back
 
 
 def _by_first_use(codes: IntArray) -> tuple[IntArray, IntArray]:

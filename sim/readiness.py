@@ -9,6 +9,9 @@ zero the consumer is eligible. Two variants stand behind one interface (`Readine
     An edge between two tasks that are launched on streams counts when its producer is *issued*;
     a second counter, of producers that have not ended, is the event wait at the stream's head.
 
+Where the graph has ops that start with the first of their inputs (`sim.strictness`), a countdown of its
+own counts for them; other graphs know nothing of it.
+
 A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the offset
 ``d * n_nodes + consumer`` whatever the iteration.
 """
@@ -21,9 +24,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sim.graph import Csr, IntArray
+from sim.graph import UNSET, Csr, IntArray
 from sim.job import Job
 from sim.model import Task
+from sim.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
 from sim.transfers import Flow, node_name
 
 __all__ = ["CompletionReadiness", "IssueReadiness", "Readiness"]
@@ -91,6 +95,30 @@ class _Countdown:
         return now_ready
 
 
+class _FirstCountdown(_Countdown):
+    """The same where some consumers are non-strict; `steps` is parallel to `successors`.
+
+    An edge takes 1 from a strict consumer. Of a non-strict one, a control edge takes 2, and a data edge
+    (step 0) clears the lowest bit.
+    """
+
+    __slots__ = ("steps",)
+    steps: list[list[int]]
+
+    def run(self, task: Task) -> list[Task]:
+        """Return the consumers that waited for nothing but `task`, in edge order."""
+        pending = self.pending
+        now_ready = []
+        base = task.id - task.op
+        for offset, step in zip(self.successors[task.op], self.steps[task.op], strict=True):
+            id = base + offset
+            before = pending[id]
+            left = pending[id] = before - step if step else before & ~1
+            if before and not left:
+                now_ready.append(self.task(id))
+        return now_ready
+
+
 class CompletionReadiness:
     """Edges count when the producer has ended.
 
@@ -99,6 +127,11 @@ class CompletionReadiness:
     job : Job
     flow : Flow
         Nodes and edges, transfers included.
+
+    Raises
+    ------
+    InfeasibleError
+        A non-strict op that would be launched on a stream.
     """
 
     asynchronous = False
@@ -110,6 +143,9 @@ class CompletionReadiness:
         self.n = flow.n_nodes
         self.total = self.n * job.iterations
         self.group_of: list[int] = [*job.group_of.tolist(), *([-1] * (flow.n_nodes - flow.n_ops))]
+        self.non_strict = np.zeros(self.n, dtype=bool)
+        self.non_strict[: flow.n_ops] = non_strict_ops(job.graph)
+        refuse_launched(job, self.non_strict[: flow.n_ops])
         every = np.ones(len(flow.producer), dtype=bool)
         self.pending = self._counts(every)
         self._prepare(every)
@@ -123,15 +159,29 @@ class CompletionReadiness:
         flow = self.flow
         offset = flow.distance * flow.n_nodes + flow.consumer
         successors = Csr.group(flow.producer[edges], offset[edges], flow.n_nodes).lists()
-        return _Countdown(successors, self.pending, self.group_of, self.n, self.job.iterations == 1)
+        once = self.job.iterations == 1
+        to_non_strict = self.non_strict[flow.consumer[edges]]
+        if not to_non_strict.any():
+            return _Countdown(successors, self.pending, self.group_of, self.n, once)
+        step = np.where(to_non_strict, np.where(flow.carries[edges] == UNSET, 2, 0), 1)
+        countdown = _FirstCountdown(successors, self.pending, self.group_of, self.n, once)
+        countdown.steps = Csr.group(flow.producer[edges], step, flow.n_nodes).lists()
+        return countdown
 
     def _counts(self, edges: npt.NDArray[np.bool_]) -> list[int]:
         """Return one count per task; an edge of distance d does not hold back the first d iterations."""
         consumer, distance = self.flow.consumer[edges], self.flow.distance[edges]
         farthest = int(distance.max(initial=0))
+        control = self.flow.carries[edges] == UNSET
+        first = np.flatnonzero(self.non_strict & (np.bincount(consumer, minlength=self.n) > 0))
         rows: list[IntArray] = []
         for iteration in range(min(self.job.iterations, farthest + 1)):
-            rows.append(np.bincount(consumer[distance <= iteration], minlength=self.n))
+            now = distance <= iteration
+            rows.append(np.bincount(consumer[now], minlength=self.n))
+            if len(first):
+                controls = np.bincount(consumer[now & control], minlength=self.n)[first]
+                there = inputs_from_the_start(self.job.graph, self.flow, iteration)[first]
+                rows[-1][first] = 2 * controls + ~there
         counts: list[int] = np.concatenate(rows + [rows[-1]] * (self.job.iterations - len(rows))).tolist()
         return counts + [_NEVER] * (farthest * self.n)  # edges that lead past the last iteration
 
@@ -152,10 +202,13 @@ class CompletionReadiness:
         flow = self.flow
         producers = Csr.group(flow.consumer, flow.producer, self.n)
         distances = Csr.group(flow.consumer, flow.distance, self.n)
+        carried = Csr.group(flow.consumer, flow.carries, self.n)
         for id in range(self.total):
             if id not in over:
                 node = id % self.n
                 sources = producers.row(node) + (id - node) - distances.row(node) * self.n
+                if self.non_strict[node] and not self.pending[id] & 1:  # one of its inputs is there
+                    sources = sources[carried.row(node) == UNSET]
                 yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
 
     def name(self, id: int) -> str:

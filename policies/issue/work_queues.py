@@ -91,7 +91,7 @@ class StreamStacks(_KeepOrQueue):
 
     Notes
     -----
-    All kernels are strict here: they wait for all their arguments.
+    Kernels wait for all their arguments; non-strict ones (the attribute ``strict: false``) for the first.
     """
 
     def __init__(self, blocking_threads: int = 0) -> None:

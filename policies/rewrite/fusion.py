@@ -136,6 +136,8 @@ class Fusion:
     def _fits(self, producer: Record, record: Record) -> bool:
         if producer.stateful or record.stateful:
             return False
+        if not (producer.attributes.get("strict", True) and record.attributes.get("strict", True)):
+            return False  # it starts with the first of its own inputs
         kinds = [*_kinds(producer), record.kind]
         if self.patterns != "elementwise" and kinds[0] in PRODUCTS and _remapper(kinds):
             return True

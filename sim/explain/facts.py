@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.bounds import issue_costs_ns
-from sim.dependencies import Dependencies, dependencies
+from sim.dependencies import Dependencies, dependencies, waited_for
 from sim.graph import UNSET, Csr, IntArray
 from sim.intervals import Cover, stacked
 from sim.trace import Trace, Wait
@@ -48,8 +48,8 @@ class Facts:
 
     @cached_property
     def edges(self) -> Dependencies:
-        """Edges between rows, transfers included."""
-        return dependencies(self.trace)
+        """Edges between rows that held somebody back, transfers included."""
+        return waited_for(self.trace, dependencies(self.trace))
 
     @cached_property
     def row_end(self) -> IntArray:

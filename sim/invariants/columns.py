@@ -12,6 +12,7 @@ from sim.bounds import issue_costs_ns
 from sim.errors import InvariantError
 from sim.frames import has_control_flow
 from sim.graph import IntArray
+from sim.strictness import non_strict_ops
 from sim.trace import Trace
 
 __all__ = ["BoolArray", "Columns", "refuse"]
@@ -35,6 +36,11 @@ class Columns:
         self.moved = trace.transfers
         self.issuers = self.machine.issuers()
         self.static = not has_control_flow(self.graph)
+
+    @cached_property
+    def non_strict(self) -> BoolArray:
+        """Whether each op starts with the first of its inputs (one entry per op)."""
+        return non_strict_ops(self.graph)
 
     @cached_property
     def device(self) -> IntArray:

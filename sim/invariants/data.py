@@ -27,6 +27,10 @@ class _Reads(NamedTuple):
     distance: IntArray
     crosses: BoolArray
 
+    def where(self, chosen: BoolArray) -> _Reads:
+        """Return some of them."""
+        return _Reads(self.tensor[chosen], self.reader[chosen], self.distance[chosen], self.crosses[chosen])
+
 
 def _home(c: Columns) -> IntArray:
     """Return the device where each tensor comes to be; -1: wherever it is read."""
@@ -56,6 +60,14 @@ def _key(c: Columns, tensor: IntArray, destination: IntArray, iteration: IntArra
 
 def _moved_key(c: Columns) -> IntArray:
     return _key(c, c.moved["tensor"], c.moved["destination"], c.moved["iteration"])
+
+
+def _transfer_of(c: Columns, tensor: IntArray, reader: IntArray, iteration: IntArray) -> IntArray:
+    """Return the row of the transfer that brings each tensor, made in an iteration, to its reader."""
+    moved = _moved_key(c)
+    by_key = np.argsort(moved, kind="stable")
+    wanted = _key(c, tensor, c.job.device_of[reader], iteration)
+    return by_key[np.searchsorted(moved[by_key], wanted)]
 
 
 def transfers_once(c: Columns) -> None:
@@ -144,27 +156,54 @@ def _after(c: Columns, producer: IntArray, consumer: IntArray, distance: IntArra
 
 
 def inputs_are_there(c: Columns) -> None:
-    """No op starts before its inputs are made and, from another device, have arrived."""
+    """No strict op starts before its inputs are made and, from another device, have arrived."""
     if not c.static:
         return
     reads = _reads(c)
+    if c.non_strict.any():
+        reads = reads.where(~c.non_strict[reads.reader])
     producer = c.graph.tensor_producer[reads.tensor]
     here = ~reads.crosses & (producer != UNSET)
     _after(c, producer[here], reads.reader[here], reads.distance[here])
 
-    tensor, reader, distance = (
-        column[reads.crosses] for column in (reads.tensor, reads.reader, reads.distance)
-    )
+    tensor, reader, distance, _ = reads.where(reads.crosses)
     edge, iteration = unroll(distance, c.iterations)
-    wanted = _key(c, tensor[edge], c.job.device_of[reader[edge]], iteration - distance[edge])
-    moved = _moved_key(c)
-    by_key = np.argsort(moved, kind="stable")
-    transfer = by_key[np.searchsorted(moved[by_key], wanted)]
+    transfer = _transfer_of(c, tensor[edge], reader[edge], iteration - distance[edge])
     row = c.row_of[iteration * c.n + reader[edge]]
     arrived = c.moved["end_ns"][transfer]
     refuse(
         c.start[row] < arrived,
         lambda k: f"{c.started(int(row[k]))}, before {c.transfer(int(transfer[k]))} ended at {arrived[k]} ns",
+    )
+
+
+def first_input_is_there(c: Columns) -> None:
+    """No non-strict op starts before one of its inputs is made and, from another device, has arrived."""
+    if not c.static or not c.non_strict.any():
+        return
+    reads = _reads(c)
+    tensor, reader, distance, crosses = reads.where(c.non_strict[reads.reader])
+    edge = np.tile(np.arange(len(tensor)), c.iterations)
+    iteration = np.repeat(np.arange(c.iterations), len(tensor))
+    made_at, producer = iteration - distance[edge], c.graph.tensor_producer[tensor[edge]]
+    there = np.zeros(len(edge), np.int64)  # from before time 0
+    made = (made_at >= 0) & ~crosses[edge] & (producer != UNSET)
+    there[made] = c.end[c.row_of[made_at[made] * c.n + producer[made]]]
+    sent = (made_at >= 0) & crosses[edge]
+    transfer = _transfer_of(c, tensor[edge[sent]], reader[edge[sent]], made_at[sent])
+    there[sent] = c.moved["end_ns"][transfer]
+
+    reading = iteration * c.n + reader[edge]
+    never = int(c.end.max(initial=0)) + 1
+    first = np.full(c.n * c.iterations, never)
+    np.minimum.at(first, reading, there)
+    row = c.row_of[reading]
+    refuse(
+        c.start[row] < first[reading],
+        lambda k: (
+            f"{c.started(int(row[k]))}, and the first of its inputs was there at {first[reading[k]]} ns; "
+            "it needs one"
+        ),
     )
 
 
@@ -204,6 +243,7 @@ DATA: Final[tuple[Callable[[Columns], None], ...]] = (
     transfers_as_long_as_links_allow,
     transfers_have_data,
     inputs_are_there,
+    first_input_is_there,
     control_edges,
     first_tokens,
 )
