@@ -194,3 +194,14 @@ def test_a_graph_file_may_have_functions(tmp_path: Path) -> None:
     assert simulate(g, CPU, ReadyQueue()).makespan_ns == 21
     with pytest.raises(InputError, match="its functions have no 'per_sample'"):
         read_graph(path, batch=2)
+
+
+def test_an_op_of_a_loop_that_reads_only_invariants_runs_once_an_iteration() -> None:
+    """Also where a call hands the invariant on; without a control edge it would begin iterations for ever."""
+    inc = function("inc", "a", {"add": {"inputs": ["a"]}}, "add")
+    step = function("step", "row w", {"call": use("call", "w", body="inc")}, "call", "w")
+    loop = use("while", "zero weight", body="step", trips=3, parallel_iterations=1)
+    g = graph({"zero": {}, "weight": {}, "loop": loop, "end": {"inputs": ["loop"]}}, inc, step)
+    trace = simulate(g, CPU, ReadyQueue())
+    assert live(trace).count("loop/body/call/add") == 3
+    assert trace.makespan_ns == 10 + 3 * 10 + 10

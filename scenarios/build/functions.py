@@ -17,7 +17,8 @@ A function has inputs, ops and results. Three kinds of op name functions in thei
 A body's names are those of its op and itself, joined by ``/``. Conditions and loops become the ops of
 `scenarios.build.control_flow`. What an op follows, the ops at which its body begins follow; an op without
 inputs in a branch or a loop follows the switch. With ``own_frame: true`` a call runs in a frame of its own,
-behind an enter for each input and before an exit for each result.
+behind an enter for each input and before an exit for each result. An op of a loop's body that reads nothing
+but invariants follows the switch too: else it would run, and begin another iteration, after the last one.
 
 Functional If and While as ONNX has them, and TensorFlow 2, which writes them out in the same way
 (tensorflow/core/common_runtime/lower_if_op.cc, lower_while_op.cc, inline_function_utils.cc).
@@ -117,7 +118,9 @@ class _Scope:
     begins : sequence
         What an op follows that reads no other op of the function.
     pivot : sequence
-        What an op follows besides that reads nothing at all.
+        What an op follows besides that reads nothing, or nothing but `free`.
+    free : set of str
+        Inputs that are the same in all iterations of a loop.
     stack : tuple of str
         Functions that are being written out.
     """
@@ -132,10 +135,12 @@ class _Scope:
         begins: Sequence[Any],
         pivot: Sequence[Any],
         stack: tuple[str, ...],
+        free: frozenset[str] = frozenset(),
     ) -> None:
         self.builder, self.functions, self.prefix = builder, functions, prefix
         self.records = {record["name"]: record for record in records}
         self.given, self.begins, self.pivot, self.stack = given, begins, pivot, stack
+        self.free = free
         self.results: dict[str, list[Any]] = {}
         self.ends: dict[str, list[str]] = {}
 
@@ -153,8 +158,8 @@ class _Scope:
         after = [edge for ref in follow for edge in self._control(ref)]
         if not any(self._split(ref)[0] in self.records for ref in (*read, *follow)):
             after += self.begins
-            if not read:
-                after += self.pivot
+        if _is_free(record, self.free):
+            after += self.pivot
         return {"inputs": [self.value(ref) for ref in read], "after": after}
 
     def _split(self, ref: Any) -> tuple[str, int, int]:
@@ -235,17 +240,29 @@ class _Scope:
         *,
         begins: Sequence[Any] = (),
         pivot: Sequence[Any] = (),
+        free: frozenset[str] = frozenset(),
     ) -> tuple[list[Any], list[str]]:
         """Add the ops of a function; return its results, and the ops at which it ends."""
         values = dict(zip(function.inputs, given, strict=True))
         stack = (*self.stack, function.name)
-        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, begins, pivot, stack)
+        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, begins, pivot, stack, free)
         scope.add()
         results = [scope.value(ref) for ref in function.results]
         edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
         read = {scope._split(ref)[0] for ref in edges}
         last = [op["name"] for op in function.ops if op["name"] not in read]
         return results, [edge for name in last for edge in scope._control(name)]
+
+    def _starts(self, function: Function, free: frozenset[str] = frozenset()) -> bool:
+        """Whether an op of a function, or of one that it calls, starts by itself in a branch or a loop."""
+        for op in function.ops:
+            if _is_free(op, free):
+                return True
+            called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
+            inner = self.functions.get(called) if called not in (*self.stack, function.name) else None
+            if inner is not None and self._starts(inner, _handed(op, inner, free)):
+                return True
+        return False
 
     def _identity(self, name: str, value: Any, after: Sequence[Any] = ()) -> str:
         return self.builder.op(name, kind="identity", inputs=[value], after=after, duration_ns=0)
@@ -255,7 +272,10 @@ class _Scope:
         function = self._function(record, "body", len(inputs))
         prefix = f"{self.prefix}{name}/"
         if not record["attributes"].get("own_frame", False):
-            results, self.ends[name] = self._write(function, prefix, inputs, begins=after)
+            free = _handed(record, function, self.free)
+            results, self.ends[name] = self._write(
+                function, prefix, inputs, begins=after, pivot=self.pivot, free=free
+            )
             return results
         if not inputs or not function.results:
             raise GraphError(f"op {self.prefix + name!r}: a frame of its own needs an input and a result")
@@ -290,7 +310,9 @@ class _Scope:
 
         def branch(key: str) -> Any:
             def write(builder: GraphBuilder, inside: Mapping[Any, str]) -> list[Any]:
-                pivot = [self._identity(f"{name}/{key}", inside[predicate])] if _rootless(sides[key]) else []
+                pivot = (
+                    [self._identity(f"{name}/{key}", inside[predicate])] if self._starts(sides[key]) else []
+                )
                 given = [inside[x] for x in values]
                 results, ends = self._write(sides[key], f"{name}/{key}/", given, pivot=pivot)
                 stray = [end for end in ends if end not in results]
@@ -301,7 +323,7 @@ class _Scope:
             return write
 
         switched = (
-            list(dict.fromkeys([predicate, *values])) if any(map(_rootless, sides.values())) else values
+            list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
         )
         merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
         self.ends[record["name"]] = merges
@@ -328,13 +350,14 @@ class _Scope:
         if not changing:
             raise GraphError(f"op {name!r}: the body of a loop changes none of its variables")
         first = next(iter(changing))
+        free = frozenset(body.inputs) - changing.keys()
 
         def given(inside: Mapping[str, str]) -> list[str]:
             return [inside[p if p in changing else values[p]] for p in body.inputs]
 
         def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
-            pivot = [self._identity(f"{name}/body", inside[first])] if _rootless(body) else []
-            results, _ = self._write(body, f"{name}/body/", given(inside), pivot=pivot)
+            pivot = [self._identity(f"{name}/body", inside[first])] if self._starts(body, free) else []
+            results, _ = self._write(body, f"{name}/body/", given(inside), pivot=pivot, free=free)
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
         def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
@@ -356,9 +379,18 @@ class _Scope:
         return [out[p] if p in changing else values[p] for p in body.inputs]
 
 
-def _rootless(function: Function) -> bool:
-    """Whether an op of a function reads and follows nothing, so that a branch has to start it."""
-    return any(not op.get("inputs") and not op.get("after") for op in function.ops)
+def _is_free(record: Record, free: frozenset[str]) -> bool:
+    """Whether nothing but `free` inputs starts an op, so that a branch or a loop has to; an if, its first."""
+    read = record.get("inputs") or ()
+    if is_functional(record) and record["kind"] == "if":
+        read = read[:1]
+    return not record.get("after") and all((x if isinstance(x, str) else x[0]) in free for x in read)
+
+
+def _handed(record: Record, function: Function, free: frozenset[str]) -> frozenset[str]:
+    """Return the inputs of a function for which a call gives a `free` one."""
+    read = [x if isinstance(x, str) else x[0] for x in record.get("inputs") or ()]
+    return frozenset(p for p, x in zip(function.inputs, read, strict=False) if x in free)
 
 
 def _later(value: Any, distance: int) -> Any:

@@ -330,7 +330,7 @@ class _Ops:
         offset = len(condition) + 1
         self._refer(node.output[:carried], name, offset)
         for k, output in enumerate(node.output[carried:], start=carried):
-            if output:
+            if output in self.read_here:
                 nbytes = tensor_facts(self.values[output], self.whole.dtype).nbytes
                 self.refs[output] = self._add(
                     self._unused(f"{name}/stack{k - carried}"),
