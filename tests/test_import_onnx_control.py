@@ -14,6 +14,7 @@ import pytest
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import VirtualMachine
+from scenarios.importers import convert, load_graph
 from scenarios.importers.onnx import import_onnx
 from scenarios.load import load_scenario
 from scenarios.run import run_scenario
@@ -307,6 +308,18 @@ def test_what_reads_only_invariants_runs_once_an_iteration_in_nested_loops_too()
     weights = (scalar("n", 3), scalar("k", 2))
     made = import_onnx(loop(step(nodes), "n - x", *weights))
     assert makespan(made, ReadyQueue()) == 3 * 2 * MATMUL + RELU
+
+
+def test_a_graph_file_of_it_can_be_read_at_any_batch(tmp_path: Path) -> None:
+    onnx.save(nested(), tmp_path / "nested.onnx")
+    told = "{last/body/z: {outcome: [true, false]}}"
+    done = convert(tmp_path / "nested.onnx", tmp_path / "nested.json", attributes=told)
+    assert done.fixed_because is None
+    eight = load_graph(tmp_path / "nested.json", batch=8)
+    assert makespan(eight, ReadyQueue()) == 2 * (2 * MATMUL + 2 * RELU + 3 * RELU + RELU)
+    for text in ("decode=8", "{a: 1}", "{"):
+        with pytest.raises(InputError, match=r"attributes: should be \{OP: \{KEY: VALUE\}\}"):
+            import_onnx(nested(), attributes=text)
 
 
 def test_names_that_a_loop_and_the_graph_around_share() -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.errors import GraphError, InputError
-from sim.graph import UNSET, Csr, Graph, IntArray
+from sim.graph import Csr, Graph, IntArray
 
 __all__ = ["BatchSlope", "at_batch", "is_straight", "row_sums", "slope_between"]
 
@@ -111,8 +111,9 @@ def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
         raise InputError(f"a batch has at least 1 sample, not {batch}")
     if batch == slope.batch:
         return graph
-    timed = (graph.duration_ns != UNSET) | np.any(
-        [np.zeros(len(graph), bool), *(column != UNSET for column in graph.duration_by_kind.values())], axis=0
+    # What takes no time, as a switch or an enter, takes none at any batch.
+    timed = (graph.duration_ns > 0) | np.any(
+        [np.zeros(len(graph), bool), *(column > 0 for column in graph.duration_by_kind.values())], axis=0
     )
     if timed.any():
         first = graph.op_names[int(np.argmax(timed))]

@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Literal
 
+import yaml
+
 from scenarios.importers import dtypes
 from scenarios.importers.files import StrPath, choice, read_bytes
 from scenarios.importers.onnx_batch import Rebatch, batches, check_scaled, inputs_at, sizes_of
@@ -51,7 +53,7 @@ def import_onnx(
     dtype: str | None = None,
     dims: Mapping[str, int] | str | None = None,
     unknown: Literal["error", "bytes"] = "error",
-    attributes: Mapping[str, Mapping[str, Any]] | None = None,
+    attributes: Mapping[str, Mapping[str, Any]] | str | None = None,
 ) -> Graph:
     """Return the graph of an ONNX model.
 
@@ -69,9 +71,10 @@ def import_onnx(
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
-    attributes : mapping, optional
+    attributes : mapping, or str, optional
         Added to ops, and where control flow goes: ``{"l": {"trips": 8}, "l/body/if": {"outcome": True}}``.
         Ops of subgraphs are called by their node, behind ``l/body/``, ``if/then/`` or ``if/else/``.
+        As text it is YAML: ``"{l: {trips: 8}}"``.
 
     Raises
     ------
@@ -100,7 +103,7 @@ def import_onnx(
         model = inliner.inline_local_functions(model)
     try:
         _check_kinds(model, unknown)
-        told = attributes or {}
+        told = _told(attributes)
         own, wanted = inputs_at(model, batch, sizes_of(dims))
         if own is None:
             scope = infer(model, wanted, told=told)
@@ -142,6 +145,22 @@ def _parse(path: StrPath) -> Any:
     if not model.graph.node or not model.opset_import:
         raise InputError(f"{path}: not an ONNX model (it has no node, or no operator set)")
     return model
+
+
+def _told(attributes: Mapping[str, Mapping[str, Any]] | str | None) -> Mapping[str, Mapping[str, Any]]:
+    """Return the attributes of ops, from a mapping or from text."""
+    told: Any = attributes
+    wrong = InputError("attributes: should be {OP: {KEY: VALUE}}, as in {loop: {trips: 8}}")
+    if isinstance(attributes, str):
+        try:
+            told = yaml.safe_load(attributes)
+        except yaml.YAMLError:
+            raise wrong from None
+    if told is None:
+        return {}
+    if not isinstance(told, Mapping) or not all(isinstance(more, Mapping) for more in told.values()):
+        raise wrong
+    return told
 
 
 def _check_kinds(model: Any, unknown: str) -> None:
