@@ -101,6 +101,9 @@ def test_other_batches_are_predicted(cuda: backend.Cuda, monkeypatch: pytest.Mon
         monkeypatch.setitem(BATCHES, model, [2, 8])
     session = Session("cuda", cuda, quick=True)
     models(session)
+    disturbed = [one["why"] for one in session.sentinels if not one.get("accepted", True)]
+    if disturbed:
+        pytest.skip(f"inconclusive: the machine was disturbed: {disturbed[0]}")
     assert [table["kind"] for table in session.tables] == [*step_kinds("gpt"), *step_kinds("resnet")]
     found = Calibration(
         "cuda", "fake", {}, {"gap_ns": {"median": 0}, "event_ns": {"median": 0}}, session.tables
