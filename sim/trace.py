@@ -8,7 +8,7 @@ files in `sim.export`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -48,7 +48,8 @@ WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources"
 blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
 kernels; cores, SMs or bandwidth; memory."""
 
-_FIELDS = ("id", "stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
+_FIELDS = ("id", "stream", "issuer.index", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
+_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,17 +98,16 @@ class Trace:
         memory: Mapping[str, IntArray] | None = None,
     ) -> Trace:
         """Collect the columns from the tasks of a finished run."""
-        columns = {name: _column(tasks, name) for name in _FIELDS}
+        dynamic = has_control_flow(job.graph)
+        columns = _columns(tasks, (*_FIELDS, "op", "iteration", "dead") if dynamic else _FIELDS)
+        columns["issuer"] = columns.pop("issuer.index")
         frames: dict[str, int] = {}
-        if has_control_flow(job.graph):  # ids are tags there
-            for name in ("op", "iteration", "dead"):
-                columns[name] = _column(tasks, name)
+        if dynamic:  # ids are tags there
             tags = (frames.setdefault(str(task.frame or ""), len(frames)) for task in tasks)
             columns["frame"] = np.fromiter(tags, np.int64, len(tasks))
         else:
             columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
             columns["dead"] = np.zeros(len(tasks), np.int64)
-        columns["issuer"] = np.fromiter(map(attrgetter("issuer.index"), tasks), np.int64, len(tasks))
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
         by_issuer = columns["issue_ns"] > columns["ready_ns"]
         columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
@@ -162,9 +162,7 @@ class Trace:
 
 def _transfers(flow: Flow, transfers: list[Task]) -> dict[str, IntArray]:
     """Return the columns of the transfers, in start order."""
-    moved = {
-        name: _column(transfers, name) for name in ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns")
-    }
+    moved = _columns(transfers, ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns"))
     which = moved.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
         moved[name] = getattr(flow, name)[which]
@@ -174,6 +172,13 @@ def _transfers(flow: Flow, transfers: list[Task]) -> dict[str, IntArray]:
     return {name: column[order] for name, column in moved.items()}
 
 
-def _column(tasks: list[Task], name: str) -> IntArray:
-    values: Any = map(attrgetter(name), tasks)
-    return np.fromiter(values, np.int64, len(tasks))
+def _columns(tasks: list[Task], names: Sequence[str]) -> dict[str, IntArray]:
+    """Return attributes of tasks as arrays; a few thousand tasks at a time, while they are in the cache."""
+    columns = {name: np.empty(len(tasks), np.int64) for name in names}
+    getters = {name: attrgetter(name) for name in names}
+    for first in range(0, len(tasks), _AT_ONCE):
+        some = tasks[first : first + _AT_ONCE]
+        for name, get in getters.items():
+            values: Any = map(get, some)
+            columns[name][first : first + len(some)] = np.fromiter(values, np.int64, len(some))
+    return columns
