@@ -8,18 +8,17 @@ files in `sim.export`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.frames import has_control_flow
 from sim.graph import IntArray
 from sim.job import Job
 from sim.model import Policy, Task
+from sim.rows import Rows, task_rows, transfer_rows
 from sim.transfers import Flow
 
 if TYPE_CHECKING:
@@ -47,9 +46,6 @@ WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources"
 """Words of `Wait`: the issuer was busy; it was free but the policy held the task back (head-of-line
 blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
 kernels; cores, SMs or bandwidth; memory."""
-
-_FIELDS = ("id", "stream", "issuer.index", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
-_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,24 +84,29 @@ class Trace:
     frames: tuple[str, ...] = ()
 
     @classmethod
-    def from_tasks(
+    def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Trace:
+        """Make the trace of tasks that ran elsewhere, given in the order of their starts."""
+        frames: dict[str, int] = {}
+        rows = task_rows(job.graph, len(tasks), frames)
+        rows.tasks.extend(tasks)
+        return cls.from_rows(job, flow, policy, rows, transfer_rows(0), frames=frames)
+
+    @classmethod
+    def from_rows(
         cls,
         job: Job,
         flow: Flow,
         policy: Policy,
-        tasks: list[Task],
-        transfers: list[Task],
+        tasks: Rows,
+        transfers: Rows,
+        *,
+        frames: Iterable[str] = (),
         memory: Mapping[str, IntArray] | None = None,
     ) -> Trace:
-        """Collect the columns from the tasks of a finished run."""
-        dynamic = has_control_flow(job.graph)
-        columns = _columns(tasks, (*_FIELDS, "op", "iteration", "dead") if dynamic else _FIELDS)
-        columns["issuer"] = columns.pop("issuer.index")
-        frames: dict[str, int] = {}
-        if dynamic:  # ids are tags there
-            tags = (frames.setdefault(str(task.frame or ""), len(frames)) for task in tasks)
-            columns["frame"] = np.fromiter(tags, np.int64, len(tasks))
-        else:
+        """Make the trace of a finished run from the rows it collected (see `sim.rows`)."""
+        tasks.collect()
+        columns = tasks.columns()
+        if "op" not in columns:
             columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
             columns["dead"] = np.zeros(len(tasks), np.int64)
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
@@ -160,25 +161,12 @@ class Trace:
         check(self)
 
 
-def _transfers(flow: Flow, transfers: list[Task]) -> dict[str, IntArray]:
+def _transfers(flow: Flow, transfers: Rows) -> dict[str, IntArray]:
     """Return the columns of the transfers, in start order."""
-    moved = _columns(transfers, ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns"))
+    transfers.collect()
+    moved = transfers.columns()
     which = moved.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
         moved[name] = getattr(flow, name)[which]
-    if not transfers:
-        return moved
     order = np.argsort(moved["start_ns"], kind="stable")
     return {name: column[order] for name, column in moved.items()}
-
-
-def _columns(tasks: list[Task], names: Sequence[str]) -> dict[str, IntArray]:
-    """Return attributes of tasks as arrays; a few thousand tasks at a time, while they are in the cache."""
-    columns = {name: np.empty(len(tasks), np.int64) for name in names}
-    getters = {name: attrgetter(name) for name in names}
-    for first in range(0, len(tasks), _AT_ONCE):
-        some = tasks[first : first + _AT_ONCE]
-        for name, get in getters.items():
-            values: Any = map(get, some)
-            columns[name][first : first + len(some)] = np.fromiter(values, np.int64, len(some))
-    return columns

@@ -155,7 +155,7 @@ class Cuda:
         issued = {task.id: task.issue_ns for task in plain}
         for task in tasks:
             task.issue_ns = issued[task.id]  # of the run without events, which cost the host time
-        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
+        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
         return Observation(
             dataclasses.replace(trace, policy="plan"),
             wrong,
@@ -276,7 +276,7 @@ class Cuda:
             task.start_ns = _ns(start.elapsed_time(begun))
             task.end_ns = _ns(start.elapsed_time(over))
         tasks = sorted((task for task, _, _ in done), key=lambda task: (task.start_ns, task.id))
-        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
+        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
         return Observation(
             dataclasses.replace(trace, policy=type(policy).__name__),
             work.wrong(),

@@ -141,7 +141,7 @@ def program_plan(job: Job) -> Plan:
         task.issuer, task.stream = first[task.group], stream_of[op]
         task.ready_ns = task.issue_ns = task.start_ns = task.end_ns = place
         tasks.append(task)
-    return plan_of(Trace.from_tasks(job, make_flow(job), Policy(), tasks, []))
+    return plan_of(Trace.from_tasks(job, make_flow(job), Policy(), tasks))
 
 
 def _merged(job: Job) -> list[int]:

@@ -307,7 +307,7 @@ def run_on_threads(
         late_ns = heart.latest_ns
     stolen = stolen_ns() - before
     tasks = sorted(done, key=lambda task: (task.start_ns, task.id))
-    trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
+    trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
     delays = [delay for delay in run.delays if delay is not None]
     return Observation(
         dataclasses.replace(trace, policy=decided_by),

@@ -106,7 +106,7 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
         task.start_ns, task.end_ns = int(run["start_ns"][op]), int(run["end_ns"][op])
         tasks.append(task)
     tasks.sort(key=lambda task: (task.start_ns, task.id))
-    return Trace.from_tasks(job, make_flow(job), Policy(), tasks, [])
+    return Trace.from_tasks(job, make_flow(job), Policy(), tasks)
 
 
 def _follow(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import repeat
 
 from sim.engine.collector import collector_paused
 from sim.engine.hooks import Memory, Observer
 from sim.engine.issuing import Issuing
 from sim.engine.state import State
+from sim.errors import StuckError
 from sim.graph import Graph
 from sim.job import Job, make_job
 from sim.model import Linearizer, Machine, Placement, Policy, StreamAssignment
 from sim.noise import Noise
+from sim.rows import AT_ONCE
 from sim.stuck import stuck_error
 from sim.trace import Trace
 
@@ -38,31 +40,45 @@ class Engine(Issuing):
             self._eligible(None, self.readiness.roots(), None, True)
             now: float = 0
             while now != never:
-                if ended:
-                    self._complete()
-                if paid:
-                    self._issue_paid()
-                if not by_group:
-                    self._ask_all()
-                elif self.dirty_groups:
-                    self._ask_groups()
-                if self.dirty_streams:
-                    self._start_heads()
-                if self.settling:
-                    self._settle()
-                now = peek()
-                if now != never:
+                for _ in repeat(None, AT_ONCE):
+                    if ended:
+                        self._complete()
+                    if paid:
+                        self._issue_paid()
+                    if not by_group:
+                        self._ask_all()
+                    elif self.dirty_groups:
+                        self._ask_groups()
+                    if self.dirty_streams:
+                        self._start_heads()
+                    if self.settling:
+                        self._settle()
+                    now = peek()
+                    if now == never:
+                        break
                     self.now_ns = now  # type: ignore[assignment]
                     step()
                     while peek() == now:
                         step()
-        over = [task.id for task in chain(self.tasks, self.transfers) if task.end_ns >= 0]
-        if len(over) < self.readiness.total:
-            waiting = dict(self.readiness.unfinished(set(over)))
-            starved = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else None
-            raise stuck_error(self.readiness.name, waiting, self.policy, starved)
-        memory = self.memory.columns() if self.memory is not None else None
-        return Trace.from_tasks(self.job, self.flow, self.policy, self.tasks, self.transfers, memory)
+                self.task_rows.collect()
+                self.transfer_rows.collect()
+        if len(self.task_rows) + len(self.transfer_rows) < self.readiness.total:
+            raise self._stuck()
+        return Trace.from_rows(
+            self.job,
+            self.flow,
+            self.policy,
+            self.task_rows,
+            self.transfer_rows,
+            frames=self.frames,
+            memory=self.memory.columns() if self.memory is not None else None,
+        )
+
+    def _stuck(self) -> StuckError:
+        over = [rows.columns()["id"].tolist() for rows in (self.task_rows, self.transfer_rows)]
+        waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
+        starved = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else None
+        return stuck_error(self.readiness.name, waiting, self.policy, starved)
 
     def _settle(self) -> None:
         """Let devices and networks share what they have, now that all that wants it is known."""

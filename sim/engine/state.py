@@ -24,6 +24,7 @@ from sim.frames import has_control_flow
 from sim.job import Job
 from sim.model import Issuer, Network, Policy, Processor, Task
 from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
+from sim.rows import task_rows, transfer_rows
 from sim.strictness import non_strict_ops
 from sim.transfers import Flow, check_routes, make_flow
 
@@ -149,8 +150,12 @@ class State:
         self.starved: list[Task] = []  # tasks that wait for memory
         self.ended: list[Task] = []
         self.paid: list[Task] = []
-        self.tasks: list[Task] = []
-        self.transfers: list[Task] = []
+        self.frames: dict[str, int] = {}
+        n_transfers = self.flow.n_nodes - self.flow.n_ops
+        self.task_rows = task_rows(job.graph, self.flow.n_ops * job.iterations, self.frames)
+        self.transfer_rows = transfer_rows(n_transfers * job.iterations)
+        self.tasks = self.task_rows.tasks
+        self.transfers = self.transfer_rows.tasks
         self.settling: list[Callable[[], None]] = []
         # Without any of these all that the engine does at a start or an end is to put it down.
         unwatched = not (self.observers or self.noisy_ns or dynamic)
