@@ -46,6 +46,9 @@ class Issuing(Starting):
                 self._carry(task)
 
     def _carry(self, transfer: Task) -> None:
+        if transfer.floor_ns > self.now_ns:  # the request for it is still on its way
+            self.call_at(transfer.floor_ns, self._carry, transfer)
+            return
         if self.memory is not None and self.memory.acquire(transfer) == WAIT:
             self.starved.append(transfer)
             return
@@ -128,23 +131,25 @@ class Issuing(Starting):
         if executed:
             task.issue_ns = self.now_ns
         if cost_ns:
-            self._schedule(task, self._on_paid, cost_ns)
+            task.callbacks = self._on_paid
+            self.schedule(task, NORMAL, cost_ns)  # type: ignore[arg-type]
         elif executed:
             self._begin(task)
-        else:
+        elif not self.limited or self._finds_place(task):
             self._push(task)
+        else:
+            self.idle[task.group].remove(task.issuer)  # type: ignore[arg-type]
 
     def _issue_paid(self) -> None:
         """Go on with tasks that are taken: their issue cost is paid, or what they waited for is free."""
         paid = self.paid[:]
         self.paid.clear()
+        executed, limited = self.executed, self.limited
         for task in paid:
-            issuer = task.issuer
-            assert issuer is not None
-            if self.executed[task.op]:
+            if executed[task.op]:
                 self._begin(task)
-            else:
-                self._free(issuer)
+            elif not limited or self._finds_place(task):
+                self._free(task.issuer)
                 self._push(task)
 
     def _feed(self) -> None:
@@ -170,18 +175,19 @@ class Issuing(Starting):
                 self._free(task.issuer)
             self._pay(task, cost)
 
+    def _finds_place(self, task: Task) -> bool:
+        """Take a place in the device's launch queue; while there is none, `task` is parked with its issuer."""
+        device = self.device_of[task.op]
+        depth = self.depth[device]
+        if depth is not None and self.outstanding[device] >= depth:
+            self.parked[device].append(task)
+            return False
+        self.outstanding[device] += 1
+        return True
+
     def _push(self, task: Task) -> None:
-        """Put a task on its stream, unless the device's launch queue is full."""
+        """Put a task on its stream."""
         op = task.op
-        if self.limited:
-            device = self.device_of[op]
-            depth = self.depth[device]
-            if depth is not None and self.outstanding[device] >= depth:
-                self.parked[device].append(task)
-                assert task.issuer is not None
-                self.idle[task.issuer.group].remove(task.issuer)
-                return
-            self.outstanding[device] += 1
         task.issue_ns = self.now_ns
         stream = self.streams[self.stream_of[op]]
         task.stream = stream.index

@@ -72,13 +72,16 @@ class Engine(Issuing):
             self.transfer_rows,
             frames=self.frames,
             memory=self.memory.columns() if self.memory is not None else None,
+            met=self.rendezvous.met if self.rendezvous is not None else (),
         )
 
     def _stuck(self) -> StuckError:
         over = [rows.columns()["id"].tolist() for rows in (self.task_rows, self.transfer_rows)]
         waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
-        starved = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else None
-        return stuck_error(self.readiness.name, waiting, self.policy, starved)
+        lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
+        if self.rendezvous is not None:
+            lacks.update(self.rendezvous.lacks())
+        return stuck_error(self.readiness.name, waiting, self.policy, lacks)
 
     def _settle(self) -> None:
         """Let devices and networks share what they have, now that all that wants it is known."""

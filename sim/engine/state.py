@@ -22,8 +22,10 @@ from sim.engine.hooks import Memory, Observer
 from sim.errors import InfeasibleError, InputError
 from sim.frames import has_control_flow
 from sim.job import Job
+from sim.meeting import find_meetings
 from sim.model import Issuer, Network, Policy, Processor, Task
 from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
+from sim.rendezvous import Rendezvous, with_meeting_transfers
 from sim.rows import task_rows, transfer_rows
 from sim.strictness import non_strict_ops
 from sim.transfers import Flow, check_routes, make_flow
@@ -82,6 +84,9 @@ class State:
         self.schedule = self.env.schedule
         self.observers = list(observers)
         self.flow: Flow = make_flow(job)
+        meetings = find_meetings(job.graph)
+        if meetings.recvs:
+            self.flow = with_meeting_transfers(job, self.flow, meetings)
         at_issue = policy.synchronisation == "issue"
         dynamic = has_control_flow(job.graph)
         self.readiness: Readiness
@@ -89,6 +94,9 @@ class State:
             self.readiness = TaggedTokenReadiness(job, self.flow, at_issue)
         else:
             self.readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, self.flow)
+        self.rendezvous: Rendezvous | None = None
+        if meetings.recvs:
+            self.rendezvous = self.readiness = Rendezvous(self.readiness, job, self.flow, meetings, self)
         if dynamic and memory is not None:
             raise InputError(
                 "an allocator cannot follow tensors through frames: leave memory out for control flow"
