@@ -176,7 +176,7 @@ class Issuing(Starting):
             self._pay(task, cost)
 
     def _finds_place(self, task: Task) -> bool:
-        """Take a place in the device's launch queue; while there is none, `task` is parked with its issuer."""
+        """Take a place in the device's launch queue, or, when it is full, park `task` and its issuer."""
         device = self.device_of[task.op]
         depth = self.depth[device]
         if depth is not None and self.outstanding[device] >= depth:
