@@ -219,6 +219,11 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
             "serial: one transfer after another (default); shared: max-min fair",
             choices=("serial", "shared"),
         ),
+        Field(
+            "on_request",
+            "flag",
+            "what a recv finds by key travels when its request has arrived (between processes); default false",
+        ),
         Field("duplex", "flag", "a link of the same kind in each direction; default true"),
         Field(
             "source", "word", "where its numbers come from; not used for anything else", example="datasheet"

@@ -129,6 +129,7 @@ def _expand(spec: Mapping[str, Any], what: str, devices: Sequence[str]) -> list[
             values.get("latency", 0),
             bandwidth,
             values.get("sharing", "serial"),
+            values.get("on_request", False),
         )
         for a, b in pairs
     ]

@@ -13,6 +13,7 @@ times, the trace does not keep the tags of tokens, and the latest run of the pro
 the consumer started stands for the one that fed it.
 
 What comes too late for an op that did not wait for it (`sim.strictness`) feeds nobody, and is no edge.
+Who met by key (`sim.rendezvous`) stands in the trace, and is one.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def dependencies(trace: Trace) -> Dependencies:
     node = np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which]))
     iteration = np.concatenate((trace.tasks["iteration"], moved["iteration"]))
     if has_control_flow(trace.job.graph):
-        return _latest_before(trace, node, iteration)
+        return _with_met(trace, _latest_before(trace, node, iteration))
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
     rows[iteration * flow.n_nodes + node] = np.arange(len(node))
     edge, at = unroll(flow.distance, trace.job.iterations)
@@ -109,7 +110,22 @@ def dependencies(trace: Trace) -> Dependencies:
         late = data.copy()
         late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
         found = Dependencies(*(column[~late] for column in found))
-    return found
+    return _with_met(trace, found)
+
+
+def _with_met(trace: Trace, found: Dependencies) -> Dependencies:
+    """Add who met by key: the Send, or the transfer that it caused, feeds the Recv."""
+    if not len(trace.met):
+        return found
+    ids = np.concatenate((trace.tasks["id"], trace.transfers["id"]))
+    by_id = np.argsort(ids)
+    source, recv = by_id[np.searchsorted(ids[by_id], trace.met)].T
+    graph, n = trace.job.graph, len(trace)
+    sent = graph.outputs.indices[graph.outputs.indptr[trace.tasks["op"][np.minimum(source, n - 1)]]]
+    moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
+    tensor = np.where(source < n, sent, moved[source])
+    new = (source, recv, tensor)
+    return Dependencies(*(np.concatenate(pair) for pair in zip(found, new, strict=True)))
 
 
 def waited_for(trace: Trace, edges: Dependencies) -> Dependencies:

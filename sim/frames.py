@@ -8,6 +8,7 @@ from typing import Final
 
 from sim.errors import GraphError
 from sim.graph import Graph
+from sim.meeting import find_meetings
 from sim.outcomes import predicate_of
 
 __all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure", "has_control_flow"]
@@ -173,6 +174,9 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
     reached = [False] * len(graph)
     queue = deque(op for op, k in enumerate(kind) if k in ("switch", "enter", "next_iteration"))
     succ = graph.successors.lists()
+    meetings = find_meetings(graph)
+    for send, key in meetings.sends.items():
+        succ[send] = [*succ[send], *(recv for recv, of in meetings.recvs.items() if of == key)]
     while queue:
         for s in succ[queue.popleft()]:
             if not reached[s]:

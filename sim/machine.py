@@ -34,6 +34,9 @@ class Link:
     sharing : str
         ``"serial"``: transfers go one after another, in the order in which they became ready.
         ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
+    on_request : bool
+        Whether what a Recv finds by key (`sim.rendezvous`) travels only when its request has arrived,
+        which takes the latency of the route: between processes. Otherwise the bytes need no request.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Link:
     latency_ns: int = 0
     bandwidth_bytes_per_s: int | None = None
     sharing: str = "serial"
+    on_request: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from sim.errors import GraphError
 from sim.graph import Graph
+from sim.meeting import find_meetings
 
 if TYPE_CHECKING:
     from sim.job import Job
@@ -130,6 +131,8 @@ def predicate_of(graph: Graph, switch: int) -> int:
             "recv",
         ) or "outcome" in graph.attributes.get(producer, {}):
             return producer
+        if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
+            producer = find_meetings(graph).send_of(producer)
         tensor = graph.inputs.row(producer)[0]
     raise GraphError(
         f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"

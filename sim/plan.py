@@ -262,6 +262,10 @@ def plan_of(trace: Trace) -> Plan:
         edge, at = edge[held_back], at[held_back]
     producer = number[(at - edges.distance[edge]) * n + edges.producer[edge]]
     consumer = number[at * n + edges.consumer[edge]]
+    if len(trace.met):
+        sends, recvs = _met(trace)
+        producer = np.concatenate((producer, number[sends]))
+        consumer = np.concatenate((consumer, number[recvs]))
 
     op, ops = _by_first_use(tasks["op"][in_order])
     stream, streams = _by_first_use(tasks["stream"][in_order])
@@ -281,6 +285,16 @@ def plan_of(trace: Trace) -> Plan:
         issuer=issuer,
         waits=_needed_waits(producer, consumer, stream),
     )
+
+
+def _met(trace: Trace) -> tuple[IntArray, IntArray]:
+    """Return the Sends and the Recvs that met by key, as ``iteration * n + op``."""
+    n = len(trace.job.graph)
+    iteration, node = np.divmod(trace.met, trace.flow.n_nodes)
+    carried = node[:, 0] >= n  # by a transfer, which follows its Send
+    node[carried, 0] = trace.job.graph.tensor_producer[trace.flow.tensor[node[carried, 0] - n]]
+    sends, recvs = (iteration * n + node).T
+    return sends, recvs
 
 
 def _held_back(trace: Trace, edges: Edges, edge: IntArray, at: IntArray) -> npt.NDArray[np.bool_]:

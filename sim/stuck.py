@@ -28,7 +28,7 @@ def stuck_error(
         Ids of the tasks that remain, and of the unfinished producers each of them waits for.
     policy : Policy
     starved : mapping of int to str, optional
-        Ids of the tasks that wait for memory, and for which; they come first, being the cause.
+        Ids of the tasks that wait for memory, or for a Send, and for which; they come first, being the cause.
     """
     lines = [f"  {name(id)} waits for {what}" for id, what in (starved or {}).items()][:_SHOWN]
     others = {id: producers for id, producers in waiting.items() if id not in (starved or {})}

@@ -8,8 +8,8 @@ files in `sim.export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -73,6 +73,8 @@ class Trace:
         ``tensor`` with its ``iteration`` (-1: there from the beginning).
     frames : tuple of str
         Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
+    met : array of int64, shape (meetings, 2)
+        Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
     """
 
     job: Job
@@ -82,6 +84,7 @@ class Trace:
     transfers: Mapping[str, IntArray]
     memory: Mapping[str, IntArray] | None = None
     frames: tuple[str, ...] = ()
+    met: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
     @classmethod
     def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Trace:
@@ -102,6 +105,7 @@ class Trace:
         *,
         frames: Iterable[str] = (),
         memory: Mapping[str, IntArray] | None = None,
+        met: Sequence[tuple[int, int]] = (),
     ) -> Trace:
         """Make the trace of a finished run from the rows it collected (see `sim.rows`)."""
         tasks.collect()
@@ -116,7 +120,8 @@ class Trace:
             order = np.argsort(columns["start_ns"], kind="stable")
             columns = {name: column[order] for name, column in columns.items()}
         moved = _transfers(flow, transfers)
-        return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames))
+        pairs = np.array(met, np.int64).reshape(-1, 2)
+        return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames), pairs)
 
     def __len__(self) -> int:
         """Return the number of tasks that ran."""

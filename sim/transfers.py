@@ -64,9 +64,11 @@ def check_routes(job: Job, flow: Flow) -> None:
             job.machine.route(source, destination)
         except InfeasibleError as error:
             moved = np.flatnonzero((flow.source == source) & (flow.destination == destination))[0]
-            reader = int(flow.consumer[flow.producer == flow.n_ops + moved][0])
+            readers = flow.consumer[flow.producer == flow.n_ops + moved]
             tensor = job.graph.tensor_name(int(flow.tensor[moved]))
-            name = job.graph.op_names[reader]
+            if not len(readers):  # whoever meets it by key (`sim.rendezvous`)
+                raise InfeasibleError(f"{tensor!r} sends to another device: {error}") from None
+            name = job.graph.op_names[int(readers[0])]
             raise InfeasibleError(f"op {name!r} reads {tensor!r} from another device: {error}") from None
 
 
