@@ -6,6 +6,7 @@
     cost: {fixed: 10us}               or {fixed: {matmul: 10us, default: 2us}}
     cost: {table: gemm.json.gz}       measured, see `devices.cost.table_file`; a list of files is allowed
     cost: {fitted: h200}              models fitted to measurements, see `devices.cost.fitted`
+    cost: tiles                       an NPU with scratchpads, see `devices.tiled`; its default
     cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
     cost: [{fitted: h200}, roofline]  the first that knows an op
 """
@@ -20,8 +21,10 @@ from typing import Any, Final
 from devices.cost.calibration import load_tables
 from devices.cost.fitted import load_fit
 from devices.cost.roofline import KindEfficiency
-from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost
+from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost, dtype_name
 from devices.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
+from devices.memory.scratchpad import ALIGNMENT_BYTES
+from devices.tiled import TiledCost
 from sim import plugins
 from sim.errors import InputError
 from sim.model import CostModel
@@ -66,9 +69,12 @@ def make_cost(
     """
     spec = values.get("cost")
     if spec is None:
-        if all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead")):
+        if any(values.get(key) is not None for key in _OF_CORES):
+            spec = "tiles"
+        elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead")):
             return None
-        spec = "roofline"
+        else:
+            spec = "roofline"
 
     def build(spec: object, where: str) -> CostModel:
         if isinstance(spec, Sequence) and not isinstance(spec, str):
@@ -77,6 +83,8 @@ def make_cost(
         if name == "roofline":
             given = {} if parameters is None else read_fields(parameters, _ROOFLINE, f"{where}.roofline")
             return _roofline({**values, **given}, peak_share, bandwidth_share)
+        if name == "tiles" and values.get("kind") == "npu":
+            return _tiles(values)
         if name == "fixed":
             read = read_fields({"fixed": parameters}, _FIXED, where)["fixed"]
             scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
@@ -94,6 +102,8 @@ def make_cost(
     return build(spec, f"{what}.cost")
 
 
+_OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
+"""Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
 _ROOFLINE: Final = {
     name: DEVICE_FIELDS[name]
@@ -118,28 +128,60 @@ def _name_and_parameters(spec: object, what: str) -> tuple[str, Any]:
 
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
+    bandwidth = values.get("bandwidth")
+    peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
+    return RooflineCost(
+        {dtype: None if peak is None else max(1, int(peak * peak_share)) for dtype, peak in peaks.items()},
+        None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
+        _efficiencies(values),
+        values.get("default_dtype", "fp32"),
+    )
+
+
+def _tiles(values: Mapping[str, Any]) -> TiledCost:
+    """Return the model of one core with its share of everything."""
+    cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
+
+    def rates(name: str) -> dict[str, Fraction | None]:
+        peaks = values.get(name) or values.get("peak") or {}
+        return {dtype_name(dtype): None if p is None else Fraction(p, cores) for dtype, p in peaks.items()}
+
+    def part(nbytes: int | None) -> int | None:
+        return None if nbytes is None else nbytes // queues
+
+    bandwidth, dma = values.get("bandwidth"), values.get("dma_bandwidth")
+    of_memory = None if bandwidth is None else Fraction(bandwidth, cores * queues)
+    scratchpad = values.get("scratchpad")
+    return TiledCost(
+        units=values["units"],
+        peak_flop_per_s=(rates("matrix_peak"), rates("vector_peak")),
+        scratchpad_bytes=(part(scratchpad), part(values.get("vector_scratchpad", scratchpad))),
+        dma_bytes_per_s=of_memory if dma is None else Fraction(dma, queues),
+        bandwidth_bytes_per_s=of_memory,
+        cores=values.get("cores_per_op", 1),
+        double_buffered=values.get("double_buffered", True),
+        granule_bytes=values.get("granule") or ALIGNMENT_BYTES,
+        dma_latency_ns=values.get("dma_latency", 0),
+        matrix_block=values.get("matrix_block", 1),
+        by_kind=_efficiencies(values),
+        default_dtype=values.get("default_dtype", "fp32"),
+    )
+
+
+def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
     def of(name: str, kind: str, ideal: Any) -> Any:
         by_kind = values.get(name) or {}
         return by_kind.get(kind, by_kind.get(DEFAULT, ideal))
 
     by_kind = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
     kinds = [DEFAULT, *dict.fromkeys(kind for name in by_kind for kind in values.get(name) or {})]
-    bandwidth = values.get("bandwidth")
-    return RooflineCost(
-        {
-            dtype: None if peak is None else max(1, int(peak * peak_share))
-            for dtype, peak in (values.get("peak") or {}).items()
-        },
-        None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
-        {
-            kind: KindEfficiency(
-                efficiency=float(of("efficiency", kind, 1)),
-                memory_efficiency=float(of("memory_efficiency", kind, 1)),
-                half_flops=of("half_flops", kind, 0),
-                half_bytes=of("half_bytes", kind, 0),
-                overhead_ns=of("op_overhead", kind, 0),
-            )
-            for kind in kinds
-        },
-        values.get("default_dtype", "fp32"),
-    )
+    return {
+        kind: KindEfficiency(
+            efficiency=float(of("efficiency", kind, 1)),
+            memory_efficiency=float(of("memory_efficiency", kind, 1)),
+            half_flops=of("half_flops", kind, 0),
+            half_bytes=of("half_bytes", kind, 0),
+            overhead_ns=of("op_overhead", kind, 0),
+        )
+        for kind in kinds
+    }

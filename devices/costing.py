@@ -243,3 +243,12 @@ class FirstCost:
                 break
             duration_ns = np.where(missing, model.durations_ns(graph, device), duration_ns)
         return duration_ns
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Return what the first model that refuses an op with a reason says of it."""
+        for model in self.models:
+            why_not = getattr(model, "why_not", None)
+            reason: str | None = None if why_not is None else why_not(graph, op, device)
+            if reason is not None:
+                return reason
+        return None

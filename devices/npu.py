@@ -9,6 +9,11 @@
 
 One op has ``cores_per_op / cores`` of the peak rates. With ``cores_per_op`` equal to ``cores`` there is one
 queue and the whole chip works on one op, as compilers for such chips usually arrange it.
+
+A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
+operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
+(`devices.tiled`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at once
+(`devices.processor.units`).
 """
 
 from __future__ import annotations
@@ -20,6 +25,10 @@ from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
+from devices.costing import dtype_name
+from devices.fields import DEFAULT
+from devices.npu_units import MATRIX_KINDS, Units
+from devices.processor.units import CoreUnits
 from sim.errors import InputError
 from sim.model import Device
 
@@ -40,7 +49,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     Raises
     ------
     InputError
-        Cores that do not divide into queues.
+        Cores that do not divide into queues; several queues for the units of cores that work together; a key
+        of tiles without a scratchpad.
 
     Examples
     --------
@@ -48,12 +58,34 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     4
     """
     cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
+    queues = values.get("queues_per_core", 1)
     if cores % per_op:
         raise InputError(f"{name}.cores_per_op: {cores} cores do not divide into queues of {per_op}")
-    share = Fraction(per_op, cores)
-    values = {**values, "copy_engines": values.get("dma_engines")}
+    if values.get("scratchpad") is None:
+        for key in ("vector_scratchpad", "double_buffered", "granule", "dma_latency"):
+            if key in values:
+                raise InputError(f"{name}.{key}: it takes effect only with a scratchpad, which is not given")
+    share = Fraction(per_op, cores * queues)
+    values = {
+        **values,
+        "copy_engines": values.get("dma_engines"),
+        "queues_per_core": queues,
+        "units": _units(values),
+    }
     return Device(
         **common_arguments(name, values),
-        streams=cores // per_op,
-        cost=make_cost(values, name, peak_share=share, bandwidth_share=share, directory=directory),
+        streams=cores // per_op * queues,
+        cost=make_cost(
+            values, name, peak_share=Fraction(per_op, cores), bandwidth_share=share, directory=directory
+        ),
+        processor=CoreUnits if queues > 1 else None,
+    )
+
+
+def _units(values: Mapping[str, Any]) -> Units:
+    kinds = values.get("matrix_kinds")
+    peaks = values.get("matrix_peak")
+    return Units(
+        MATRIX_KINDS if kinds is None else frozenset(kinds),
+        None if not peaks or DEFAULT in peaks else frozenset(dtype_name(dtype) for dtype in peaks),
     )

@@ -261,9 +261,11 @@ def make_job(
     duration_ns = np.array(cost_ns)[device_of, np.arange(len(graph))]
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())
-        device = machine.devices[int(device_of[op])].name
+        device = machine.devices[int(device_of[op])]
+        reason = _refusal(device, graph, op)
         raise InfeasibleError(
-            f"the placement puts op {graph.op_names[op]!r} on {device}, which cannot run it"
+            f"the placement puts op {graph.op_names[op]!r} on {device.name}, which cannot run it"
+            + (f": {reason}" if reason else "")
         )
     job = Job(graph, machine, device_of, duration_ns, duration_ns, iterations, seed, linearize, streams)
     job.known_ns = _known(knowledge, job, estimate_error)
@@ -303,8 +305,16 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
         + (
             "does not support it"
             if d.supports is not None and kind not in d.supports
+            else f"cannot: {reason}"
+            if (reason := _refusal(d, graph, op))
             else "has no cost for it"
         )
         for d in machine.devices
     )
     return f"op {graph.op_names[op]!r} of kind {kind!r}{pin} can run on no device{more}: {devices}"
+
+
+def _refusal(device: Device, graph: Graph, op: int) -> str | None:
+    """Return what the cost model of a device says of an op that it refuses, if it says anything."""
+    why_not = getattr(device.cost, "why_not", None)
+    return None if why_not is None else why_not(graph, op, device)

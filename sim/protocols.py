@@ -28,7 +28,11 @@ __all__ = [
 
 
 class CostModel(Protocol):
-    """How long ops take on a device."""
+    """How long ops take on a device.
+
+    A model that refuses ops may have a method ``why_not(graph, op, device)``, which returns in words why an
+    op cannot run there, or None.
+    """
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 where the model does not know the op."""

@@ -73,7 +73,9 @@ def test_issue_cost_by_kind() -> None:
 OF_PRESETS = [
     name
     for name, field in DEVICE_FIELDS.items()
-    if field.type == "duration" and not name.startswith("graph_")  # CUDA graphs: by default as other launches
+    if field.type == "duration"
+    and not name.startswith("graph_")  # CUDA graphs: by default as other launches
+    and "npu" not in field.kinds
 ]
 
 

@@ -22,7 +22,7 @@ from devices.memory.pool import PoolAllocator
 from sim.errors import InfeasibleError, InputError, InvariantError
 from sim.units import format_bytes
 
-__all__ = ["Operand", "ScratchpadAllocator", "Tiling", "tile"]
+__all__ = ["Operand", "ScratchpadAllocator", "Tiling", "cut_into", "tile"]
 
 ALIGNMENT_BYTES = 64
 """Default alignment of tiles: a burst of most DMA engines."""
@@ -147,6 +147,7 @@ def tile(
     capacity: int,
     *,
     buffers: int = 2,
+    at_least: int = 1,
     alignment: int = ALIGNMENT_BYTES,
     what: str = "an op",
 ) -> Tiling:
@@ -160,6 +161,8 @@ def tile(
         Bytes of the scratchpad.
     buffers : int
         Buffers for each streamed operand: 2 lets the next tile load while this one is computed on.
+    at_least : int
+        As many tiles at least, as far as the smallest tiles allow.
     alignment : int
         Of every buffer, in bytes.
     what : str
@@ -187,29 +190,43 @@ def tile(
     finest = max([1, *(_granules(operand) for operand in operands.values() if not operand.resident)])
 
     def cut(tiles: int) -> Tiling:
-        depth = buffers if tiles > 1 else 1
-        sizes, total = {}, 0
-        for name, operand in operands.items():
-            sizes[name] = operand.nbytes
-            if not operand.resident:
-                part = -(-_granules(operand) // tiles) * operand.granule
-                sizes[name] = min(operand.nbytes, part)
-            total += round_up(sizes[name], alignment) * (1 if operand.resident else depth)
-        return Tiling(tiles, depth, sizes, total)
+        return cut_into(tiles, operands, buffers=buffers, alignment=alignment)
 
     # One tile needs no second buffer; from two tiles on, more tiles never take more room.
     whole = cut(1)
-    if whole.nbytes <= capacity:
+    first = min(max(2, at_least), finest)
+    if whole.nbytes <= capacity and (at_least <= 1 or finest == 1):
         return whole
     if finest > 1 and cut(finest).nbytes <= capacity:
-        fewest = bisect_left(range(2, finest + 1), True, key=lambda tiles: cut(tiles).nbytes <= capacity)
-        return cut(2 + fewest)
+        fewest = bisect_left(range(first, finest + 1), True, key=lambda tiles: cut(tiles).nbytes <= capacity)
+        return cut(first + fewest)
     least = min(whole.nbytes, cut(finest).nbytes)
     have, need = (format_bytes(nbytes, iec=True) for nbytes in (capacity, least))
     raise InfeasibleError(
         f"{what} does not fit a scratchpad of {have}, not even in the smallest tiles; "
         f"{need} ({least} bytes) would do"
     )
+
+
+def cut_into(
+    tiles: int, operands: Mapping[str, Operand], *, buffers: int = 2, alignment: int = ALIGNMENT_BYTES
+) -> Tiling:
+    """Cut operands into so many tiles, whatever room they take; see `tile`.
+
+    Examples
+    --------
+    >>> cut_into(4, {"x": Operand(4096, granule=256)}).nbytes
+    2048
+    """
+    depth = buffers if tiles > 1 else 1
+    sizes, total = {}, 0
+    for name, operand in operands.items():
+        sizes[name] = operand.nbytes
+        if not operand.resident:
+            part = -(-_granules(operand) // tiles) * operand.granule
+            sizes[name] = min(operand.nbytes, part)
+        total += round_up(sizes[name], alignment) * (1 if operand.resident else depth)
+    return Tiling(tiles, depth, sizes, total)
 
 
 def _granules(operand: Operand) -> int:
