@@ -213,6 +213,16 @@ def test_a_task_costs_at_most_its_budget(
     assert timeouts <= BUDGET[path]
 
 
+@pytest.mark.parametrize("path", ["plain", "gpu"])
+@pytest.mark.parametrize("n", [1_000, 100_000, 1_000_000])
+@pytest.mark.parametrize(("name", "make", "devices"), CASES)
+def test_so_it_does_at_every_size(
+    name: str, make: Callable[[int], Graph], devices: int, n: int, path: str
+) -> None:
+    _, timeouts = ratio(make(n), path, devices, rounds=10 if n < 10_000 else 2)
+    assert timeouts <= BUDGET[path]
+
+
 @pytest.mark.parametrize("path", sorted({path for path, _ in RATCHET}))
 @pytest.mark.parametrize(("name", "make", "devices"), CASES)
 def test_a_task_costs_hardly_more_than_it_did(
