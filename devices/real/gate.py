@@ -2,9 +2,12 @@
 
 ::
 
-    sentinel ── block of runs ── sentinel     accepted when the two agree within 2 % (GPU kernels, sleeps)
-                                              or 6 % (kernels on a CPU), and nothing held a run up for
-                                              longer than 1 % of its makespan
+    sentinel ── run or block of runs ── sentinel     accepted when the two agree within 2 % (GPU kernels,
+                                                     sleeps) or 6 % (kernels on a CPU), with what they were
+                                                     when the machine was calibrated, too, and nothing held a
+                                                     run up for longer than 1 % of its makespan
+
+Threads that compute bring sentinels of their own (`devices.real.pulse`), one pair each: the worst one counts.
 
 A measurement that fails is kept and marked; it never counts, and nothing is repeated because its result is
 unwelcome: whether it counts is settled without looking at it.
@@ -44,24 +47,33 @@ class Sentinel(NamedTuple):
         """How far the two are apart, as a share of the smaller one."""
         return abs(self.after_ns - self.before_ns) / max(1, min(self.before_ns, self.after_ns))
 
+    def away(self, usual_ns: float) -> float:
+        """How far the two are from `usual_ns`, as a share of it: the worse of them."""
+        return max(abs(ns - usual_ns) for ns in self) / usual_ns
 
-def verdict(backend: str, seen: Observation, sentinel: Sentinel, calibrated_ns: int | None = None) -> str:
+
+def verdict(
+    backend: str, seen: Observation, sentinel: Sentinel | None, calibrated_ns: float | None = None
+) -> str:
     """Return why a run does not count; empty when it does.
 
     Parameters
     ----------
     backend : str
     seen : Observation
-    sentinel : Sentinel
-    calibrated_ns : int, optional
+    sentinel : Sentinel or None
+        Around the run; None where the run has taken its own.
+    calibrated_ns : float, optional
         What the sentinel took when the machine was calibrated: in another state it is another machine.
     """
+    sentinels = [Sentinel(*pulse) for pulse in seen.pulses] + ([sentinel] if sentinel else [])
     if seen.delayed > MAX_DELAY:
         return f"the machine stood in the way for {seen.delayed:.1%} of the makespan"
-    if sentinel.drift > MAX_DRIFT[backend]:
-        return f"the sentinel moved by {sentinel.drift:.1%}"
+    drift = max((sentinel.drift for sentinel in sentinels), default=0.0)
+    if drift > MAX_DRIFT[backend]:
+        return f"the sentinel moved by {drift:.1%}"
     if calibrated_ns:
-        away = max(abs(ns - calibrated_ns) for ns in sentinel) / calibrated_ns
+        away = max((sentinel.away(calibrated_ns) for sentinel in sentinels), default=0.0)
         if away > MAX_DRIFT[backend]:
             return f"the sentinel is {away:.1%} off what it was when the machine was calibrated"
     return ""

@@ -19,6 +19,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from devices.real.clock import (
     Heart,
@@ -91,6 +92,7 @@ class _Run:
         self.over.acquire()
         self.is_over = False
         self.delays: list[int | None] = []
+        self.pulses: dict[int, tuple[int, int]] = {}
         self.priority = "normal"
 
     def now(self) -> int:
@@ -99,12 +101,13 @@ class _Run:
 
     def run(self, timeout_s: float) -> list[Task]:
         ready = threading.Barrier(1 + len(self.issuers) + len(self.queues))
+        bodies: list[tuple[int, Callable[..., None], Any]] = [
+            (k, self._sit, issuer) for k, issuer in enumerate(self.issuers)
+        ]
+        bodies += [(k, self._stream, stream) for k, stream in enumerate(self.queues)]
         threads = [
-            threading.Thread(target=self._thread, args=(ready, k, self._sit, issuer), daemon=True)
-            for k, issuer in enumerate(self.issuers)
-        ] + [
-            threading.Thread(target=self._thread, args=(ready, k, self._stream, stream), daemon=True)
-            for k, stream in enumerate(self.queues)
+            threading.Thread(target=self._thread, args=(ready, number, *body), daemon=True)
+            for number, body in enumerate(bodies)
         ]
         with quiet_interpreter():
             for thread in threads:
@@ -154,8 +157,11 @@ class _Run:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def _thread(self, ready: threading.Barrier, k: int, body: Callable[..., None], what: object) -> None:
-        self.priority = prefer_this_thread(k if self.pinned else None)
+    def _thread(
+        self, ready: threading.Barrier, number: int, core: int, body: Callable[..., None], what: object
+    ) -> None:
+        self.priority = prefer_this_thread(core if self.pinned else None)
+        pulse_ns = self.work.pulse_ns(number)
         before = run_queue_ns()
         ready.wait()
         try:
@@ -166,6 +172,9 @@ class _Run:
             self._end()
         after = run_queue_ns()
         self.delays.append(None if before is None or after is None else after - before)
+        pulse_after_ns = self.work.pulse_ns(number)
+        if pulse_ns is not None and pulse_after_ns is not None:
+            self.pulses[number] = (pulse_ns, pulse_after_ns)
 
     def _sit(self, issuer: Issuer) -> None:
         """Issue, or execute, what is assigned to `issuer`, until the run is over."""
@@ -314,4 +323,5 @@ def run_on_threads(
         work.wrong(),
         max([*delays, stolen, late_ns]),
         run.priority,
+        pulses=tuple(pulse for _, pulse in sorted(run.pulses.items())),
     )

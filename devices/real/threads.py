@@ -17,6 +17,7 @@ from devices.real.driver import Brain, Driver
 from devices.real.follow import Follower
 from devices.real.kernels import TIMED_KINDS, Kernel, kernels_of
 from devices.real.lanes import run_on_threads
+from devices.real.pulse import Products
 from devices.real.work import Observation, producers_of
 from sim.errors import InputError
 from sim.graph import Graph
@@ -63,6 +64,7 @@ class NumpyWork:
         for scratch in self.scratch:
             scratch.fill(0.0)  # touches the pages: the first touch takes longer than a product
         self.serial: list[Matrix] | None = None
+        self.products: dict[int, Products] = {}
 
     def reset(self) -> None:
         """Fill all results with NaN."""
@@ -82,6 +84,16 @@ class NumpyWork:
         given = [self.results[p] for p in self.producers[op] if self.kernels[p].size == kernel.size]
         x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
         _compute(kernel, x, y, self.results[op], self.scratch[op])
+
+    def pulse_ns(self, thread: int) -> int:
+        """Return how long a product takes on the calling thread now."""
+        if thread not in self.products:
+            self.products[thread] = Products()  # made by the thread that uses it, near its core
+        taken_ns = self.products[thread].pulse_ns()
+        for pair in self.constants.values():
+            for constant in pair:
+                constant.sum()  # into this core's caches, where later ops find them, too
+        return taken_ns
 
     def wrong(self) -> list[str]:
         """Return the ops whose result differs from that of a serial execution."""

@@ -68,6 +68,9 @@ class SleepWork:
         sleep_until(until_ns)
         self.left[task.iteration, task.op] = mix(self.names[task.op], task.iteration, inputs)
 
+    def pulse_ns(self, thread: int) -> None:
+        """Return None: who sleeps has no speed."""
+
     def wrong(self) -> list[str]:
         """Return the ops whose number is not that of a serial execution."""
         wrong = []

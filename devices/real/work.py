@@ -30,6 +30,12 @@ class Work(Protocol):
     def run(self, task: Task) -> None:
         """Execute the op of `task` on the calling thread and leave its result."""
 
+    def pulse_ns(self, thread: int) -> int | None:
+        """Return how long a fixed piece of work takes on the calling thread now, and leave the thread warm.
+
+        None where threads only sleep, and have no speed. `thread` counts those of the run.
+        """
+
     def wrong(self) -> list[str]:
         """Return the names of the ops whose result is not that of a serial execution."""
 
@@ -53,6 +59,14 @@ class Observation:
         The makespan, when it was measured without looking at single ops; None: the trace's own.
     probe_error : float
         By how much looking at single ops changed the makespan, as a share of it.
+    looked_ns : int or None
+        The makespan of the run in which single ops were looked at, which is the one that `trace` tells of;
+        None: there was one run.
+    host_ns : int or None
+        How long the host took to issue all of a plan, in the run without a look; None: nobody measured it.
+    pulses : tuple of (int, int)
+        Of every thread that has one: how long its fixed piece of work took right before the run and right
+        after it.
     """
 
     trace: Trace
@@ -61,6 +75,9 @@ class Observation:
     priority: str = "normal"
     truth_ns: int | None = None
     probe_error: float = 0.0
+    looked_ns: int | None = None
+    host_ns: int | None = None
+    pulses: tuple[tuple[int, int], ...] = ()
 
     @property
     def makespan_ns(self) -> int:

@@ -84,7 +84,7 @@ def partitions(session: Session) -> None:
 def busy_workers(session: Session) -> None:
     """Two independent chains on two workers against one: what company costs."""
     n, drop = (8, 2) if session.quick else (16, 4)
-    kind, facts = "matmul", {"size": 384, "repeat": 3}
+    kind, facts = "matmul", {"size": 384, "repeat": 2}
     ops = serial("threads", kind, facts, n, "a") + serial("threads", kind, facts, n, "b")
     both = [op for pair in zip(ops[:n], ops[n:], strict=True) for op in pair]
     case = Case(
@@ -100,7 +100,7 @@ def busy_workers(session: Session) -> None:
         for table in session.tables
         if table["kind"] == kind
         for row in table["rows"]
-        if row[:2] == [384, 3]
+        if row[:2] == [384, 2]
     )
     factors = [float(np.median(busy)) / alone for busy in rounds]
     # Interference counts only if every clean round shows it.
@@ -110,6 +110,6 @@ def busy_workers(session: Session) -> None:
     session.tables.append(
         {
             "kind": kind, "axes": ["size", "repeat"], "context": "neighbours busy",
-            "rows": [[384, 3, stats.median]], "statistics": [stats.to_json()],
+            "rows": [[384, 2, stats.median]], "statistics": [stats.to_json()],
         }
     )  # fmt: skip

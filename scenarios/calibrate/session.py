@@ -4,10 +4,14 @@
 
     sentinel ─ warm-up ─ round 1 ─ round 2 ─ sentinel      accepted when the sentinels agree and no median of
                                                            a duration moves from one round to the next
+
+Where runs take the pulse of their threads, all pulses of a block have to agree, and with those of the blocks
+before: a calibration whose blocks saw different clocks is of no machine at all.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,6 +19,7 @@ import numpy as np
 
 from devices.real.gate import MAX_DELAY, MAX_DRIFT, Sentinel
 from devices.real.work import Observation
+from scenarios.calibrate.journal import Journal
 from scenarios.validate.backends import Executor, sentinel_ns
 from scenarios.validate.case import Case
 from sim.errors import RunError
@@ -28,6 +33,9 @@ ATTEMPTS: Final = 6
 PROBE_ATTEMPTS: Final = 3
 """The same, of what no prediction needs."""
 
+PAUSE_S: Final = 0.4
+"""After a block of threads that does not count, doubled each time: slow clocks last a second and more."""
+
 Samples = dict[str, list[float]]
 """name → ns of every sample."""
 
@@ -39,16 +47,46 @@ class DisturbedError(RunError):
 class Session:
     """Blocks, sentinels, and what came out so far."""
 
-    def __init__(self, backend: str, executor: Executor, quick: bool) -> None:
+    def __init__(self, backend: str, executor: Executor, quick: bool, journal: Journal | None = None) -> None:
         self.backend, self.executor, self.quick = backend, executor, quick
         self.samples: Samples = {}
         self.tables: list[dict[str, Any]] = []
-        self.sentinels: list[dict[str, Any]] = []
+        self.deadline: float | None = None
+        self.journal = journal or Journal(backend)
+        self.sentinels: list[dict[str, Any]] = list(self.journal.sentinels)
+        self.quiet_ns: list[float] = []  # sentinels of accepted blocks
+
+    def in_time(self) -> None:
+        """Check that there is time left for what can be done without.
+
+        Raises
+        ------
+        RunError
+            There is none.
+        """
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise RunError("the time for calibrating was up")
 
     def block(
-        self, name: str, cases: Sequence[Case], read: Callable[[Case, Observation], Samples]
+        self,
+        name: str,
+        cases: Sequence[Case],
+        read: Callable[[Case, Observation], Samples],
+        repeats: int = 1,
+        steady: Sequence[str] | None = None,
     ) -> Samples:
         """Run the cases of a block until the machine leaves it in peace; return the samples.
+
+        Parameters
+        ----------
+        name : str
+        cases : sequence of Case
+        read : callable
+            Makes samples of a run.
+        repeats : int
+            Runs of each case in each of the two rounds.
+        steady : sequence of str, optional
+            Samples whose median has to be the same in both rounds; by default those named as the cases.
 
         Raises
         ------
@@ -57,23 +95,24 @@ class Session:
         """
         rounds: list[Samples] = []
 
-        def twice() -> tuple[Samples, float]:  # what is steady is there both times
-            worst = 0.0
+        def twice() -> tuple[Samples, list[Observation]]:  # what is steady is there both times
+            runs = []
             rounds[:] = [{}, {}]
             for case in cases:
                 job = case.job()
                 run_case(self.executor, case, job)  # warm: pages, caches, whatever is made lazily
-                for samples in rounds:
+                for samples in [each for each in rounds for _ in range(repeats)]:
                     seen = run_case(self.executor, case, job)
-                    worst = max(worst, seen.delayed)
+                    runs.append(seen)
                     if seen.wrong:
                         raise RunError(f"calibrating {name!r}: wrong results of {', '.join(seen.wrong[:5])}")
                     for key, values in read(case, seen).items():
                         samples.setdefault(key, []).extend(values)
-            return _joined(rounds), worst
+            return _joined(rounds), runs
 
         def moved() -> float:
-            return max(_moved(rounds[0], rounds[1], case.name) for case in cases)
+            names = [case.name for case in cases] if steady is None else steady
+            return max(_moved(rounds[0], rounds[1], name) for name in names)
 
         return self._quiet(name, twice, moved, ATTEMPTS)
 
@@ -95,14 +134,15 @@ class Session:
         """
         rounds: list[Samples] = []
 
-        def twice() -> tuple[Samples, float]:
+        def twice() -> tuple[Samples, list[Observation]]:
             rounds[:] = [measure(), measure()]
-            return _joined(rounds), 0.0
+            return _joined(rounds), []
 
         def moved() -> float:
             return max((_moved(rounds[0], rounds[1], key) for key in steady), default=0.0)
 
         try:
+            self.in_time()
             return self._quiet(name, twice, moved, PROBE_ATTEMPTS)
         except (RunError, RuntimeError) as error:  # torch's errors are RuntimeErrors
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -112,34 +152,58 @@ class Session:
     def _quiet(
         self,
         name: str,
-        measure: Callable[[], tuple[Samples, float]],
+        measure: Callable[[], tuple[Samples, list[Observation]]],
         moved_between: Callable[[], float],
         attempts: int,
     ) -> Samples:
         """Measure between two sentinels until nothing disturbs; keep in mind what was rejected."""
+        key, known = self.journal.found(name)
+        if known is not None:
+            return known
         why = ""
-        for _ in range(attempts):
-            before = sentinel_ns(self.backend, self.executor)
-            found, worst = measure()
+        for attempt in range(attempts):
+            around = [sentinel_ns(self.backend, self.executor)]
+            found, runs = measure()
             moved = moved_between()
-            sentinel = Sentinel(before, sentinel_ns(self.backend, self.executor))
-            why = ""
-            if sentinel.drift > MAX_DRIFT[self.backend]:
-                why = f"the sentinel moved by {sentinel.drift:.1%}"
-            elif worst > MAX_DELAY:
-                why = f"the machine stood in the way for {worst:.1%} of a makespan"
-            elif moved > MAX_DRIFT[self.backend]:
-                why = f"a median moved by {moved:.1%} from one round to the next"
+            around.append(sentinel_ns(self.backend, self.executor))
+            taken = [ns for ns in around if ns is not None] or [
+                ns for seen in runs for pulse in seen.pulses for ns in pulse
+            ]
+            why = self._disturbed(taken, max((seen.delayed for seen in runs), default=0.0), moved)
             self.sentinels.append(
-                {"block": name, "before": before, "after": sentinel.after_ns, "accepted": not why}
+                {"block": name, "before": taken[0], "after": taken[-1], "accepted": not why}
                 | ({"why": why} if why else {})
             )
             if not why:
+                self.quiet_ns += taken
+                self.journal.add(key, found, self.sentinels)
                 return found
+            if len(taken) > 2:
+                time.sleep(PAUSE_S * 2**attempt)
         raise DisturbedError(
             f"calibrating {name!r}: {why}, {attempts} times in a row; nothing is written. "
             "Stop what else runs on this machine, or try later"
         )
+
+    def _disturbed(self, taken: Sequence[float], delayed: float, moved: float) -> str:
+        """Return what disturbed a block with these sentinels; empty when nothing did."""
+        most = MAX_DRIFT[self.backend]
+        usual = float(np.median(taken))
+        if len(taken) == 2:
+            drift = Sentinel(int(taken[0]), int(taken[1])).drift
+        else:  # threads take many: single ones against what is usual
+            drift = max(abs(ns - usual) for ns in taken) / usual
+        if drift > most:
+            return f"the sentinel moved by {drift:.1%}"
+        if len(taken) > 2 and self.quiet_ns:
+            before = float(np.median(self.quiet_ns))
+            if abs(usual - before) > most * before:
+                return f"the sentinel is {usual / before - 1:+.1%} off what it was in the blocks before"
+        if delayed > MAX_DELAY:
+            return f"the machine stood in the way for {delayed:.1%} of a makespan"
+        if moved > most:
+            return f"a median moved by {moved:.1%} from one round to the next"
+        return ""
 
     def keep(self, found: Samples) -> None:
         """Add samples of quantities."""

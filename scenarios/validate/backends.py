@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from devices.real.blas import single_threaded_blas
 from devices.real.clock import now_ns, prefer_this_thread, sleep_until
 from devices.real.threads import Threads
 from devices.real.timer import Timer
@@ -62,56 +61,31 @@ def make_backend(name: str) -> Executor:
     return BACKENDS[name]()
 
 
-def sentinel_ns(backend: str, executor: Executor) -> int:
-    """Return how long a fixed piece of work takes now: the median of five.
+def sentinel_ns(backend: str, executor: Executor) -> int | None:
+    """Return how long a fixed piece of work takes now; None where every run takes the pulse of its threads.
 
-    A sleep of 2 ms and its waking up on the timer; a product and a copy on every core at once on threads,
-    because what company costs changes with where a hypervisor puts the cores; and what the GPU backend has.
+    The median of five: a sleep of 2 ms and its waking up on the timer, what the GPU backend has.
     """
     if hasattr(executor, "sentinel_ns"):
         return int(executor.sentinel_ns())
-    if backend == "timer":
-        return _median_of_five([_sleep])
-    with single_threaded_blas():
-        return _median_of_five([_Product().run for _ in range(min(2, os.cpu_count() or 1))])
+    return _sleep_ns() if backend == "timer" else None
 
 
-def _median_of_five(works: list[Callable[[], None]]) -> int:
-    """Return the median time of works that run side by side, the slowest of them."""
-    taken: list[list[int]] = [[] for _ in works]
-    together = threading.Barrier(len(works))
+def _sleep_ns() -> int:
+    """Return how long a sleep of 2 ms takes, on a thread like those of a run."""
+    taken: list[int] = []
 
-    def body(k: int) -> None:
-        prefer_this_thread(k)
-        works[k]()
-        together.wait()
-        for _ in range(5):
+    def body() -> None:
+        prefer_this_thread()
+        for _ in range(6):
             begin = now_ns()
-            works[k]()
-            taken[k].append(now_ns() - begin)
+            sleep_until(begin + 2_000_000)
+            taken.append(now_ns() - begin)
 
-    threads = [threading.Thread(target=body, args=(k,)) for k in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return max(sorted(times)[2] for times in taken)
-
-
-def _sleep() -> None:
-    sleep_until(now_ns() + 2_000_000)
-
-
-class _Product:
-    """A product and a copy, with matrices of their own."""
-
-    def __init__(self) -> None:
-        self.a = np.random.default_rng(1).normal(size=(384, 384))
-        self.b, self.c = np.empty_like(self.a), np.empty_like(self.a)
-
-    def run(self) -> None:
-        np.matmul(self.a, self.a, out=self.b)
-        np.copyto(self.c, self.b)
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return sorted(taken[1:])[2]
 
 
 def provenance(backend: str, executor: Executor) -> dict[str, Any]:
@@ -124,7 +98,7 @@ def provenance(backend: str, executor: Executor) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "modules": sorted(m for m in ("torch", "simpy") if m in sys.modules),
-        "protocol": "medians; a sentinel before and after; run-queue delay at most 1 % of a makespan",
+        "protocol": "medians; sentinels before and after; run-queue delay at most 1 % of a makespan",
     }
     extra: Callable[[], dict[str, Any]] | None = getattr(executor, "provenance", None)
     if extra is not None:

@@ -33,6 +33,28 @@ ATTEMPTS: Final = 15
 PAUSE_S: Final = 0.4
 """After a run that does not count: let pass what disturbed it."""
 
+PATIENCE_S: Final = 20.0
+"""How long the pauses of an experiment are in all, when they have grown: slow clocks may last."""
+
+
+class Patience:
+    """Pauses that grow while nothing comes of them, until they have used up their time in all."""
+
+    def __init__(self) -> None:
+        self.left_s = PATIENCE_S
+        self.next_s = PAUSE_S
+
+    def pause_s(self) -> float:
+        """Return how long to wait now."""
+        wait_s = min(self.next_s, max(PAUSE_S, self.left_s))
+        self.left_s -= wait_s
+        self.next_s = min(2 * self.next_s, 8 * PAUSE_S)
+        return wait_s
+
+    def reward(self) -> None:
+        """A run counted: begin with short pauses again."""
+        self.next_s = PAUSE_S
+
 
 def measure(
     experiment: str,
@@ -66,13 +88,14 @@ def measure(
         raise SimError(f"{files.step_path(out, 'plans', experiment)} is missing: draw the plans first")
     predictions = files.read(out, "predictions", experiment)
     entries: list[dict[str, Any]] = []
+    patience = Patience()
     for case, entry in zip(files.read_cases(plans), plans["cases"], strict=True):
         if deadline is not None and time.monotonic() > deadline:
             entries.append({"name": case.name, "skipped": "the time was up", "runs": []})
             continue
         plan = None if entry["plan"] is None else Plan.from_json(_text(entry["plan"]))
         try:
-            done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts))
+            done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
             entries.append({"name": case.name, "runs": done})
         except SimError as error:  # one case lost, not the experiment
             entries.append({"name": case.name, "skipped": str(error), "runs": []})
@@ -98,6 +121,7 @@ def _measure_case(
     executor: Executor,
     calibration: Calibration | None,
     limits: tuple[int, int],
+    patience: Patience,
 ) -> list[dict[str, Any]]:
     runs, attempts = limits
     job = case.job(None if calibration is None else case.durations_ns(calibration))
@@ -110,14 +134,17 @@ def _measure_case(
     for _ in range(attempts):
         seen = _run(executor, case, job, plan)
         after = sentinel_ns(backend, executor)
-        why = verdict(backend, seen, Sentinel(before, after), usual_ns)
-        done.append(_record(seen, Sentinel(before, after), why))
+        sentinel = None if before is None or after is None else Sentinel(before, after)
+        why = verdict(backend, seen, sentinel, usual_ns)
+        done.append(_record(seen, sentinel, why))
         before = after
         good += not why
         if good == runs:
             break
-        if why:
-            time.sleep(PAUSE_S)
+        if not why:
+            patience.reward()
+        else:
+            time.sleep(patience.pause_s())
             before = sentinel_ns(backend, executor)
     return done
 
@@ -130,7 +157,7 @@ def _run(executor: Executor, case: Case, job: Any, plan: Plan | None) -> Observa
     )
 
 
-def _record(seen: Observation, sentinel: Sentinel, why: str) -> dict[str, Any]:
+def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str, Any]:
     """Return a run as JSON: times by op, on which lane, in which order issued."""
     tasks = seen.trace.tasks
     order = tasks["op"].argsort()
@@ -140,7 +167,8 @@ def _record(seen: Observation, sentinel: Sentinel, why: str) -> dict[str, Any]:
         "why": why,
         "wrong": seen.wrong,
         "delayed_ns": seen.delayed_ns,
-        "sentinel": list(sentinel),
+        "sentinel": None if sentinel is None else list(sentinel),
+        "pulses": [list(pulse) for pulse in seen.pulses],
         "priority": seen.priority,
         "probe_error": seen.probe_error,
     }
