@@ -51,7 +51,8 @@ def find_meetings(graph: Graph) -> Meetings:
     Raises
     ------
     GraphError
-        A Recv with a key that no Send has; a key that is no text; a Send whose output is read, which is for its Recv alone.
+        A Recv with a key that no Send has; a key that is no text; a Send whose output is read, which is
+        for its Recv alone.
 
     Examples
     --------

@@ -38,10 +38,12 @@ _NEVER = 1 << 60
 class Readiness(Protocol):
     """What the engine asks; ids and frames are the variant's own business."""
 
-    total: int
-    """Tasks that have to end: all of a static graph, those that became eligible of a dynamic one."""
     asynchronous: bool
     """Whether `issued` has to be called."""
+
+    @property
+    def total(self) -> int:
+        """Tasks that have to end: all of a static graph, those that became eligible of a dynamic one."""
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0, by iteration and op."""

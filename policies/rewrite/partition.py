@@ -19,7 +19,9 @@
                                └───────────────────────────────────────────────┘
 
 A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it, so
-that iterations do not mix (`rendezvous_keys`).
+that iterations do not mix (`rendezvous_keys`). With ``rendezvous: true`` no edge leads from Send to Recv, as
+TensorFlow's graphs of different devices share none: they meet by key when they run (`sim.rendezvous`). Then
+every device of a loop gets control nodes, for its Recvs have to know that an iteration has begun.
 
 The simulator inserts transfers by itself, so nothing has to be partitioned to be simulated. The explicit form
 takes the same time over the same links as long as sends and receives, which take none, need not wait for a
@@ -31,6 +33,7 @@ Source: tensorflow/core/graph/graph_partition.cc.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, Final
 
 from policies.rewrite.records import Record, Records, read, write
@@ -48,6 +51,11 @@ class Partition:
 
     Every op has to be pinned to a device; in a scenario, ``compile: [partition]`` does that first, with the
     placement of the scenario.
+
+    Parameters
+    ----------
+    rendezvous : bool
+        Whether Recvs find their Sends by key at run time; by default an edge leads from the one to the other.
 
     Raises
     ------
@@ -67,6 +75,9 @@ class Partition:
     placed: Final = True
     """It reads where ops run."""
 
+    def __init__(self, rendezvous: bool = False) -> None:
+        self.rendezvous = rendezvous
+
     def apply(self, graph: Graph) -> Graph:
         """Return the graphs of all devices as one, in which no edge but Send to Recv leaves a device."""
         records = read(graph)
@@ -76,8 +87,8 @@ class Partition:
                     f"op {record.name!r} is pinned to no device; place the graph, then partition it"
                 )
         structure = frame_structure(graph) if has_control_flow(graph) else None
-        _colocate_back_edges(records)
-        cut = _Cut(records, _frames(graph, structure))
+        _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
+        cut = _Cut(records, _frames(graph, structure), self.rendezvous)
         if structure is not None:
             cut.loops(graph, structure)
         for record in list(records.ops.values()):
@@ -112,13 +123,16 @@ def rendezvous_keys(trace: Trace) -> dict[str, tuple[list[int], list[int]]]:
     return keys
 
 
-def _colocate_back_edges(records: Records) -> None:
-    """Put a next_iteration on the device of the merge that it feeds: a loop closes on one device."""
+def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:
+    """Put a next_iteration on the device of the merge that it feeds: a loop closes on one device.
+
+    By key an enter, too: it gives its token once, and a Recv of it would ask in each iteration.
+    """
     for record in records.ops.values():
         if record.kind == "merge":
             for tensor, _ in record.inputs:
                 producer = records.producer(tensor)
-                if producer is not None and producer.kind == _BACK:
+                if producer is not None and producer.kind in kinds:
                     producer.device = record.device
 
 
@@ -138,8 +152,8 @@ def _frames(graph: Graph, structure: FrameStructure | None) -> dict[str, int]:
 class _Cut:
     """Cuts edges; new ops stand before the first op that needs them."""
 
-    def __init__(self, records: Records, frames: dict[str, int]) -> None:
-        self.records, self.frames = records, frames
+    def __init__(self, records: Records, frames: dict[str, int], by_key: bool) -> None:
+        self.records, self.frames, self.by_key = records, frames, by_key
         self.before: dict[str, list[Record]] = {name: [] for name in records.ops}
         self.received: dict[tuple[str, str], str] = {}
         self.controlled: dict[tuple[str, str], str] = {}
@@ -193,8 +207,9 @@ class _Cut:
         send = self._add(user, f"{tensor}/to_{target}/send", "send", source, inputs=[(tensor, 0)], **facts)
         start = self.starts.get((frame, target))
         after = [(start, 0)] if start is not None else []
+        found = [] if self.by_key else [(send, 0)]
         return self._add(
-            user, f"{tensor}/to_{target}/recv", "recv", target, inputs=[(send, 0)], after=after, **facts
+            user, f"{tensor}/to_{target}/recv", "recv", target, inputs=found, after=after, **facts
         )
 
     def _add(
@@ -217,23 +232,29 @@ class _Cut:
     # -- loops over several devices --------------------------------------------------------------
 
     def loops(self, graph: Graph, structure: FrameStructure) -> None:
-        """Add control nodes to every device on which a loop has ops but not its condition."""
+        """Add control nodes to every device on which a loop has ops but not its condition.
+
+        By key, the condition's device gets them, too, as does one with ops in an inner loop only.
+        """
+        inside: list[list[Record]] = [[] for _ in structure.parent]
+        deeper: list[list[Record]] = [[] for _ in structure.parent]
+        for op, name in enumerate(graph.op_names):
+            frame = structure.frame_of[op]
+            inside[frame].append(self.records.ops[name])
+            while self.by_key and (frame := structure.parent[frame]) > 0:
+                deeper[frame].append(self.records.ops[name])
         for frame in range(1, len(structure.parent)):
-            inside = [
-                self.records.ops[name]
-                for op, name in enumerate(graph.op_names)
-                if structure.frame_of[op] == frame
-            ]
-            condition = next((record for record in inside if record.kind == "loop_cond"), None)
-            if condition is None:
+            condition = next((record for record in inside[frame] if record.kind == "loop_cond"), None)
+            if condition is None and not self.by_key:
                 continue  # a call in a frame of its own
             enter = next(
                 self.records.ops[graph.op_names[op]] for op, f in structure.child_of.items() if f == frame
             )
             attributes = {k: v for k, v in enter.attributes.items() if k in ("frame", "parallel_iterations")}
-            for device in dict.fromkeys(str(record.device) for record in inside):
-                if device != condition.device:
-                    first = next(record for record in inside if record.device == device)
+            there = [*inside[frame], *deeper[frame]]
+            for device in dict.fromkeys(str(record.device) for record in there):
+                if self.by_key or condition is None or device != condition.device:
+                    first = next(record for record in there if record.device == device)
                     outer = self._outside(structure.parent[frame], first, enter)
                     self._control_loop(frame, condition, attributes, first, outer)
 
@@ -252,7 +273,7 @@ class _Cut:
     def _control_loop(
         self,
         frame: int,
-        condition: Record,
+        condition: Record | None,
         attributes: dict[str, Any],
         first: Record,
         outer: list[tuple[str, int]],
@@ -263,9 +284,13 @@ class _Cut:
         enter = self._add(
             first, f"{base}/enter", "enter", device, inputs=[(const, 0)], attributes=dict(attributes)
         )
+        if condition is None:  # entered once
+            self.starts[frame, device] = enter
+            return
         merge = self._add(first, f"{base}/merge", "merge", device, inputs=[(enter, 0), (f"{base}/next", 1)])
         self.starts[frame, device] = merge
-        goes_on = self._receive(condition.name, condition, first)
+        here = condition.device == device
+        goes_on = condition.name if here else self._receive(condition.name, condition, first)
         switch = self._add(
             first, f"{base}/switch", "switch", device, inputs=[(merge, 0), (goes_on, 0)], outputs=(0, 0)
         )

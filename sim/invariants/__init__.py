@@ -5,7 +5,7 @@ The checks read the graph, the machine and the times, and nothing that the engin
 
     tasks       each exactly once · ready ≤ issue ≤ start ≤ end · on its device · lasts its duration
     data        transfers exactly once, where needed, never too fast; no op starts before its inputs
-                have ended and travelled
+                have ended and travelled; who meets by key has the same key, frame and iteration
     lanes       a stream's tasks in issue order, one at a time, gap and launch latency kept; issuers do
                 one thing at a time, each at its cost; launch queues hold no more than they can
     resources   cores and serial links never in use twice; the makespan is at least every lower bound
@@ -18,6 +18,7 @@ from __future__ import annotations
 from sim.invariants.columns import Columns
 from sim.invariants.data import DATA
 from sim.invariants.lanes import LANES
+from sim.invariants.meetings import MEETINGS
 from sim.invariants.resources import RESOURCES
 from sim.invariants.tasks import TASKS
 from sim.trace import Trace
@@ -52,5 +53,5 @@ def check(trace: Trace) -> None:
     sim.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     columns = Columns(trace)
-    for invariant in (*TASKS, *DATA, *LANES, *RESOURCES):
+    for invariant in (*TASKS, *DATA, *MEETINGS, *LANES, *RESOURCES):
         invariant(columns)

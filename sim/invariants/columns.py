@@ -12,6 +12,7 @@ from sim.bounds import issue_costs_ns
 from sim.errors import InvariantError
 from sim.frames import has_control_flow
 from sim.graph import IntArray
+from sim.meeting import Meetings, find_meetings, sent_nbytes
 from sim.strictness import non_strict_ops
 from sim.trace import Trace
 
@@ -41,6 +42,16 @@ class Columns:
     def non_strict(self) -> BoolArray:
         """Whether each op starts with the first of its inputs (one entry per op)."""
         return non_strict_ops(self.graph)
+
+    @cached_property
+    def meetings(self) -> Meetings:
+        """Sends and Recvs that meet by key."""
+        return find_meetings(self.graph)
+
+    @cached_property
+    def sent(self) -> dict[int, int]:
+        """What such Sends send: tensor → bytes."""
+        return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.meetings.sends}
 
     @cached_property
     def device(self) -> IntArray:

@@ -1,0 +1,405 @@
+"""Rendezvous: Sends and Recvs without an edge meet by key at run time, first come, first served."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program_helpers import programs
+
+from devices.machine import make_machine
+from devices.memory.tensors import tensor_memory
+from policies.issue.in_order import InOrder
+from policies.issue.ready_queue import ReadyQueue
+from policies.issue.sequential import Sequential
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.rewrite.partition import Partition, rendezvous_keys
+from policies.rewrite.prune import Prune
+from scenarios.build.control_flow import cond, while_loop
+from scenarios.compiling import pinned
+from sim import Graph, GraphBuilder, Machine, Trace, simulate
+from sim.critical_path import transfer_ns
+from sim.dependencies import dependencies
+from sim.errors import GraphError, InvariantError, StuckError
+from sim.job import make_job
+from sim.rendezvous import Rendezvous
+
+DEVICES = ("cpu0", "cpu1", "cpu2")
+
+
+def machine(*, links: bool = True, cores: int = 32, kind: str = "cpu", **link: Any) -> Machine:
+    """CPUs (or GPUs) with a link of 5 ns and 1 byte/ns between every two."""
+    device = {"kind": kind, "cores": cores} if kind == "cpu" else {"kind": kind}
+    spec: dict[str, Any] = {"devices": dict.fromkeys(DEVICES, device)}
+    if links:
+        link = {"latency": "5ns", "bandwidth": "1GB/s", **link}
+        spec["links"] = [{"from": a, "to": b, **link} for a, b in pairwise(DEVICES)]
+    return make_machine(spec)
+
+
+def pair(b: GraphBuilder, key: str, n: int, made_ns: list[int], asked_ns: list[int]) -> None:
+    """Add `n` Sends on cpu0 and Recvs on cpu1 of one key; Recvs ask after ops of some ns."""
+    for i in range(n):
+        b.op(f"{key}.a{i}", outputs=10 * (i + 1), duration_ns=made_ns[i], device="cpu0")
+        b.op(f"{key}.send{i}", kind="send", inputs=[f"{key}.a{i}"], duration_ns=0, device="cpu0",
+             attributes={"key": key})  # fmt: skip
+        b.op(f"{key}.wait{i}", duration_ns=asked_ns[i], device="cpu1")
+        b.op(f"{key}.recv{i}", kind="recv", after=[f"{key}.wait{i}"], duration_ns=0, device="cpu1",
+             attributes={"key": key})  # fmt: skip
+
+
+def met(trace: Trace) -> list[tuple[str, str]]:
+    """Return the ops that met, in the order in which they did (static graphs)."""
+    graph, n = trace.job.graph, trace.flow.n_nodes
+    out = []
+    for source, recv in (trace.met % n).tolist():
+        send = source
+        if source >= len(graph):
+            send = int(graph.tensor_producer[trace.flow.tensor[source - len(graph)]])
+        out.append((graph.op_names[send], graph.op_names[recv]))
+    return out
+
+
+def time(trace: Trace, name: str, column: str = "start_ns") -> int:
+    op = trace.job.graph.index(name)
+    return int(trace.tasks[column][trace.tasks["op"] == op][0])
+
+
+# -- who meets whom -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_first_send_meets_the_first_recv(links: bool) -> None:
+    """Sends end at 30, 10, 20 and Recvs ask at 1, 50, 5: (10, 1), (20, 5), (30, 50)."""
+    b = GraphBuilder("fifo")
+    pair(b, "k", 3, [30, 10, 20], [1, 50, 5])
+    trace = simulate(b.build(), machine(links=links, sharing="shared"), ReadyQueue())
+    trace.check()
+    assert met(trace) == [("k.send1", "k.recv0"), ("k.send2", "k.recv2"), ("k.send0", "k.recv1")]
+    if not links:  # at once, when both are there
+        assert [time(trace, f"k.recv{i}") for i in range(3)] == [10, 50, 20]
+
+
+def test_without_company_the_bytes_go_when_both_are_there() -> None:
+    b = GraphBuilder("one")
+    pair(b, "late recv", 1, [10], [50])
+    trace = simulate(b.build(), machine(), ReadyQueue())
+    assert time(trace, "late recv.recv0") == 50 + 5 + 10
+    b = GraphBuilder("one")
+    pair(b, "late send", 1, [70], [50])
+    trace = simulate(b.build(), machine(), ReadyQueue())
+    assert time(trace, "late send.recv0") == 70 + 5 + 10
+
+
+@pytest.mark.parametrize(("made_ns", "asked_ns", "due_ns"), [(10, 50, 55), (53, 50, 55), (70, 50, 70)])
+def test_between_processes_the_request_travels_first(made_ns: int, asked_ns: int, due_ns: int) -> None:
+    """The bytes leave when the tensor is there and the request, which takes the latency, has arrived."""
+    b = GraphBuilder("one")
+    pair(b, "k", 1, [made_ns], [asked_ns])
+    trace = simulate(b.build(), machine(on_request=True), ReadyQueue())
+    trace.check()
+    assert trace.transfers["start_ns"].tolist() == [due_ns]
+    assert time(trace, "k.recv0") == due_ns + 5 + 10
+
+
+def test_a_send_never_blocks() -> None:
+    """Three Sends, one Recv: the Sends end when they are made, and one tensor travels."""
+    b = GraphBuilder("more sends")
+    pair(b, "k", 1, [10], [1])
+    for i in range(2):
+        b.op(f"more{i}", kind="send", duration_ns=3 + i, outputs=7, device="cpu0", attributes={"key": "k"})
+    b.op("alone", kind="send", device="cpu0", duration_ns=1, attributes={"key": "nobody asks"})
+    trace = simulate(b.build(), machine(), ReadyQueue())
+    trace.check()
+    assert met(trace) == [("more0", "k.recv0")]
+    assert trace.transfers["nbytes"].tolist() == [7]
+    assert time(trace, "k.send0", "end_ns") == 10
+
+
+@given(
+    made=st.lists(st.integers(0, 30), min_size=4, max_size=4),
+    asked=st.lists(st.integers(0, 30), min_size=4, max_size=4),
+    links=st.booleans(),
+    request=st.booleans(),
+    repetitions=st.integers(1, 3),
+)
+def test_the_nth_meets_the_nth(
+    made: list[int], asked: list[int], links: bool, request: bool, repetitions: int
+) -> None:
+    """Two keys at once; in each repetition the queues are its own."""
+    b = GraphBuilder("two keys")
+    pair(b, "k", 2, made[:2], asked[:2])
+    pair(b, "m", 2, made[2:], asked[2:])
+    there = machine(links=links, on_request=request, sharing="shared")
+    trace = simulate(b.build(), there, ReadyQueue(), iterations=repetitions)
+    trace.check()
+    graph, n = trace.job.graph, trace.flow.n_nodes
+    ends = {
+        (int(i), graph.op_names[op]): int(e)
+        for i, op, e in zip(*(trace.tasks[c] for c in ("iteration", "op", "end_ns")), strict=True)
+    }
+    queues = defaultdict(list)
+    for iteration, (send, recv) in zip((trace.met[:, 1] // n).tolist(), met(trace), strict=True):
+        assert send.partition(".")[0] == recv.partition(".")[0]
+        offered, wanted = ends[iteration, send], ends[iteration, recv.replace("recv", "wait")]
+        queues[iteration, send[0]].append((offered, wanted))
+    assert len(queues) == 2 * repetitions
+    for pairs in queues.values():
+        assert pairs == sorted(pairs)
+        assert [asked for _, asked in pairs] == sorted(asked for _, asked in pairs)
+
+
+# -- what a graph may not say -------------------------------------------------------------------------
+
+
+def test_a_recv_whose_send_never_comes_is_told_with_its_key() -> None:
+    b = GraphBuilder("one send")
+    pair(b, "cpu0;cpu1;a", 1, [10], [1])
+    b.op("second", kind="recv", device="cpu1", attributes={"key": "cpu0;cpu1;a"})
+    with pytest.raises(StuckError, match="recv0 waits for a send with key 'cpu0;cpu1;a;0:0'"):
+        simulate(b.build(), machine(), ReadyQueue())
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ({"s": ("send", "kay", []), "r": ("recv", "key", [])}, "no send has it; did you mean 'kay'"),
+        ({"r": ("recv", "key", [])}, "recv 'r' has the key 'key', and no send has it$"),
+        ({"r": ("recv", 3, [])}, "recv 'r': key must be a text, found 3"),
+        (
+            {"s": ("send", "k", []), "r": ("recv", "k", []), "x": ("op", None, ["s"])},
+            "op 'x' reads send 's', which gives what it sends to the recv with key 'k'",
+        ),
+    ],
+)
+def test_keys_that_cannot_be(ops: dict[str, tuple[str, Any, list[str]]], message: str) -> None:
+    b = GraphBuilder("wrong")
+    for name, (kind, key, inputs) in ops.items():
+        b.op(name, kind=kind, inputs=inputs, attributes={} if key is None else {"key": key})
+    with pytest.raises(GraphError, match=message):
+        simulate(b.build(), machine(), ReadyQueue())
+
+
+def test_a_key_is_received_on_one_device() -> None:
+    b = GraphBuilder("two places")
+    pair(b, "k", 1, [1], [1])
+    b.op("elsewhere", kind="recv", device="cpu2", attributes={"key": "k"})
+    with pytest.raises(GraphError, match="key 'k' is received on cpu1 and cpu2"):
+        simulate(b.build(), machine(), ReadyQueue())
+
+
+def test_what_reads_its_send_has_no_need_of_a_key() -> None:
+    b = GraphBuilder("edge")
+    b.op("s", kind="send", attributes={"key": "k"}, device="cpu0")
+    b.op("r", kind="recv", inputs=["s"], attributes={"key": "k"}, device="cpu1")
+    trace = simulate(b.build(), machine(), ReadyQueue())
+    assert len(trace.met) == 0
+    assert len(trace.transfers["id"]) == 1
+
+
+def test_prune_keeps_the_sends_that_a_recv_needs() -> None:
+    b = GraphBuilder("prune")
+    pair(b, "k", 2, [1, 1], [1, 1])
+    pair(b, "other", 1, [1], [1])
+    g = Prune(fetches=["k.recv0"]).apply(b.build())
+    assert g.op_names == ["k.a0", "k.send0", "k.wait0", "k.recv0", "k.a1", "k.send1"]
+
+
+# -- invariants, explanations, plans, memory ----------------------------------------------------------
+
+
+def test_a_trace_in_which_a_recv_came_first_is_refused() -> None:
+    b = GraphBuilder("one")
+    pair(b, "k", 1, [10], [1])
+    trace = simulate(b.build(), machine(), ReadyQueue())
+    trace.transfers["end_ns"][:] += 1
+    with pytest.raises(InvariantError, match=r"'k.recv0' started at 25 ns, before the transfer of 'k.send0'"):
+        trace.check()
+    trace = simulate(b.build(), machine(), ReadyQueue())
+    trace.met[0, 1] = trace.met[0, 0]
+    with pytest.raises(InvariantError, match=r"'k.recv0' started at 25 ns and met no send"):
+        trace.check()
+
+
+def test_meetings_are_dependencies_and_stand_in_the_plan() -> None:
+    b = GraphBuilder("one")
+    pair(b, "k", 1, [10], [1])
+    for links in (True, False):
+        trace = simulate(b.build(), machine(links=links), ReadyQueue(), iterations=2)
+        edges = dependencies(trace)
+        recv = trace.job.graph.index("k.recv0")
+        rows = np.flatnonzero(trace.tasks["op"] == recv)
+        before = [edges.producer[edges.consumer == row].tolist() for row in rows.tolist()]
+        assert [len(b) for b in before] == [2, 2]  # wait0, and what was sent
+        plan = trace.plan()
+        for task in np.flatnonzero(plan.op == list(plan.ops).index("k.recv0")).tolist():
+            waits = {plan.ops[plan.op[w]] for w in plan.waits.row(task).tolist()}
+            waits |= {plan.ops[plan.op[t]] for t in range(task) if plan.stream[t] == plan.stream[task]}
+            assert "k.send0" in waits
+
+
+def test_an_allocator_gives_back_what_was_received() -> None:
+    b = GraphBuilder("memory")
+    pair(b, "k", 2, [10, 20], [1, 2])
+    trace = simulate(b.build(), machine(), ReadyQueue(), memory=tensor_memory())
+    trace.check()
+    assert trace.memory is not None
+    assert trace.memory["change"].sum() == 0
+
+
+# -- devices with streams -----------------------------------------------------------------------------
+
+
+def on_gpus(g: Graph) -> tuple[Graph, Machine]:
+    """Return `g` over a CPU and two GPUs, cut anyhow."""
+    mixed = make_machine(
+        {
+            "devices": {
+                "cpu0": {"kind": "cpu", "cores": 2},
+                "gpu0": {"kind": "gpu", "issue_cost": "2ns", "launch_latency": "3ns", "streams": 2},
+                "gpu1": {"kind": "gpu", "event_hop": "1ns"},
+            },
+            "links": [
+                {"from": a, "to": b, "latency": "5ns", "bandwidth": "1GB/s", "sharing": "shared"}
+                for a, b in (("cpu0", "gpu0"), ("cpu0", "gpu1"), ("gpu0", "gpu1"))
+            ],
+        }
+    )
+    return pinned(g, mixed, np.arange(len(g)) * 7 // 3 % 3), mixed
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> Graph:
+    b = GraphBuilder("dag")
+    names: list[str] = []
+    for i in range(draw(st.integers(2, 12))):
+        some = st.lists(st.sampled_from(names), max_size=3, unique=True) if names else st.just([])
+        names.append(b.op(f"op{i}", inputs=draw(some), after=draw(some), outputs=draw(st.integers(0, 40)),
+                          duration_ns=draw(st.integers(1, 50))))  # fmt: skip
+    return b.build()
+
+
+@given(g=dags(), synchronisation=st.sampled_from(["completion", "issue"]))
+def test_by_key_takes_as_long_as_by_edge_where_requests_come_first(g: Graph, synchronisation: str) -> None:
+    """Recvs are roots there, and ask at time 0; so the same tasks run at the same times."""
+    placed, mixed = on_gpus(g)
+    policy = ReadyQueue()
+    policy.synchronisation = synchronisation
+    by_edge, by_key = (simulate(Partition(key).apply(placed), mixed, policy) for key in (False, True))
+    by_key.check()
+    columns = ("op", "ready_ns", "issue_ns", "start_ns", "end_ns")
+    rows = [sorted(zip(*(t.tasks[c].tolist() for c in columns), strict=True)) for t in (by_edge, by_key)]
+    assert rows[0] == rows[1]
+    assert by_edge.transfers["end_ns"].sum() == by_key.transfers["end_ns"].sum()
+
+
+# -- control flow -------------------------------------------------------------------------------------
+
+
+def runs(trace: Trace, ops: list[str]) -> Counter[str]:
+    """Count the live runs of ops."""
+    graph = trace.job.graph
+    names = [graph.op_names[op] for op in trace.tasks["op"][trace.tasks["dead"] == 0].tolist()]
+    return Counter(name for name in names if name in ops)
+
+
+@settings(max_examples=60)
+@given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7), links=st.booleans())
+def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int], links: bool) -> None:
+    there = machine(links=links)
+    placed = pinned(g, there, np.array([where[op % len(where)] for op in range(len(g))]))
+    cut = Partition(rendezvous=True).apply(placed)
+    device = [cut.pins[code] for code in cut.pin_code.tolist()]
+    for p, c in zip(cut.edges.producer.tolist(), cut.edges.consumer.tolist(), strict=True):
+        assert device[p] == device[c]  # graphs of their own
+    ops = [name for op, name in enumerate(g.op_names) if g.kind(op) == "op"]
+    for policy in (ReadyQueue(), TensorFlowExecutor()):
+        trace = simulate(cut, there, policy)
+        trace.check()
+        assert runs(trace, ops) == runs(simulate(placed, there, policy), ops)
+        for sends, recvs in rendezvous_keys(trace).values():
+            assert (len(sends), len(recvs)) == (1, 1)
+            assert sends[0] <= recvs[0]
+
+
+@settings(max_examples=30)
+@given(g=programs())
+def test_programs_over_a_cpu_and_two_gpus(g: Graph) -> None:
+    placed, mixed = on_gpus(g)
+    cut = Partition(rendezvous=True).apply(placed)
+    ops = [name for op, name in enumerate(g.op_names) if g.kind(op) == "op"]
+    for policy in (ReadyQueue(), TensorFlowExecutor()):
+        trace = simulate(cut, mixed, policy)
+        trace.check()
+        assert runs(trace, ops) == runs(simulate(placed, mixed, policy), ops)
+
+
+def test_dead_tokens_are_carried() -> None:
+    """What the branch not taken sends is received dead, in no time, and a merge takes the other."""
+    b = GraphBuilder("dead")
+    b.op("p", duration_ns=1, device="cpu0", attributes={"outcome": True})
+    b.op("x", duration_ns=1, outputs=100, device="cpu0")
+    cond(b, "if", "p", ["x"],
+         lambda b, w: [b.op("f", inputs=[w["x"]], duration_ns=10, outputs=100, device="cpu0")],
+         lambda b, w: [b.op("g", inputs=[w["x"]], duration_ns=10, outputs=100, device="cpu1")],
+         device="cpu2")  # fmt: skip
+    trace = simulate(Partition(rendezvous=True).apply(b.build()), machine(), TensorFlowExecutor())
+    trace.check()
+    dead = {trace.job.graph.op_names[op] for op in trace.tasks["op"][trace.tasks["dead"] != 0].tolist()}
+    assert {"g", "g/to_cpu2/send", "g/to_cpu2/recv"} <= dead
+    assert not {"f", "f/to_cpu2/recv"} & dead
+
+
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_iterations_do_not_mix(repetitions: int) -> None:
+    """A loop's body sends in each of 4 iterations; every key is met once, in its frame and iteration."""
+
+    def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("remote", inputs=[v["i"]], outputs=10, duration_ns=20, device="cpu1")
+        return {"i": b.op("count", inputs=["remote"], outputs=10, duration_ns=5, device="cpu0")}
+
+    b = GraphBuilder("loop")
+    b.op("zero", outputs=10, duration_ns=1, device="cpu0")
+    while_loop(b, "loop", {"i": "zero"}, body, trips=4, device="cpu0")
+    cut = Partition(rendezvous=True).apply(b.build())
+    trace = simulate(cut, machine(), TensorFlowExecutor(), iterations=repetitions)
+    trace.check()
+    assert runs(trace, ["count"])["count"] == 4 * repetitions
+    keys = rendezvous_keys(trace)
+    if repetitions == 1:
+        assert {k for k in keys if ";loop/cond;" in k} == {f"cpu0;cpu1;loop/cond;loop:{i}" for i in range(5)}
+
+
+def test_a_linear_runtime_meets_in_program_order() -> None:
+    """One issuer a device: the program of cpu1 waits at its Recv, which nothing in program order precedes."""
+    b = GraphBuilder("linear")
+    pair(b, "k", 2, [30, 10], [1, 2])
+    for policy in (InOrder(), Sequential()):
+        trace = simulate(b.build(), machine(cores=1), policy)
+        trace.check()
+        assert met(trace) == [("k.send0", "k.recv0"), ("k.send1", "k.recv1")]
+
+
+def test_a_graph_without_keys_has_no_rendezvous() -> None:
+    from sim.engine import Engine
+
+    b = GraphBuilder("plain")
+    b.op("a", duration_ns=1, device="cpu0")
+    engine = Engine(make_job(b.build(), machine()), ReadyQueue())
+    assert engine.rendezvous is None
+    assert not isinstance(engine.readiness, Rendezvous)
+
+
+def test_a_request_takes_the_latency_of_the_whole_route() -> None:
+    """From cpu0 to cpu2 over cpu1: 10 ns there, and the bytes take what they always do."""
+    b = GraphBuilder("route")
+    b.op("s", kind="send", duration_ns=0, outputs=10, device="cpu0", attributes={"key": "k"})
+    b.op("r", kind="recv", duration_ns=0, device="cpu2", attributes={"key": "k"})
+    there = machine(on_request=True)
+    trace = simulate(b.build(), there, ReadyQueue())
+    assert time(trace, "r") == 10 + transfer_ns(trace.job, 0, 2, 10) == 10 + 10 + 10
