@@ -1,4 +1,4 @@
-"""docs/scenarios.md: each of its scenarios runs, comes out as it expects, and every key is shown."""
+"""docs/scenarios.md and npu.md: each scenario runs and comes out as it expects; every key is shown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from scenarios.load import load_scenario
 from scenarios.run import run_case
 from scenarios.schema import ScenarioFile
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "scenarios.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")
+BLOCKS = [
+    block
+    for page in (PAGE, (DOCS / "npu.md").read_text(encoding="utf-8"))
+    for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("text", BLOCKS, ids=range(len(BLOCKS)))
