@@ -192,13 +192,13 @@ class Issuing(Starting):
         stream = self.streams[self.stream_of[op]]
         task.stream = stream.index
         stream.queue.append(task)
-        if stream.running is None and len(stream.queue) == 1:
-            self._touch(stream)
+        if stream.running is None and not stream.dirty and len(stream.queue) == 1:
+            stream.dirty = True
+            self.dirty_streams.append(stream)
         if self.asynchronous:
             self._issued(task)
         if op in self.holding:
-            assert task.issuer is not None
-            self.idle[task.issuer.group].remove(task.issuer)
+            self.idle[task.group].remove(task.issuer)  # type: ignore[arg-type]
 
     def _issued(self, task: Task) -> None:
-        self._eligible(task, self.readiness.issued(task), task.issuer, task.group >= 0)
+        self._eligible(task, self.now_ready_at_issue(task), task.issuer, task.group >= 0)

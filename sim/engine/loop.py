@@ -118,14 +118,16 @@ class Engine(Issuing):
                 for task in ended:
                     freed |= self.memory.release(task)
         now_ready_of = self.now_ready_of
-        asynchronous = self.asynchronous
-        for task in ended:
-            issuer = task.issuer
-            told = asynchronous and (
-                issuer is None or not (task.dead or self.executed[task.op])
-            )  # when issued
-            self._eligible(task, now_ready_of(task), issuer, not told)
-        if asynchronous:
+        if not self.asynchronous:
+            for task in ended:
+                self._eligible(task, now_ready_of(task), task.issuer, True)
+        else:
+            for task in ended:
+                now_ready = now_ready_of(task)
+                issuer = task.issuer
+                told = issuer is None or not (task.dead or executed[task.op])  # when issued
+                if now_ready or not told:
+                    self._eligible(task, now_ready, issuer, not told)
             for task in self.readiness.released():
                 if task.group < 0:
                     self._carry(task)

@@ -28,7 +28,10 @@ class Starting(State):
             if may_start is not None and not may_start(task):
                 task.wait = Wait.EVENT
                 continue
-            at = max(now, task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
+            at = now
+            for bound in (task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns):
+                if bound > at:
+                    at = bound
             if at > now:
                 task.wait = task.wait or Wait.LAUNCH
                 if not stream.certain:  # by then memory or the device may be short

@@ -153,7 +153,7 @@ class State:
             self.network = machine.network(machine, self)
         self.memory = memory(job, self) if memory else None
         self.asynchronous = self.readiness.asynchronous
-        self.now_ready_of = self.readiness.ended
+        self.now_ready_of, self.now_ready_at_issue = self.readiness.ended, self.readiness.issued
         self.policy_ended = policy.ended
         self.starved: list[Task] = []  # tasks that wait for memory
         self.ended: list[Task] = []
