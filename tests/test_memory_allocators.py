@@ -66,7 +66,7 @@ def test_invariants(kind: str, run: list[tuple[str, int, int]]) -> None:
     make, alignment = MAKERS[kind]
     allocator = make()
     live: list[Block] = []
-    tokens: list[int] = []
+    awaited: list[Block] = []
     for what, number, stream in run:
         if what == "alloc":
             block = allocator.try_alloc(number, stream, owner=len(live))
@@ -79,16 +79,17 @@ def test_invariants(kind: str, run: list[tuple[str, int, int]]) -> None:
                 assert allocator.limit is not None
                 assert 4 * number + 4 * allocator.in_use > allocator.limit - allocator.waiting
         elif what == "free" and live:
-            tokens.extend(event.token for event in allocator.free(live.pop(number % len(live))))
+            block = live.pop(number % len(live))
+            awaited.extend(block for _ in allocator.free(block))
         elif what == "use" and live:
             allocator.record_use(live[number % len(live)], stream)
-        elif what == "event" and tokens:
-            allocator.event_done(tokens.pop(number % len(tokens)))
+        elif what == "event" and awaited:
+            allocator.event_done(awaited.pop(number % len(awaited)))
         verify(allocator, live)
     for block in live:
-        tokens.extend(event.token for event in allocator.free(block))
-    for token in tokens:
-        allocator.event_done(token)
+        awaited.extend(block for _ in allocator.free(block))
+    for block in awaited:
+        allocator.event_done(block)
     verify(allocator, [])
     verify_nothing_leaked(allocator)
 
@@ -98,7 +99,7 @@ def test_invariants_of_a_long_run(kind: str) -> None:
     make, _ = MAKERS[kind]
     allocator, rng = make(), random.Random(kind)
     live: list[Block] = []
-    tokens: list[int] = []
+    awaited: list[Block] = []
     refused = 0
     for step in range(4000):
         # Phases that fill the device up, and phases that drain it.
@@ -106,20 +107,20 @@ def test_invariants_of_a_long_run(kind: str) -> None:
             block = live.pop(rng.randrange(len(live)))
             if rng.random() < 0.2:
                 allocator.record_use(block, 1)
-            tokens.extend(event.token for event in allocator.free(block))
+            awaited.extend(block for _ in allocator.free(block))
         else:
             taken = allocator.try_alloc(int(2 ** rng.uniform(0, 24)), rng.randrange(2))
             refused += taken is None
             live.extend([taken] if taken else [])
-        while len(tokens) > 5:
-            allocator.event_done(tokens.pop(0))
+        while len(awaited) > 5:
+            allocator.event_done(awaited.pop(0))
         if step % 100 == 0:
             verify(allocator, live)
     assert refused > 20 or allocator.limit is None
     for block in live:
-        tokens.extend(event.token for event in allocator.free(block))
-    for token in tokens:
-        allocator.event_done(token)
+        awaited.extend(block for _ in allocator.free(block))
+    for block in awaited:
+        allocator.event_done(block)
     verify_nothing_leaked(allocator)
 
 

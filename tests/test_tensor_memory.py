@@ -274,3 +274,22 @@ def test_a_task_that_cannot_have_all_its_outputs_has_none_of_them() -> None:
     assert peak(trace) == 60
     assert trace.memory is not None
     assert trace.memory["change"].tolist() == [50, -50, 30, 30, -30, -30]
+
+
+def test_a_reader_issued_before_its_copy_has_arrived_holds_it_until_it_has_read() -> None:
+    """a (8 B) ends at 10 and is sent until 18; b was issued at 0, when its copy was nowhere, and ends at 28."""
+    from devices.network import make_network
+
+    builder = GraphBuilder("ahead")
+    builder.op("a", outputs=8, duration_ns=10, device="gpu0")
+    builder.op("b", inputs=["a"], duration_ns=10, device="gpu1")
+    link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)
+    trace = simulate(
+        builder.build(),
+        Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network),
+        ReadyQueue(synchronisation="issue"),
+        memory=tensor_memory(lifetime="issue"),
+    )
+    assert trace.memory is not None
+    rows = zip(*(trace.memory[c].tolist() for c in ("time_ns", "device", "change")), strict=True)
+    assert list(rows) == [(0, 0, 8), (10, 1, 8), (18, 0, -8), (28, 1, -8)]

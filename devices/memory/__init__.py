@@ -14,7 +14,7 @@ Pure state machines behind one interface (`devices.memory.base`), chosen by name
 `replay` runs a recorded trace (`read_events`) through any of them.
 """
 
-from devices.memory.base import Allocator, Block, Owner, Span, StreamEvent
+from devices.memory.base import Allocator, Block, Owner, Span
 from devices.memory.bfc import BfcAllocator
 from devices.memory.caching import CachingAllocator
 from devices.memory.counted import CountedAllocator
@@ -46,7 +46,6 @@ __all__ = [
     "Replay",
     "ScratchpadAllocator",
     "Span",
-    "StreamEvent",
     "Tiling",
     "largest_holders",
     "make_allocator",

@@ -5,9 +5,9 @@ An allocator holds no clock and waits for nothing. It is told what happened and 
     try_alloc(nbytes, stream, owner) ──► Block         placed
                                      └─► None          not now: ask again after something was freed
     alloc(...)                       ──► Block, or OutOfMemoryError with the whole story
-    free(block)                      ──► events that the caller has to record, usually none
+    free(block)                      ──► streams on which the caller has to record an event, usually none
     record_use(block, stream)            another stream reads it: a free must wait for that stream
-    event_done(token)                    one of those events was reached
+    event_done(block)                    one of those events was reached
 
 What an operation costs in time is the engine's business. The allocator only counts what took place
 (`device_mallocs`, `device_frees`, `synchronisations`); the engine charges the differences.
@@ -29,7 +29,7 @@ from sim.errors import InputError, InvariantError
 if TYPE_CHECKING:
     from devices.memory.best_fit import FreeList
 
-__all__ = ["FREE", "LIVE", "WAITING", "Allocator", "Block", "Owner", "Span", "StreamEvent", "round_up"]
+__all__ = ["FREE", "LIVE", "WAITING", "Allocator", "Block", "Owner", "Span", "round_up"]
 
 Owner = str | int | None
 """Who asks for memory: a tensor's name, an index, or nobody in particular."""
@@ -101,13 +101,6 @@ class Block:
         return f"<Block [{self.address:#x}, {end:#x}) {_STATE_NAMES[self.state]}, owner {self.owner!r}>"
 
 
-class StreamEvent(NamedTuple):
-    """Record an event on `stream` now, and call ``event_done(token)`` when it is reached."""
-
-    token: int
-    stream: int
-
-
 class Span(NamedTuple):
     """One row of a snapshot: a range of addresses and what it holds (sizes in bytes)."""
 
@@ -156,6 +149,9 @@ class Allocator(ABC):
     kind: ClassVar[str]
     """The name by which a scenario chooses the allocator."""
 
+    by_stream: ClassVar[bool] = False
+    """Whether `record_use` is of consequence: whether a free may have to wait for other streams."""
+
     def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
         self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
         self.name = name
@@ -188,8 +184,10 @@ class Allocator(ABC):
         """Allocate, or return None when there is no room now."""
 
     @abstractmethod
-    def free(self, block: Block) -> tuple[StreamEvent, ...]:
-        """Free `block`; return the events that must be reached before its bytes are used again.
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block`; return the streams whose work so far must be done before its bytes are used again.
+
+        The caller records an event on each of them, and calls ``event_done(block)`` as each is reached.
 
         Raises
         ------
@@ -236,8 +234,8 @@ class Allocator(ABC):
     def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
         """Note that another stream uses `block`; of no consequence unless the allocator knows streams."""
 
-    def event_done(self, token: int) -> None:  # noqa: B027 (and give no tokens)
-        """Note that the event of `token` was reached; of no consequence where no token was given."""
+    def event_done(self, block: Block) -> None:  # noqa: B027 (and ask for no events)
+        """Note that one event of those that the free of `block` asked for was reached."""
 
     def snapshot(self) -> tuple[Span, ...]:
         """Return all spans at once.

@@ -18,14 +18,14 @@ that they pass in.
 An order of the free blocks as a whole finds the same block as TensorFlow's 21 bins of powers of two: each
 bin is in order of (size, address) itself, and every block of a bin is smaller than every one of the next.
 
-One sorted list of integers, ``size << 64 | address``, serves as the order: comparing whole integers and
-shifting a list of pointers are so fast in CPython that a balanced tree pays only above some 100,000 free
-blocks.
+One sorted list of integers, ``size << 64 | address``, serves as the order, with the blocks in a second list
+beside it: comparing whole integers and shifting a list of pointers are so fast in CPython that a balanced
+tree pays only above some 100,000 free blocks. A block that shrinks or grows and keeps its place is not moved.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from devices.memory.base import FREE, LIVE, Block, Owner
@@ -99,38 +99,40 @@ class FreeList:
 
     def __init__(self) -> None:
         self._keys: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self._blocks: list[Block] = []  # parallel to the keys
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def sizes(self) -> list[int]:
         """Return the sizes of the free blocks in ascending order, in bytes."""
-        return [key >> _ADDRESS_BITS for key in self._keys]
+        return [block.nbytes for block in self._blocks]
 
     def largest(self) -> Block | None:
         """Return the last block of the order, or None when there is none."""
-        return self._blocks[self._keys[-1]] if self._keys else None
+        return self._blocks[-1] if self._blocks else None
 
     def first_fit(self, nbytes: int) -> Block | None:
         """Return the first block of at least `nbytes`, or None; it stays in the list."""
         index = bisect_left(self._keys, nbytes << _ADDRESS_BITS)
-        return self._blocks[self._keys[index]] if index < len(self._keys) else None
+        return self._blocks[index] if index < len(self._keys) else None
 
     def blocks(self) -> list[Block]:
         """Return the free blocks in order."""
-        return [self._blocks[key] for key in self._keys]
+        return self._blocks[:]
 
     def put(self, block: Block) -> None:
         """Add a free block as it is."""
         block.key = key = block.nbytes << _ADDRESS_BITS | block.address
-        insort(self._keys, key)
-        self._blocks[key] = block
+        index = bisect_left(self._keys, key)
+        self._keys.insert(index, key)
+        self._blocks.insert(index, block)
 
     def remove(self, block: Block) -> None:
         """Take `block` out of the list."""
-        del self._keys[bisect_left(self._keys, block.key)]
-        del self._blocks[block.key]
+        index = bisect_left(self._keys, block.key)
+        del self._keys[index]
+        del self._blocks[index]
 
     def take(
         self,
@@ -143,7 +145,8 @@ class FreeList:
     ) -> Block | None:
         """Return a live block of at least `nbytes` from the low end of the best fitting free one, or None.
 
-        The live block is always a new object, so that handles of earlier owners of its range stay dead.
+        The live block is never one that lived before, so that handles of earlier owners of its range stay
+        dead: it is a new object, or the one that stood for the range while it was free.
 
         Parameters
         ----------
@@ -160,29 +163,34 @@ class FreeList:
         index = bisect_left(keys, nbytes << _ADDRESS_BITS)
         if index == len(keys):
             return None
-        key = keys[index]
-        free = self._blocks[key]
-        size = free.nbytes
-        if size >= below:
+        blocks = self._blocks
+        free = blocks[index]
+        left = free.nbytes - nbytes
+        if left + nbytes >= below:
             return None
-        del keys[index]
-        del self._blocks[key]
-        before = free.prev
-        if size - nbytes >= min_remainder:
-            block = Block(free.address, nbytes, requested, stream, owner, LIVE, self)
-            free.address = address = free.address + nbytes
-            free.nbytes = size = size - nbytes
-            free.key = key = size << _ADDRESS_BITS | address
-            insort(keys, key, 0, index)
-            self._blocks[key] = free
-            free.prev = block
-            block.next = free
+        if left < min_remainder:
+            del keys[index]
+            del blocks[index]
+            free.requested = requested
+            free.stream = stream
+            free.owner = owner
+            free.state = LIVE
+            return free
+        block = Block(free.address, nbytes, requested, stream, owner, LIVE, self)
+        free.address = address = free.address + nbytes
+        free.nbytes = left
+        free.key = key = left << _ADDRESS_BITS | address
+        place = bisect_left(keys, key, 0, index)
+        if place == index:
+            keys[index] = key
         else:
-            block = Block(free.address, size, requested, stream, owner, LIVE, self)
-            block.next = after = free.next
-            after.prev = block
-        block.prev = before
-        before.next = block
+            del keys[index]
+            del blocks[index]
+            keys.insert(place, key)
+            blocks.insert(place, free)
+        block.prev = before = free.prev
+        before.next = free.prev = block
+        block.next = free
         return block
 
     def carve(
@@ -212,37 +220,42 @@ class FreeList:
         block.state = FREE
         before = block.prev
         after = block.next
-        if after.state:
-            if before.state:
+        if before.state:
+            if after.state:  # nothing to merge with
                 free = Block(block.address, block.nbytes, 0, block.stream, None, FREE, self)
                 free.prev = before
-                before.next = free
-            else:
-                free = before
-                key = free.key
-                del keys[bisect_left(keys, key)]
-                del blocks[key]
-                free.nbytes += block.nbytes
+                free.next = after
+                before.next = after.prev = free
+                free.key = key = free.nbytes << _ADDRESS_BITS | free.address
+                index = bisect_left(keys, key)
+                keys.insert(index, key)
+                blocks.insert(index, free)
+                return
+            index = bisect_left(keys, after.key)
+            free = after
+            free.address = block.address
+            free.nbytes += block.nbytes
+            free.prev = before
+            before.next = free
+        else:
+            if not after.state:
+                index = bisect_left(keys, after.key)
+                del keys[index]
+                del blocks[index]
+                before.nbytes += after.nbytes
+                after = after.next
+            index = bisect_left(keys, before.key)
+            free = before
+            free.nbytes += block.nbytes
             free.next = after
             after.prev = free
-        else:
-            key = after.key
-            del keys[bisect_left(keys, key)]
-            del blocks[key]
-            if before.state:
-                free = after
-                free.address = block.address
-                free.nbytes += block.nbytes
-                free.prev = before
-                before.next = free
-            else:
-                free = before
-                key = free.key
-                del keys[bisect_left(keys, key)]
-                del blocks[key]
-                free.nbytes += block.nbytes + after.nbytes
-                free.next = after = after.next
-                after.prev = free
+        # It has grown: its new place is the old one, or further back.
         free.key = key = free.nbytes << _ADDRESS_BITS | free.address
-        insort(keys, key)
-        blocks[key] = free
+        place = bisect_left(keys, key, index + 1) - 1
+        if place == index:
+            keys[index] = key
+        else:
+            del keys[index]
+            del blocks[index]
+            keys.insert(place, key)
+            blocks.insert(place, free)

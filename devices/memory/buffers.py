@@ -10,6 +10,10 @@ is made once, before time 0; `devices.memory.tensors` lets it live.
     gpu1:            └─transfer─► [a on gpu1] ──► c
 
 A view (`sim.storage`) has no buffer: who reads it reads the buffer that it is a view of.
+
+A buffer of one iteration has the key ``iteration * n_buffers + buffer``, and a read at distance d the
+offset ``buffer - d * n_buffers`` to the reader's iteration, whatever that is (as edges have in
+`sim.readiness`). A key below 0 is of an iteration before the first: nothing is read.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from sim.graph import IntArray, Role
+from sim.graph import Csr, IntArray, Role
 from sim.job import Job
 from sim.storage import storage_of
 from sim.transfers import Flow
@@ -31,44 +36,48 @@ class Buffers(NamedTuple):
 
     Attributes
     ----------
-    nbytes, device : list of int, one entry per buffer
+    nbytes, device : (n_buffers,) int64 arrays
         Size, and index of the device where it lies (-1: an external tensor that lies everywhere).
-    writes, reads : list of lists, one per node
-        Buffers it makes; (buffer, distance) pairs it reads, a tensor read twice once.
+    writes, reads : Csr, one row per node
+        Buffers it makes; offsets of those it reads (see the module), a tensor read twice once.
     resident : list of (device, nbytes, tensor)
         Parameters and graph inputs, once for each device that reads them.
     """
 
-    nbytes: list[int]
-    device: list[int]
-    writes: list[list[int]]
-    reads: list[list[tuple[int, int]]]
+    nbytes: IntArray
+    device: IntArray
+    writes: Csr
+    reads: Csr
     resident: list[tuple[int, int, int]]
 
-    def uses(self, iterations: int) -> list[list[int]]:
-        """Return, per iteration and buffer, how many tasks read it."""
-        now = [0] * len(self.nbytes)
-        later: list[tuple[int, int]] = []
-        for reads in self.reads:
-            for buffer, distance in reads:
-                if distance:
-                    later.append((buffer, distance))
-                else:
-                    now[buffer] += 1
-        rows = [now.copy() for _ in range(iterations)]
-        for buffer, distance in later:
-            for row in rows[: max(0, iterations - distance)]:
-                row[buffer] += 1
-        return rows
+    def uses(self, iterations: int) -> IntArray:
+        """Return how many tasks read each buffer, as (iterations, n_buffers)."""
+        n = len(self.nbytes)
+        distance = -(self.reads.indices // n)
+        read = self.reads.indices + distance * n
+        if not distance.any():
+            return np.tile(np.bincount(read, minlength=n), (iterations, 1))
+        left = range(iterations, 0, -1)  # iterations from this one to the last
+        return np.array([np.bincount(read[distance < after], minlength=n) for after in left])
+
+    def writers(self, some: npt.NDArray[np.bool_]) -> dict[int, list[int]]:
+        """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
+        node = np.repeat(np.arange(len(self.writes.indptr) - 1), self.writes.counts())
+        chosen = some[self.writes.indices]
+        made: dict[int, list[int]] = {}
+        for n, buffer in zip(node[chosen].tolist(), self.writes.indices[chosen].tolist(), strict=True):
+            made.setdefault(n, []).append(buffer)
+        return made
 
     def names(self, job: Job, flow: Flow) -> list[str]:
         """Return what every buffer is called; see `name`."""
         graph = job.graph
         names = list(graph.external_names)
-        for op, row in zip(graph.op_names, graph.outputs.lists(), strict=True):
-            names.append(op)
-            if len(row) > 1:
-                names += [f"{op}:{k}" for k in range(1, len(row))]
+        if len(graph.outputs.indices) == len(graph):  # the usual case: an output an op
+            names += graph.op_names
+        else:
+            for op, count in zip(graph.op_names, graph.outputs.counts().tolist(), strict=True):
+                names += [op, *(f"{op}:{k}" for k in range(1, count))]
         n = graph.n_tensors
         return names + [self.name(n + t, job, flow) for t in range(len(flow.tensor))]
 
@@ -83,72 +92,76 @@ class Buffers(NamedTuple):
 
 
 def make_buffers(job: Job, flow: Flow) -> Buffers:
-    """Return the buffers of `job`; tensors of 0 bytes need none and are left out of every list."""
+    """Return the buffers of `job`; tensors of 0 bytes need none: nobody writes or reads them."""
     graph = job.graph
-    n_tensors = graph.n_tensors
+    n, n_tensors, n_transfers = len(graph), graph.n_tensors, len(flow.tensor)
     producer = graph.tensor_producer
-    home = np.where(producer >= 0, job.device_of[producer], -1)
     nbytes: IntArray = np.concatenate((graph.tensor_nbytes, flow.nbytes))
-    copy_of = {
-        (tensor, device): n_tensors + t
-        for t, (tensor, device) in enumerate(
-            zip(flow.tensor.tolist(), flow.destination.tolist(), strict=True)
-        )
-    }
-    size = nbytes.tolist()
-    device_of = job.device_of.tolist()
-    external = [*(producer < 0).tolist(), *([False] * len(flow.tensor))]
-    own = _own_storage(job, copy_of, size)
-    elsewhere = (
-        bool(copy_of) or own is not None
-    )  # whether what is read may be another buffer than the tensor's
-    resident: dict[tuple[int, int], tuple[int, int, int]] = {}
-    reads: list[list[tuple[int, int]]] = []
-    distance, at = graph.input_distance.tolist(), 0
-    rows = graph.inputs.lists()
-    simple = not (elsewhere or graph.has_distances or (producer[graph.inputs.indices] < 0).any())
-    if simple and graph.tensor_nbytes.all():  # the usual case: everybody reads what others have made there
-        pairs = [(tensor, 0) for tensor in range(n_tensors)]
-        reads = [[pairs[tensor] for tensor in dict.fromkeys(row)] for row in rows]
-        rows = []
-    for here, row in zip(device_of, rows, strict=False):
-        seen: list[tuple[int, int]] = []
-        for tensor in row:
-            buffer = tensor
-            if elsewhere:
-                buffer = copy_of.get((tensor, here), tensor)
-                if own is not None:
-                    buffer = own[buffer]
-            if external[buffer]:
-                resident.setdefault((buffer, here), (here, size[buffer], buffer))
-            elif size[buffer] and (buffer, distance[at]) not in seen:
-                seen.append((buffer, distance[at]))
-            at += 1
-        reads.append(seen)
-    writes = graph.outputs.lists()
-    if own is not None or not graph.tensor_nbytes.all():
-        writes = [[t for t in row if size[t] and (own is None or own[t] == t)] for row in writes]
-    for t, tensor in enumerate(flow.tensor.tolist()):
-        buffer, source = n_tensors + t, tensor if own is None else own[tensor]
-        writes.append([buffer] if size[buffer] else [])
-        reads.append([(source, 0)] if size[source] and not external[source] else [])
-        if external[tensor] and graph.tensor_role[tensor] == Role.INPUT:
-            home_device = int(flow.source[t])
-            resident.setdefault((tensor, home_device), (home_device, size[tensor], tensor))
-    device = [*home.tolist(), *flow.destination.tolist()]
-    return Buffers(size, device, writes, reads, [r for r in resident.values() if r[1]])
+    home: IntArray = np.where(producer >= 0, job.device_of[producer], -1)
+    external = np.concatenate((producer < 0, np.zeros(n_transfers, bool)))
+    transfer = np.arange(n_transfers)
+
+    made_by = np.concatenate((np.repeat(np.arange(n), graph.outputs.counts()), n + transfer))
+    made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
+    reader = np.repeat(np.arange(n), graph.inputs.counts())
+    read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
+    sent = flow.tensor
+    own = _own_storage(job, flow, len(nbytes))
+    written = nbytes[made] > 0
+    if own is not None:
+        read, sent = own[read], own[sent]
+        written &= own[made] == made
+
+    there = external[read]
+    resident = dict.fromkeys(zip(read[there].tolist(), job.device_of[reader[there]].tolist(), strict=True))
+    fed = external[flow.tensor] & (graph.tensor_role[flow.tensor] == Role.INPUT)
+    resident |= dict.fromkeys(zip(flow.tensor[fed].tolist(), flow.source[fed].tolist(), strict=True))
+
+    reader, read = np.concatenate((reader, n + transfer)), np.concatenate((read, sent))
+    distance = np.concatenate((graph.input_distance, np.zeros(n_transfers, np.int64)))
+    offset = read - distance * len(nbytes)
+    counts = ~external[read] & (nbytes[read] > 0)
+    counts[counts] = _first(reader[counts], offset[counts])
+    return Buffers(
+        nbytes,
+        np.concatenate((home, flow.destination)),
+        Csr.group(made_by[written], made[written], n + n_transfers),
+        Csr.group(reader[counts], offset[counts], n + n_transfers),
+        [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
+    )
 
 
-def _own_storage(job: Job, copy_of: dict[tuple[int, int], int], size: list[int]) -> list[int] | None:
+def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which (row, value) pairs did not occur before."""
+    first = np.ones(len(row), bool)
+    order = np.lexsort((value, row))  # stable: equal pairs stay in order
+    row, value = row[order], value[order]
+    first[order[1:]] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
+    return first
+
+
+def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_tensors: int) -> IntArray:
+    """Return the buffer of each tensor on a device: the copy a transfer makes there, or its own."""
+    if not len(flow.tensor):
+        return tensor
+    key, known = tensor * n_devices + device, flow.tensor * n_devices + flow.destination
+    order = np.argsort(known)
+    at = order[np.minimum(np.searchsorted(known, key, sorter=order), len(known) - 1)]
+    copied: IntArray = np.where(known[at] == key, n_tensors + at, tensor)
+    return copied
+
+
+def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
     """Return, per buffer, the buffer whose bytes it really is (a view: another); None: there are no views."""
     graph = job.graph
     shared = storage_of(graph)
     if (shared < 0).all():
         return None
-    own = list(range(len(size)))
-    made = graph.outputs.indices[graph.outputs.indptr[:-1]].tolist()  # output 0 of each op
-    for op in graph.topological_order.tolist():
-        base = int(shared[made[op]])
-        if base >= 0:
-            own[made[op]] = own[copy_of.get((base, int(job.device_of[op])), base)]
-    return own
+    made = graph.outputs.indices[graph.outputs.indptr[:-1]]  # output 0 of each op
+    ops = graph.topological_order
+    ops = ops[shared[made[ops]] >= 0]
+    base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)
+    own = list(range(n_buffers))
+    for view, tensor in zip(made[ops].tolist(), base.tolist(), strict=True):  # in order: views of views
+        own[view] = own[tensor]
+    return np.array(own)

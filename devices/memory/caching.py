@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devices.memory.base import FREE, LIVE, WAITING, Block, Owner, StreamEvent, round_up
+from devices.memory.base import FREE, LIVE, WAITING, Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
@@ -69,6 +69,7 @@ class CachingAllocator(SegmentedAllocator):
     """
 
     kind = "caching"
+    by_stream = True
 
     def __init__(
         self,
@@ -90,10 +91,8 @@ class CachingAllocator(SegmentedAllocator):
         self._max_split = max_split_size if max_split_size is not None else ANY_SIZE
         self._small: dict[int, FreeList] = {}
         self._large: dict[int, FreeList] = {}
-        self._uses: dict[int, list[int]] = {}
-        self._events: dict[int, Block] = {}
-        self._outstanding: dict[int, int] = {}
-        self._next_token = 0
+        self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → the other streams that use it
+        self._awaits: dict[Block, int] = {}  # waiting block → events that were not reached yet
 
     @property
     def limit(self) -> int | None:
@@ -136,22 +135,18 @@ class CachingAllocator(SegmentedAllocator):
         self._took(block)
         return block
 
-    def free(self, block: Block) -> tuple[StreamEvent, ...]:
-        """Free `block`: at once, or when the events returned have been reached; see `Allocator.free`."""
-        uses = None
-        if self._uses and block.nbytes and block.state == LIVE:  # an empty block has an address, and no place
-            uses = self._uses.pop(block.address, None)
-        if uses is None:
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block`: at once, or when events of these streams have been reached; see `Allocator.free`."""
+        streams = self._used_on.pop(block, None) if self._used_on else None
+        if streams is None:
             return super().free(block)
-        self._gave(block)
+        nbytes = block.nbytes
+        self.requested -= block.requested
+        self.in_use -= nbytes
+        self.waiting += nbytes
         block.state = WAITING
-        self.waiting += block.nbytes
-        first = self._next_token
-        self._next_token += len(uses)
-        events = tuple(StreamEvent(first + i, stream) for i, stream in enumerate(uses))
-        self._events.update((event.token, block) for event in events)
-        self._outstanding[block.address] = len(events)
-        return events
+        self._awaits[block] = len(streams)
+        return streams
 
     def record_use(self, block: Block, stream: int) -> None:
         """Note that `stream`, not the one it was allocated for, uses `block`.
@@ -163,27 +158,28 @@ class CachingAllocator(SegmentedAllocator):
         """
         if block.state != LIVE:
             raise InvariantError(f"{self.name}: stream {stream} uses {block!r}, which is not live")
-        if stream != block.stream and block.nbytes:
-            uses = self._uses.setdefault(block.address, [])
-            if stream not in uses:
-                uses.append(stream)
+        if stream != block.stream and block.nbytes:  # an empty block has an address, and no place
+            others = self._used_on.get(block)
+            if others is None:
+                self._used_on[block] = (stream,)
+            elif stream not in others:
+                self._used_on[block] = (*others, stream)
 
-    def event_done(self, token: int) -> None:
-        """Note that the event of `token` was reached; ignored when a synchronisation came first."""
-        block = self._events.pop(token, None)
-        if block is None:
-            return
-        self._outstanding[block.address] -= 1
-        if not self._outstanding[block.address]:
+    def event_done(self, block: Block) -> None:
+        """Note that an event of a stream that used `block` was reached; ignored after a synchronisation."""
+        left = self._awaits.get(block)
+        if left == 1:
+            del self._awaits[block]
             self._end_waiting(block)
+        elif left:
+            self._awaits[block] = left - 1
 
     def synchronise(self) -> None:
         """Wait until the device is idle: every outstanding event is reached."""
         self.synchronisations += 1
-        self._events, events = {}, self._events
-        for block in events.values():
-            if block.state == WAITING:  # once for each block, however many streams used it
-                self._end_waiting(block)
+        self._awaits, waiting = {}, self._awaits
+        for block in waiting:
+            self._end_waiting(block)
 
     def empty_cache(self) -> None:
         """Synchronise, and give every wholly free segment back to the device."""
@@ -218,7 +214,6 @@ class CachingAllocator(SegmentedAllocator):
         return hints
 
     def _end_waiting(self, block: Block) -> None:
-        del self._outstanding[block.address]
         self.waiting -= block.nbytes
         assert block.home is not None
         block.home.give(block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span, StreamEvent, round_up
+from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span, round_up
 from devices.memory.device import DeviceMemory
 from sim.errors import InputError
 
@@ -76,7 +76,7 @@ class CountedAllocator(Allocator):
         self._took(block)
         return block
 
-    def free(self, block: Block) -> tuple[StreamEvent, ...]:
+    def free(self, block: Block) -> tuple[int, ...]:
         """Give `block` back to the device; see `Allocator.free`."""
         self._gave(block)
         block.state = FREE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span, StreamEvent
+from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span
 from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
 from devices.memory.plan import PLANNERS, Lifetime, Plan
@@ -140,7 +140,7 @@ class PlannedAllocator(Allocator):
         self._took(block)
         return block
 
-    def free(self, block: Block) -> tuple[StreamEvent, ...]:
+    def free(self, block: Block) -> tuple[int, ...]:
         """Vacate the place of `block`; see `Allocator.free`."""
         self._gave(block)
         block.state = FREE

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from devices.memory.base import Allocator, Block, Owner, StreamEvent, round_up
+from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.device import ALIGNMENT_BYTES, DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
@@ -122,12 +122,19 @@ class PoolAllocator(SegmentedAllocator):
             self.reserved = self.peak_reserved = end
         return block
 
-    def free(self, block: Block) -> tuple[StreamEvent, ...]:
+    def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
-        events = super().free(block)
+        if block.state != LIVE:
+            raise self._freed_twice(block)
+        self.requested -= block.requested
+        self.in_use -= block.nbytes
         if self._limits:
             self._charge(block.owner, -block.nbytes)
-        return events
+        if block.home is None:
+            block.state = FREE
+        else:
+            self._free.give(block)
+        return ()
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the arena, and the owner's limit, are large enough."""

@@ -30,18 +30,19 @@ def program_events(job: Job, device: int, flow: Flow | None = None) -> list[Memo
 
 def events_in_order(buffers: Buffers, job: Job, flow: Flow, device: int) -> list[MemoryEvent]:
     """Return the events of `program_events` for buffers that are there already."""
-    left = buffers.uses(1)[0]
+    left = buffers.uses(1)[0].tolist()
+    name = buffers.names(job, flow)
     events: list[MemoryEvent] = []
-    order = [op for op in job.order.tolist() if job.device_of[op] == device]
-    for op in order:
-        for b in buffers.writes[op]:
-            events.append(MemoryEvent("alloc", buffers.name(b, job, flow), buffers.nbytes[b]))
-        for b, distance in buffers.reads[op]:
-            if distance == 0 and buffers.device[b] == device:
+    for op in job.order[job.device_of[job.order] == device].tolist():
+        made = buffers.writes.row(op).tolist()
+        for b in made:
+            events.append(MemoryEvent("alloc", name[b], int(buffers.nbytes[b])))
+        for b in buffers.reads.row(op).tolist():
+            if b >= 0 and buffers.device[b] == device:  # below 0: of an earlier iteration
                 left[b] -= 1
                 if not left[b]:
-                    events.append(MemoryEvent("free", buffers.name(b, job, flow)))
-        for b in buffers.writes[op]:
+                    events.append(MemoryEvent("free", name[b]))
+        for b in made:
             if not left[b]:
-                events.append(MemoryEvent("free", buffers.name(b, job, flow)))
+                events.append(MemoryEvent("free", name[b]))
     return events

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 
-from devices.memory.base import FREE, LIVE, WAITING, Allocator, Block, Span, StreamEvent
+from devices.memory.base import FREE, LIVE, WAITING, Allocator, Block, Span
 from devices.memory.best_fit import FreeList, Segment
 from devices.memory.device import DeviceMemory
 from sim.errors import InvariantError
@@ -29,7 +29,7 @@ class SegmentedAllocator(Allocator):
     def _free_lists(self) -> Iterable[FreeList]:
         """Return every free list, in a fixed order."""
 
-    def free(self, block: Block) -> tuple[StreamEvent, ...]:
+    def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
         if block.state != LIVE:
             raise self._freed_twice(block)

@@ -17,15 +17,15 @@ until something is freed. A buffer that could not be had on an empty device is r
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 
-from devices.memory.base import Allocator, Block, StreamEvent
+from devices.memory.base import FREE, Allocator, Block
 from devices.memory.buffers import make_buffers
 from devices.memory.counted import CountedAllocator
+from devices.memory.log import MemoryLog
 from devices.memory.make import make_allocator
 from devices.memory.oom import largest_holders, out_of_memory
 from devices.memory.program_order import events_in_order, program_events
@@ -33,7 +33,7 @@ from devices.memory.spec import MemorySpec
 from sim.engine import State
 from sim.engine.collector import collector_paused
 from sim.errors import InputError
-from sim.graph import UNSET, IntArray
+from sim.graph import IntArray
 from sim.job import Job
 from sim.model import WAIT, Task
 from sim.units import format_bytes, format_duration
@@ -41,7 +41,8 @@ from sim.units import format_bytes, format_duration
 __all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
 
 LIFETIMES: Final = ("execution", "issue")
-_COLUMNS: Final = ("time_ns", "device", "change", "in_use", "requested", "reserved", "tensor", "iteration")
+_NOWHERE: Final = Block(0, 0, 0, 0, None, FREE, None)
+"""Where a buffer lies that has no memory (yet, or any more): freeing it is an error."""
 
 
 def tensor_memory(
@@ -90,10 +91,6 @@ class TensorMemory:
         self.at_issue = lifetime == "issue"
         self.waits = waits
         self.job, self.engine, self.flow = job, engine, engine.flow
-        self.buffers = make_buffers(job, engine.flow)
-        self.nbytes, self.home = self.buffers.nbytes, self.buffers.device
-        self.writes, self.reads = self.buffers.writes, self.buffers.reads
-        self.uses = self.buffers.uses(job.iterations)
         self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
         self.allocators: list[Allocator] = [
             CountedAllocator(device.memory_bytes, name=device.name)
@@ -102,22 +99,37 @@ class TensorMemory:
             for device, spec in zip(machine.devices, self.specs, strict=True)
         ]
         self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
-        self.n_buffers = len(self.nbytes)
-        self.blocks: dict[int, Block] = {}  # iteration * n_buffers + buffer → where it lies
+        self.buffers = buffers = make_buffers(job, engine.flow)
+        self.n_buffers = len(buffers.nbytes)
+        self.nbytes: list[int] = buffers.nbytes.tolist()
+        self.names = buffers.names(job, engine.flow)
+        # By key, iteration * n_buffers + buffer: where a buffer lies, and how often it is still to be read.
+        self.home: list[int] = buffers.device.tolist() * job.iterations
+        self.blocks = [_NOWHERE] * len(self.home)
+        uses = buffers.uses(job.iterations)
+        self.uses: list[int] = uses.ravel().tolist()
+        self.writes, self.reads = buffers.writes.lists(), buffers.reads.lists()
+        self.unread = buffers.writers(
+            (uses == 0).any(axis=0)
+        )  # node → what (in some iterations) nobody reads
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
-        self.tokens: dict[int, list[tuple[Allocator, int]]] = {}
-        self.last_on_stream: dict[int, Task] = {}
-        self.log = array("q")  # rows of _COLUMNS, one after another
+        self.awaited: dict[int, list[tuple[Allocator, Block]]] = {}  # task → blocks that its end sets free
+        self.late: dict[int, list[int]] = {}  # task → what it reads that had not arrived when it was issued
         # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
         # issued, because the order of streams protects what it reads.
         transfers = engine.flow.n_nodes - engine.flow.n_ops
         self.device_of = [*engine.device_of, *engine.flow.destination.tolist()]
         self.stream_of = [*(engine.stream_of or [0] * engine.flow.n_ops), *([0] * transfers)]
         self.launched = [self.at_issue and not executed for executed in engine.executed] + [False] * transfers
-        self.tensor_of = [*range(job.graph.n_tensors), *engine.flow.tensor.tolist()]  # what a buffer holds
-        self.names = self.buffers.names(job, engine.flow)
+        self.last_on_stream: list[Task | None] = [None] * (max(self.stream_of, default=0) + 1)
+        # Whether a reader that is issued has to look where what it reads lies: on another stream, or still
+        # on its way.
+        self.looks = bool(transfers) or any(allocator.by_stream for allocator in self.allocators)
+        self.reserved = [allocator.reserved for allocator in self.allocators]
+        tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
+        self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
         self._load()
         self._refuse_impossible()
 
@@ -128,10 +140,11 @@ class TensorMemory:
         """
         for device, nbytes, tensor in self.buffers.resident:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
-            if allocator.try_alloc(nbytes, 0, name) is None:
+            block = allocator.try_alloc(nbytes, 0, name)
+            if block is None:
                 raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
-            self._note(allocator, device, nbytes, tensor, UNSET)
-        self.loaded = len(self.log) // len(_COLUMNS)
+            self.log.load(device, block.nbytes, tensor)
+            self._reserve(device)
         for device, spec in enumerate(self.specs):
             if spec.allocator != "planned":
                 continue
@@ -141,44 +154,48 @@ class TensorMemory:
             self.allocators[device] = make_allocator(
                 "planned", beside.memory, name=beside.name, events=events, **spec.options
             )
+            self.reserved[device] = -1  # what the plan reserves counts from its first row on
 
     def _refuse_impossible(self) -> None:
         """Refuse what would not even fit into an empty device; of each device its largest buffer decides."""
-        largest: dict[int, int] = {}
-        if all(allocator.limit is None for allocator in self.allocators):
-            return
-        for buffers in self.writes:
-            for buffer in buffers:
-                best = largest.setdefault(self.home[buffer], buffer)
-                if self.nbytes[buffer] > self.nbytes[best]:
-                    largest[self.home[buffer]] = buffer
-        for device, buffer in sorted(largest.items()):
-            allocator, nbytes, name = self.allocators[device], self.nbytes[buffer], self.names[buffer]
-            if not allocator.fits_empty(nbytes, 0, name):
-                raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
+        written = self.buffers.writes.indices
+        nbytes, homes = self.buffers.nbytes[written], self.buffers.device[written]
+        for device, allocator in enumerate(self.allocators):
+            here = np.flatnonzero(homes == device) if allocator.limit is not None else ()
+            if len(here):
+                largest = int(written[here[nbytes[here].argmax()]])
+                size, name = self.nbytes[largest], self.names[largest]
+                if not allocator.fits_empty(size, 0, name):
+                    raise out_of_memory(allocator, size, owner=name, where="before time 0")
 
     # -- sim.engine.Memory -------------------------------------------------------------------
 
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
+        if self.granted and task.id in self.granted:
+            return self._again(task)
         node = task.op
         device = self.device_of[node]
-        if self.granted and task.id in self.granted:
-            return self._again(task, device)
         allocator, stream = self.allocators[device], self.stream_of[node]
         mallocs, frees = allocator.device_mallocs, allocator.device_frees
         synchronised = allocator.synchronisations
         first = task.iteration * self.n_buffers
+        log = self.log
         for buffer in self.writes[node]:
             block = allocator.try_alloc(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
                 return self._full(task, allocator, stream, buffer)
-            self.blocks[first + buffer] = block
-            self._note(allocator, device, block.nbytes, buffer, task.iteration)
+            key = first + buffer
+            self.blocks[key] = block
+            log.when.append(self.engine.now_ns)
+            log.key.append(key)
+            log.taken.append(block.nbytes)
+            if allocator.reserved != self.reserved[device]:
+                self._reserve(device)
         launched = self.launched[node]
         if launched:
             self.last_on_stream[stream] = task
-            self._read(task, stream, True)
+            self._read(task, stream, self.looks)
         if not self.at_issue:
             self.granted.add(task.id)
         cost = 0
@@ -196,10 +213,11 @@ class TensorMemory:
             self.outstanding[device] += 1
         return cost
 
-    def _again(self, task: Task, device: int) -> int:
+    def _again(self, task: Task) -> int:
         """Answer a task that has its memory already: it may still have to wait until the device is idle."""
         if task.id not in self.synchronising:
             return 0
+        device = self.device_of[task.op]
         if self.outstanding[device]:
             return WAIT
         if self.launched[task.op]:
@@ -214,23 +232,31 @@ class TensorMemory:
                 allocator, self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
             )
         for other in self.writes[task.op]:
-            block = self.blocks.pop(task.iteration * self.n_buffers + other, None)
-            if block is not None:
-                allocator.free(block)
-                del self.log[-len(_COLUMNS) :]  # it was taken at this instant, and never used
+            if other == buffer:
+                break
+            key = task.iteration * self.n_buffers + other
+            allocator.free(self.blocks[key])
+            self.blocks[key] = _NOWHERE
+            self.log.undo()  # it was taken at this instant, and never used
         return WAIT
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
         freed = bool(self.synchronising)
-        if self.tokens and task.id in self.tokens:
-            for allocator, token in self.tokens.pop(task.id):
-                allocator.event_done(token)
+        if self.awaited and task.id in self.awaited:
+            for allocator, block in self.awaited.pop(task.id):
+                allocator.event_done(block)
             freed = True
-        if self.launched[task.op]:
-            self.outstanding[self.device_of[task.op]] -= 1
-            return freed
-        return self._read(task, self.stream_of[task.op], False) or freed
+        if not self.launched[task.op]:
+            return self._read(task, -1, False) or freed
+        self.outstanding[self.device_of[task.op]] -= 1
+        if self.late and task.id in self.late:
+            for key in self.late.pop(task.id):
+                self.uses[key] -= 1
+                if not self.uses[key]:
+                    self._free(key, task, -1)
+                    freed = True
+        return freed
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
@@ -241,64 +267,70 @@ class TensorMemory:
         holders = "; ".join(largest_holders(list(allocator.spans())))
         return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}"
 
-    # -- lifetimes ---------------------------------------------------------------------------
-
-    def _read(self, task: Task, stream: int, launched: bool) -> bool:
-        """Count `task`'s reads, and its own outputs that nobody reads; free what is done with."""
-        freed = False
-        now = task.iteration
-        for buffer, distance in self.reads[task.op]:
-            iteration = now - distance
-            if iteration < 0:
-                continue
-            if launched:
-                block = self.blocks[iteration * self.n_buffers + buffer]
-                if block.stream != stream:
-                    self.allocators[self.home[buffer]].record_use(block, stream)
-            uses = self.uses[iteration]
-            left = uses[buffer] = uses[buffer] - 1
-            if not left:
-                self._free(iteration, buffer, task, stream)
-                freed = True
-        uses = self.uses[now]
-        for buffer in self.writes[task.op]:
-            if not uses[buffer] and now * self.n_buffers + buffer in self.blocks:
-                self._free(now, buffer, task, stream)
-                freed = True
-        return freed
-
-    def _free(self, iteration: int, buffer: int, task: Task, stream: int) -> None:
-        device = self.home[buffer]
-        allocator = self.allocators[device]
-        block = self.blocks.pop(iteration * self.n_buffers + buffer)
-        events = allocator.free(block)
-        if events:
-            self._await(events, allocator, task, stream)
-        self._note(allocator, device, -block.nbytes, buffer, iteration)
-
-    def _await(self, events: tuple[StreamEvent, ...], allocator: Allocator, task: Task, stream: int) -> None:
-        """Tell the allocator when other streams have done what was put on them so far."""
-        for token, used_on in events:
-            last = task if used_on == stream else self.last_on_stream.get(used_on, task)
-            if last.end_ns >= 0:
-                allocator.event_done(token)
-            else:
-                self.tokens.setdefault(last.id, []).append((allocator, token))
-
-    # -- what is reported --------------------------------------------------------------------
-
-    def _note(self, allocator: Allocator, device: int, change: int, buffer: int, iteration: int) -> None:
-        a = allocator
-        now = self.engine.now_ns
-        self.log.extend((now, device, change, a.in_use, a.requested, a.reserved, buffer, iteration))
-
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
-        table = np.array(self.log, dtype=np.int64).reshape(-1, len(_COLUMNS)).T
-        columns = dict(zip(_COLUMNS, table, strict=True))
-        columns["tensor"] = np.array(self.tensor_of, dtype=np.int64)[columns["tensor"]]
-        beside = np.array(self.apart, dtype=np.int64)[columns["device"]]
-        beside[: self.loaded] = 0  # there the parameters were still being laid down
-        for name in ("in_use", "requested", "reserved"):
-            columns[name] += beside
-        return columns
+        return self.log.columns()
+
+    # -- lifetimes ---------------------------------------------------------------------------
+
+    def _read(self, task: Task, stream: int, looks: bool) -> bool:
+        """Count `task`'s reads, and free what it was the last to read; return whether there was any.
+
+        It reads on `stream` from now on (-1: it has read). What has not arrived yet, it reads when it ends.
+        """
+        uses, blocks = self.uses, self.blocks
+        node = task.op
+        first = task.iteration * self.n_buffers
+        freed = False
+        for offset in self.reads[node]:
+            key = first + offset
+            if key < 0:  # of an iteration before the first
+                continue
+            if looks:
+                block = blocks[key]
+                if block is _NOWHERE:
+                    self.late.setdefault(task.id, []).append(key)
+                    continue
+                if block.stream != stream:
+                    self.allocators[self.home[key]].record_use(block, stream)
+            left = uses[key] - 1
+            uses[key] = left
+            if not left:
+                self._free(key, task, stream)
+                freed = True
+        if node in self.unread:
+            for buffer in self.unread[node]:
+                key = first + buffer
+                if not uses[key] and blocks[key] is not _NOWHERE:
+                    self._free(key, task, stream)
+                    freed = True
+        return freed
+
+    def _free(self, key: int, task: Task, stream: int) -> None:
+        device, block = self.home[key], self.blocks[key]
+        self.blocks[key] = _NOWHERE
+        allocator = self.allocators[device]
+        others = allocator.free(block)
+        if others:
+            self._await(others, allocator, block, task, stream)
+        log = self.log
+        log.when.append(self.engine.now_ns)
+        log.key.append(~key)
+        if allocator.reserved != self.reserved[device]:
+            self._reserve(device)
+
+    def _await(
+        self, streams: tuple[int, ...], allocator: Allocator, block: Block, task: Task, stream: int
+    ) -> None:
+        """Tell the allocator when these streams have done what was put on them so far."""
+        for used_on in streams:
+            last = task if used_on == stream else self.last_on_stream[used_on] or task
+            if last.end_ns >= 0:
+                allocator.event_done(block)
+            else:
+                self.awaited.setdefault(last.id, []).append((allocator, block))
+
+    def _reserve(self, device: int) -> None:
+        """Put down that the allocator of `device` holds more or less than before."""
+        self.reserved[device] = held = self.allocators[device].reserved
+        self.log.mark(device, held + self.apart[device])
