@@ -1,4 +1,4 @@
-"""Kernels that share a GPU: cases worked by hand, and every start and end against a simulation of blocks.
+"""Kernels that share a GPU: cases worked by hand, demands, refusals and bounds.
 
 In the pictures a row is an SM, a letter a load of kernel A, B, ... for one block time.
 """
@@ -6,82 +6,28 @@ In the pictures a row is an SM, a letter a load of kernel A, B, ... for one bloc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from fractions import Fraction
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from gpu_blocks import raise_together
+from gpu_kernels import Launch, kernels, run, spans
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
 from devices.processor.dram import fair_shares
 from devices.processor.gpu import SharedSMs
-from devices.processor.kernels import GROUPS, Demand, demand
-from devices.processor.leftover import LeftoverSMs, course
+from devices.processor.kernels import Demand, demand
+from devices.processor.leftover import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.round_robin import RoundRobin
-from sim import Device, GraphBuilder, Job, Machine, Trace, simulate
+from sim import GraphBuilder, Job, Machine, simulate
 from sim.bounds import bounds
 from sim.errors import InputError
 from sim.model import Task
 from sim.noise import Noise
 from sim.trace import WAITS
-
-
-class Launch(NamedTuple):
-    """A kernel of the test: on which stream, how long alone, and what it asks for."""
-
-    stream: int
-    duration_ns: int
-    attributes: Mapping[str, Any] = MappingProxyType({})
-    ready_ns: int = 0
-
-
-class OnStream:
-    """Put each kernel where its launch says; ops on the host have no stream to choose."""
-
-    def __init__(self, launches: list[Launch]) -> None:
-        self.launches = launches
-
-    def assign(self, job: Job) -> list[int]:
-        return [
-            self.launches[int(name[1:])].stream if name.startswith("k") else 0 for name in job.graph.op_names
-        ]
-
-
-def run(launches: list[Launch], processor: Any = None, **spec: Any) -> Trace:
-    """Run kernels; one that is ready later waits for an op on a host with workers enough."""
-    streams = 1 + max(launch.stream for launch in launches)
-    gpu = make_device("gpu0", {"kind": "gpu", "sharing": "sm", "streams": streams, **spec})
-    if processor is not None:
-        gpu = dataclasses.replace(gpu, processor=processor)
-    b = GraphBuilder("kernels")
-    for i, launch in enumerate(launches):
-        after = []
-        if launch.ready_ns:
-            after = [b.op(f"until{i}", duration_ns=launch.ready_ns, device="host")]
-        b.op(
-            f"k{i}", duration_ns=launch.duration_ns, device="gpu0", after=after, attributes=launch.attributes
-        )
-    machine = Machine((gpu, Device("host", "cpu", workers=len(launches))))
-    trace = simulate(b.build(), machine, ReadyQueue(), streams=OnStream(launches))
-    trace.check()
-    return trace
-
-
-def spans(trace: Trace) -> list[tuple[int, int]]:
-    """Return (start, end) of each kernel, in the order of the launches."""
-    found = {}
-    for op, start, end in zip(*(trace.tasks[c].tolist() for c in ("op", "start_ns", "end_ns")), strict=True):
-        name = trace.job.graph.op_names[op]
-        if name.startswith("k"):
-            found[int(name[1:])] = (start, end)
-    return [found[i] for i in range(len(found))]
-
-
-# -- worked by hand ---------------------------------------------------------------------------------
 
 
 def test_a_kernel_alone_takes_its_duration() -> None:
@@ -283,252 +229,6 @@ def test_at_most_so_many_are_resident() -> None:
 
 def test_a_kernel_of_no_length_needs_no_sm() -> None:
     assert spans(run([Launch(0, 10), Launch(1, 0)], sms=4)) == [(0, 10), (0, 0)]
-
-
-# -- against an independent computation -------------------------------------------------------------
-
-
-class Block:
-    """A load that runs: how much of it is done, in units of which `duration` are a load."""
-
-    def __init__(self, kernel: Resident, done: Fraction) -> None:
-        self.kernel, self.done = kernel, done
-
-
-class Resident:
-    """A kernel of the oracle."""
-
-    def __init__(
-        self, index: int, launch: Launch, asked: Demand, rank: tuple[int, int], partition: int
-    ) -> None:
-        self.index, self.launch, self.asked, self.rank, self.partition = index, launch, asked, rank, partition
-        self.left = asked.loads
-        self.blocks: list[Block] = []
-        self.began = False
-
-
-def block_by_block(
-    launches: list[Launch],
-    *,
-    sms: int,
-    priorities: list[int],
-    capacities: list[int],
-    partition_of: list[int],
-    bandwidth: int | None,
-    gap_ns: int,
-    max_resident: int,
-) -> list[tuple[int, int]]:
-    """Every block of every kernel, nanosecond by nanosecond; no closed form, no events."""
-    streams: dict[int, list[int]] = {}
-    for i, launch in enumerate(launches):
-        streams.setdefault(launch.stream, []).append(i)
-    asked = [demand(x.attributes, x.duration_ns, sms=sms, bandwidth_bytes_per_s=bandwidth) for x in launches]
-    free = list(capacities)
-    start: dict[int, int] = {}
-    end: dict[int, int] = {}
-    kernels: list[Resident] = []
-    served: dict[int, Resident | None] = {}
-    free_at = dict.fromkeys(streams, 0)
-    running: dict[int, int] = {}
-    speed: dict[int, Fraction] = {}
-    arrivals = 0
-
-    def dispatch(now: int) -> None:
-        def may_run(kernel: Resident) -> bool:
-            return kernel.began or sum(k.began for k in kernels) < max_resident
-
-        in_order = sorted(kernels, key=lambda k: k.rank)
-        for p in range(len(capacities)):
-            for kernel in in_order:
-                while kernel.partition == p and free[p] and kernel.left and may_run(kernel):
-                    free[p] -= 1
-                    kernel.left -= 1
-                    kernel.blocks.append(Block(kernel, Fraction(0)))
-                    if not kernel.began:
-                        kernel.began = True
-                        start[kernel.index] = now
-        for p in range(len(capacities)):
-            here = (k for k in in_order if k.partition == p and k.left and may_run(k))
-            served[p] = next(here, None)
-        began = [k for k in kernels if k.began]
-        wanted = [len(k.blocks) * k.asked.load_bytes_per_s for k in began]
-        for k, want, got in zip(began, wanted, raise_together(wanted, bandwidth), strict=True):
-            speed[k.index] = k.asked.waves * (got / want if want else Fraction(1))
-
-    now = 0
-    while len(end) < len(launches):
-        # 1. blocks that end in the last ns, the earliest first; the served kernel goes on with its own
-        freed = False
-        for k in kernels:
-            length = k.launch.duration_ns
-            while True:
-                over_blocks = [b for b in k.blocks if b.done >= length]
-                if not over_blocks:
-                    break
-                first = max(over_blocks, key=lambda b: b.done)
-                k.blocks.remove(first)
-                if k.left and served.get(k.partition) is k:
-                    k.left -= 1
-                    k.blocks.append(Block(k, first.done - length))
-                else:
-                    free[k.partition] += 1
-                    freed = True
-        over = [k for k in kernels if k.began and not k.left and not k.blocks]
-        kernels = [k for k in kernels if k not in over]
-        for k in over:
-            end[k.index] = now
-            free_at[k.launch.stream] = now + gap_ns
-            del running[k.launch.stream]
-        # 2. arrivals, in the order of the streams
-        arrived = False
-        for s in sorted(streams):
-            if s in running or not streams[s]:
-                continue
-            i = streams[s][0]
-            if max(launches[i].ready_ns, free_at[s]) <= now:
-                running[s] = streams[s].pop(0)
-                arrivals += 1
-                kernels.append(Resident(i, launches[i], asked[i], (priorities[s], arrivals), partition_of[s]))
-                arrived = True
-        # 3. SMs are offered once all of this is known
-        if arrived or freed:
-            dispatch(now)
-        # 4. one nanosecond
-        for k in kernels:
-            for block in k.blocks:
-                block.done += speed[k.index]
-        now += 1
-    return [(start[i], end[i]) for i in range(len(launches))]
-
-
-def raise_together(wanted: list[int], capacity: int | None) -> list[Fraction]:
-    """Max-min by its definition: raise all that want more, as far as the capacity lasts."""
-    got = [Fraction(0)] * len(wanted)
-    left = Fraction(sum(wanted) if capacity is None else capacity)
-    while left and any(g < w for g, w in zip(got, wanted, strict=True)):
-        hungry = [i for i, w in enumerate(wanted) if got[i] < w]
-        step = min(left / len(hungry), min(wanted[i] - got[i] for i in hungry))
-        for i in hungry:
-            got[i] += step
-        left -= step * len(hungry)
-    return got
-
-
-grids = st.one_of(
-    st.builds(lambda g: {"grid": g}, st.integers(1, 20)),
-    st.builds(lambda g: {"sms": g}, st.integers(1, 6)),
-    st.just({}),
-)
-kernels = st.builds(
-    lambda stream, duration_ns, attributes, ready_ns, nbytes: Launch(
-        stream, duration_ns, {**attributes, "dram_bytes": nbytes}, ready_ns
-    ),
-    st.integers(0, 3),
-    st.integers(1, 30),
-    grids,
-    st.integers(0, 40),
-    st.integers(0, 400),
-)
-
-
-@settings(max_examples=300)
-@given(
-    launches=st.lists(kernels, min_size=1, max_size=7),
-    priorities=st.lists(st.integers(-1, 0), min_size=4, max_size=4),
-    dram=st.booleans(),
-    gap_ns=st.sampled_from([0, 0, 3]),
-    split=st.sampled_from([None, (2, 4), (1, 5)]),
-    max_resident=st.sampled_from([1, 2, 128]),
-)
-@example(  # a cohort that ends between two whole ns and is replaced by its own kernel
-    launches=[
-        Launch(0, 7, {"grid": 15, "dram_bytes": 100}, 0),
-        Launch(1, 5, {"grid": 9, "dram_bytes": 70}, 1),
-    ],
-    priorities=[0, -1, 0, 0],
-    dram=True,
-    gap_ns=0,
-    split=None,
-    max_resident=128,
-)
-def test_every_kernel_agrees_with_a_simulation_of_every_block(
-    launches: list[Launch],
-    priorities: list[int],
-    dram: bool,
-    gap_ns: int,
-    split: tuple[int, int] | None,
-    max_resident: int,
-) -> None:
-    launches = sorted(launches, key=lambda launch: launch.ready_ns)
-    streams = 1 + max(launch.stream for launch in launches)
-    spec: dict[str, Any] = {"sms": 6, "stream_priorities": priorities[:streams], "max_resident": max_resident}
-    spec |= {"gap": f"{gap_ns}ns"}
-    if dram:
-        spec |= {"sharing": "sm+dram", "bandwidth": "20GB/s"}
-    if split:
-        spec |= {"partitions": {"a": split[0], "b": split[1]}}
-    expected = block_by_block(
-        launches,
-        sms=6,
-        priorities=priorities,
-        capacities=list(split or (6,)),
-        partition_of=[s % 2 if split else 0 for s in range(4)],
-        bandwidth=20 * 10**9 if dram else None,
-        gap_ns=gap_ns,
-        max_resident=max_resident,
-    )
-    assert spans(run(launches, **spec)) == expected
-
-
-@settings(max_examples=200)
-@given(st.lists(kernels, min_size=1, max_size=8), st.sampled_from([None, (3, 5)]))
-def test_what_is_known_at_arrival_is_what_happens(
-    launches: list[Launch], split: tuple[int, int] | None
-) -> None:
-    """The two ways to compute leftover dispatch agree: at arrival, and event by event."""
-    launches = sorted(launches, key=lambda launch: launch.ready_ns)
-    spec: dict[str, Any] = {"sms": 8, "partitions": {"a": split[0], "b": split[1]}} if split else {"sms": 8}
-    at_arrival = run(launches, **spec)
-    by_events = run(launches, processor=SharedSMs, **spec)
-    device = at_arrival.job.machine.devices[0]
-    alone = device.streams == 1 and not split  # one kernel at a time shares nothing
-    assert device.processor is (None if alone else LeftoverSMs)
-    assert by_events.job.machine.devices[0].processor is SharedSMs
-    assert spans(at_arrival) == spans(by_events)
-    for name in ("start_ns", "end_ns", "wait"):
-        assert sorted(at_arrival.tasks[name].tolist()) == sorted(by_events.tasks[name].tolist())
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 10**6), st.integers(0, 10**5)), max_size=30),
-)
-def test_merging_instants_conserves_sms_and_time(rows: list[tuple[int, int, int]]) -> None:
-    """However many kernels overlap, few instants are kept, and all SMs, and no SM time is won."""
-    free: list[tuple[int, int]] = [(0, 132)]
-    now = 0
-    for loads, duration_ns, later in rows:
-        now += later
-        asked = Demand(loads, -(-loads // 132), 0)
-        idle = sum(count * max(0, now - time) for time, count in free)
-        before = sum(count * time for time, count in free) + idle
-        start, end, free = course(free, asked, duration_ns, now)
-        assert now <= start < end
-        assert sum(count for _, count in free) == 132
-        assert free == sorted(free)
-        assert len(free) <= GROUPS
-        busy = Fraction(loads * duration_ns, asked.waves)
-        after = sum(count * time for time, count in free)
-        assert 0 <= after - before - busy <= 132 * 9 + loads  # rounding to whole ns, up
-
-
-def test_many_streams_of_odd_kernels_keep_few_cohorts() -> None:
-    """The same event by event: splinters are merged, and the SMs are as busy as before."""
-    launches = [Launch(i % 8, 1000 + 7 * i, {"grid": 100 + 13 * i}) for i in range(64)]
-    by_events = run(launches, processor=SharedSMs, sms=132).makespan_ns
-    at_arrival = run(launches, sms=132).makespan_ns
-    work = sum(x.duration_ns * x.attributes["grid"] / -(-x.attributes["grid"] // 132) for x in launches) / 132
-    for makespan in (by_events, at_arrival):
-        assert work <= makespan <= 1.05 * work
 
 
 # -- demands and refusals ---------------------------------------------------------------------------
