@@ -96,23 +96,17 @@ class Issuing(Starting):
                 + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
             )
         task.issuer = issuer
-        if self.direct[task.op]:
+        op = task.op
+        if self.direct[op] or task.dead:  # a dead task executes nothing: the issuer passes it by
             self.idle[issuer.group].remove(issuer)
             task.stream = issuer.stream
             # As `_start` does, without the call: most tasks of a CPU come this way.
             task.issue_ns = task.start_ns = self.now_ns
             self.tasks.append(task)
             task.callbacks = self._on_end
-            self.schedule(task, NORMAL, self.duration_ns[task.op])  # type: ignore[arg-type]
+            self.schedule(task, NORMAL, 0 if task.dead else self.duration_ns[op])  # type: ignore[arg-type]
             return
-        if task.dead:  # executes nothing: the issuer passes it by
-            self.idle[issuer.group].remove(issuer)
-            task.stream = issuer.stream
-            task.issue_ns = task.start_ns = self.now_ns
-            self.tasks.append(task)
-            self._schedule(task, self._on_end, 0)
-            return
-        cost = self.issue_ns[task.op] if self.issue_ns is not None else 0
+        cost = self.issue_ns[op] if self.issue_ns is not None else 0
         if self.memory is not None and self.memory.at_issue:
             extra = self.memory.acquire(task)
             if extra == WAIT:
@@ -121,7 +115,7 @@ class Issuing(Starting):
                 self.starved.append(task)
                 return
             cost += extra
-        if cost or self.executed[task.op]:
+        if cost or self.executed[op]:
             self.idle[issuer.group].remove(issuer)
         self._pay(task, cost)
 
