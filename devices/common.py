@@ -7,6 +7,7 @@ from typing import Any
 
 from devices.fields import DEFAULT
 from sim.errors import InputError
+from sim.units import format_bytes
 
 __all__ = ["common_arguments"]
 
@@ -23,13 +24,20 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     InputError
-        A fraction of a memory whose size is not given.
+        A fraction of a memory whose size is not given; virtual devices that are larger than the device.
 
     Examples
     --------
     >>> common_arguments("gpu0", {"kind": "gpu", "issue_cost": {"default": 4000, "copy": 9000}})["issue_ns"]
     4000
     """
+    memory = _usable_memory(name, values)
+    parts: Mapping[str, int] = values.get("virtual_devices", {})
+    if memory is not None and sum(parts.values()) > memory:
+        shown = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
+        raise InputError(
+            f"{name}.virtual_devices: together they are more than the {format_bytes(memory)} of {name}: {shown}"
+        )
     issue_ns = dict(values.get("issue_cost") or {})
     supports = values.get("supports")
     return {
@@ -41,7 +49,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "gap_ns": values.get("gap", 0),
         "event_ns": values.get("event_hop", 0),
         "queue_depth": values.get("queue_depth"),
-        "memory_bytes": _usable_memory(name, values),
+        "memory_bytes": memory,
         "supports": None if supports is None else frozenset(supports),
         "details": {key: value for key, value in values.items() if key not in ("preset", "sources")},
     }

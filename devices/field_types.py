@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from devices.memory.spec import read_allocator
+from devices.memory.spec import read_allocator, read_sizes
 from sim import units
 from sim.errors import InputError
 
@@ -145,6 +145,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "integers": Type(_list_of(_integer), "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
     "counts by name": Type(_counts, "{a: 64, b: 68}"),
+    "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}"),
     "allocator": Type(read_allocator, "caching, or {name: caching, malloc: 150us}"),
     "mapping": Type(read_mapping, "{...}"),
     "anything": Type(_anything, "..."),

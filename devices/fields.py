@@ -209,6 +209,11 @@ _DEVICE = [
     Field("memory", "bytes", "capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
     Field("allocator", "allocator", "who manages the memory; default: bytes are counted, no more"),
+    Field(
+        "virtual_devices",
+        "sizes",
+        "cut the memory into named parts, each with an allocator: that of NAME holds tensors of ops NAME/...",
+    ),
     Field("l2", "bytes", "second-level cache", ("cpu", "gpu"), example="50MB"),
     Field(
         "scratchpad",

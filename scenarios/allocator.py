@@ -17,8 +17,10 @@ need more than a device has is repeated with memory, so that it ends where memor
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
+from devices.memory.groups import Groups
 from devices.memory.spec import MemorySpec, read_allocator
 from devices.memory.tensors import tensor_memory
 from scenarios.document import Document, Loc, hint
@@ -71,20 +73,48 @@ def memory_of(
     own: dict[str, MemorySpec] = {
         d.name: d.details["allocator"] for d in machine.devices if "allocator" in d.details
     }
-    if choice is None and fields is None and not own:
+    cut = {d.name: d.details["virtual_devices"] for d in machine.devices if "virtual_devices" in d.details}
+    if choice is None and fields is None and not own and not cut:
         return None
     lifetime = {"lifetime": "issue" if policy.synchronisation == "issue" else "execution"}
     if fields is not None:
-        lifetime |= fields.model_dump(exclude_none=True)
+        lifetime |= fields.model_dump(exclude_none=True, exclude={"limits"})
     default = IDEAL
     if choice is not None:
         lifetime |= {key: value for key, value in choice.options.items() if key in _LIFETIME}
         given = {key: value for key, value in choice.options.items() if key not in _LIFETIME}
         default = _read(choice.name, given, document, loc)
+    if fields is not None and fields.limits:
+        default = _limited(default, fields.limits, choice, document)
+    specs = {d.name: own.get(d.name, default) for d in machine.devices}
+    for name, parts in cut.items():
+        if specs[name].allocator == "planned":
+            message = "a plan is for a whole device; choose another allocator"
+            raise document.error(("machine", "devices", name, "virtual_devices"), message)
+        specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
     try:
-        return tensor_memory({d.name: own.get(d.name, default) for d in machine.devices}, **lifetime)
+        return tensor_memory(specs, **lifetime)
     except InputError as error:
         raise document.error(loc, str(error)) from None
+
+
+def _limited(
+    spec: MemorySpec, limits: dict[str, int], choice: Choice | None, document: Document
+) -> MemorySpec:
+    """Return a pool in which models have limits."""
+    if choice is not None and spec.allocator != "pool":
+        message = (
+            f"only a pool has limits, and the policy's allocator is {spec.allocator}; leave one of them out"
+        )
+        raise document.error(("memory", "limits"), message)
+    return replace(
+        spec if spec.allocator == "pool" else MemorySpec("pool"),
+        options={
+            **(spec.options if spec.allocator == "pool" else {}),
+            "limits": limits,
+            "group_of": Groups(limits),
+        },
+    )
 
 
 def _read(name: str, options: dict[str, Any], document: Document, loc: Loc) -> MemorySpec:

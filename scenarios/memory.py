@@ -4,7 +4,7 @@
 
     machine: {devices: {gpu0: {preset: h200-sxm, allocator: caching}}}     who manages it, device by device
     policy:  {name: in-order, allocator: bfc}                              ... or on all that say nothing
-    memory:  {lifetime: issue, when_full: wait}                            this
+    memory:  {lifetime: issue, when_full: wait, limits: {train: 50GB}}     this
 
 Options of the policy's allocator of the same names win. What it all does is in `scenarios.allocator`.
 """
@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from scenarios.quantities import Strict
+from scenarios.quantities import Bytes, Name, Strict
 
 __all__ = ["MemoryFields"]
 
@@ -28,6 +28,13 @@ class MemoryFields(Strict):
         Field(
             description="tensors live from start to the end of the last reader, or from issue to issue; "
             "default: as the policy synchronises (issue, or completion)"
+        ),
+    ] = None
+    limits: Annotated[
+        dict[Name, Bytes] | None,
+        Field(
+            description="most bytes that each model (session) may hold of every device that names no "
+            "allocator: NAME holds tensors of ops NAME/..."
         ),
     ] = None
     when_full: Annotated[

@@ -42,6 +42,7 @@ _QUANTITIES: Final = {
     "words": {"type": "array", "items": {"type": "string"}},
     "integers": {"type": "array", "items": {"type": "integer"}},
     "curve": {"type": "object"},
+    "sizes": {"type": "object", "additionalProperties": quantity_schema(BYTES)},
     "allocator": {"type": ["string", "object"]},
     "mapping": {"type": "object"},
     "anything": {},

@@ -28,6 +28,7 @@ from devices.memory.read import read_events
 from devices.memory.replay import Replay, replay
 from devices.memory.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
 from devices.memory.spec import MemorySpec, read_allocator
+from devices.memory.virtual import VirtualDevices
 
 __all__ = [
     "ALLOCATORS",
@@ -47,6 +48,7 @@ __all__ = [
     "ScratchpadAllocator",
     "Span",
     "Tiling",
+    "VirtualDevices",
     "largest_holders",
     "make_allocator",
     "out_of_memory",

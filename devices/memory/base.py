@@ -144,6 +144,8 @@ class Allocator(ABC):
         Calls to the device's own allocator so far.
     synchronisations : int
         How often the caller had to wait until the device was idle so far.
+    by_owner : bool
+        Whether it depends on who asks how much there is.
     """
 
     kind: ClassVar[str]
@@ -164,6 +166,7 @@ class Allocator(ABC):
         self.device_mallocs = 0
         self.device_frees = 0
         self.synchronisations = 0
+        self.by_owner = False
 
     @property
     def limit(self) -> int | None:
@@ -174,6 +177,10 @@ class Allocator(ABC):
     def held(self) -> int:
         """Bytes taken from the device's memory; more than `reserved` where an arena is taken at once."""
         return self.reserved
+
+    def serving(self, owner: Owner) -> Allocator:
+        """Return the allocator that serves `owner`: this one, or a part of it."""
+        return self
 
     def rounded(self, nbytes: int) -> int:
         """Return how many bytes a request of `nbytes` takes at least."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from devices.memory.base import Allocator
@@ -15,6 +15,7 @@ from devices.memory.events import MemoryEvent
 from devices.memory.planned import PlannedAllocator
 from devices.memory.pool import PoolAllocator
 from devices.memory.scratchpad import ScratchpadAllocator
+from devices.memory.virtual import VirtualDevices
 from sim.errors import InputError, UnknownNameError
 
 __all__ = ["ALLOCATORS", "make_allocator"]
@@ -36,6 +37,7 @@ def make_allocator(
     *,
     name: str = "device",
     events: Iterable[MemoryEvent] | None = None,
+    virtual_devices: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Allocator:
     """Make an allocator by its name.
@@ -50,6 +52,8 @@ def make_allocator(
         The device, in error messages.
     events : iterable of MemoryEvent, optional
         What will be asked for: what ``planned`` plans.
+    virtual_devices : mapping of str to int, optional
+        Cut the memory into named parts with an allocator of this kind each (not ``planned``).
     **options
         What this kind of allocator takes: ``allow_growth``, ``max_split_size``, ``planner``, ...
 
@@ -75,6 +79,12 @@ def make_allocator(
     for option in options:
         if option not in known:
             raise UnknownNameError(f"option of the {kind} allocator", option, set(known) - {"name"})
+    if virtual_devices:
+        if kind == "planned" or isinstance(capacity, DeviceMemory):
+            raise InputError(f"{name}: a plan is for a whole device, and has no virtual devices")
+        return VirtualDevices(
+            capacity, virtual_devices, lambda memory, part: make(memory, name=part, **options), name=name
+        )
     if kind != "planned":
         return make(capacity, name=name, **options)
     if events is None:

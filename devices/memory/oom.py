@@ -54,6 +54,7 @@ def out_of_memory(
       largest holders  'weights' 3 KiB
       what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation
     """
+    allocator = allocator.serving(owner)
     spans = [span for span in allocator.spans() if span.state == "live"]
     cached = allocator.reserved - allocator.in_use - allocator.waiting
     lines = [

@@ -77,6 +77,7 @@ class PoolAllocator(SegmentedAllocator):
             raise InputError(f"{name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
         self._alignment = alignment
         self._limits = dict(limits or {})
+        self.by_owner = bool(limits)
         self._group_of = group_of
         self._held = dict.fromkeys(self._limits, 0)
         self._free = FreeList()

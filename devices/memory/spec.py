@@ -3,6 +3,7 @@
 ::
 
     allocator: caching
+    allocator: {name: pool, limits: {train: 50GB, serve: 20GB}}
     allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronise: 10us}
                       │              └ an option of it                 └ what calls to the device cost
                       └ a name in `devices.memory.ALLOCATORS`
@@ -15,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from devices.memory.groups import Groups
 from devices.memory.make import ALLOCATORS
 from sim.errors import InputError, UnknownNameError
 from sim.units import parse_bytes, parse_duration
 
-__all__ = ["MemorySpec", "read_allocator"]
+__all__ = ["MemorySpec", "read_allocator", "read_sizes"]
 
 _COSTS: Final = {"malloc": "malloc_ns", "free": "free_ns", "synchronise": "synchronise_ns"}
 _BYTES: Final = frozenset({"limit", "max_split_size", "alignment", "rounding"})
@@ -84,7 +86,7 @@ counted, planned, pool, scratchpad
     if name not in ALLOCATORS:
         raise UnknownNameError("allocator", name, ALLOCATORS)
     parameters = inspect.signature(ALLOCATORS[name]).parameters.values()
-    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"name", "group_of", "limits"}
+    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"name", "group_of"}
     costs: dict[str, int] = {}
     chosen: dict[str, Any] = {}
     for key, item in given.items():
@@ -94,6 +96,9 @@ counted, planned, pool, scratchpad
             costs[_COSTS[key]] = parse_duration(item, what=f"{what}.{key}")
         elif key not in options:
             raise UnknownNameError(f"option of the {name} allocator", str(key), options | set(_COSTS))
+        elif key == "limits":
+            limits = read_sizes(item, f"{what}.{key}")
+            chosen |= {"limits": limits, "group_of": Groups(limits)}
         elif key in _BYTES:
             chosen[key] = parse_bytes(item, what=f"{what}.{key}")
         elif isinstance(item, (bool, str)):
@@ -101,3 +106,21 @@ counted, planned, pool, scratchpad
         else:
             raise InputError(f"{what}.{key}: {item!r} is neither a word nor true or false")
     return MemorySpec(name, **costs, options=chosen)
+
+
+def read_sizes(value: object, what: str) -> dict[str, int]:
+    """Read sizes by name: of models that share a pool, of virtual devices.
+
+    Raises
+    ------
+    InputError
+        It is no mapping of names to sizes, or it is empty.
+
+    Examples
+    --------
+    >>> read_sizes({"train": "50GB", "serve": "20GB"}, "limits")
+    {'train': 50000000000, 'serve': 20000000000}
+    """
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise InputError(f"{what}: {value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
+    return {name: parse_bytes(size, what=f"{what}.{name}") for name, size in value.items()}

@@ -157,16 +157,20 @@ class TensorMemory:
             self.reserved[device] = -1  # what the plan reserves counts from its first row on
 
     def _refuse_impossible(self) -> None:
-        """Refuse what would not even fit into an empty device; of each device its largest buffer decides."""
+        """Refuse what would not even fit into an empty device.
+
+        Of each device its largest buffer decides, unless it matters who asks.
+        """
         written = self.buffers.writes.indices
         nbytes, homes = self.buffers.nbytes[written], self.buffers.device[written]
         for device, allocator in enumerate(self.allocators):
-            here = np.flatnonzero(homes == device) if allocator.limit is not None else ()
-            if len(here):
-                largest = int(written[here[nbytes[here].argmax()]])
-                size, name = self.nbytes[largest], self.names[largest]
-                if not allocator.fits_empty(size, 0, name):
-                    raise out_of_memory(allocator, size, owner=name, where="before time 0")
+            here = np.flatnonzero(homes == device)
+            if len(here) and (allocator.limit is not None or allocator.by_owner):
+                suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
+                for buffer in written[suspects].tolist():
+                    size, name = self.nbytes[buffer], self.names[buffer]
+                    if not allocator.fits_empty(size, 0, name):
+                        raise out_of_memory(allocator, size, owner=name, where="before time 0")
 
     # -- sim.engine.Memory -------------------------------------------------------------------
 
@@ -260,8 +264,9 @@ class TensorMemory:
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
-        allocator = self.allocators[self.device_of[task.op]]
-        need = sum(self.nbytes[buffer] for buffer in self.writes[task.op])
+        writes = self.writes[task.op]
+        allocator = self.allocators[self.device_of[task.op]].serving(self.names[writes[0]])
+        need = sum(self.nbytes[buffer] for buffer in writes)
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
         limit = format_bytes(allocator.limit, iec=True)
         holders = "; ".join(largest_holders(list(allocator.spans())))
