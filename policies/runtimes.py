@@ -8,6 +8,8 @@ A runtime decides; what its decisions cost is the machine's (issue cost, launch 
 ``pytorch-eager`` has no Python of its own: the ``issue_cost`` of a preset is the driver call alone (medians
 of 3.5 to 6 us in profiler traces), and what Python and the dispatcher take between two launches is to be
 added there, such as ``issue_cost: 10us``. Rules and sources are in the policies named.
+
+Their names, with dashes, are those of the entry points ``sim.runtimes``, and stand there alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["RUNTIMES", "Runtime"]
+__all__ = ["Runtime"]
 
 
 class Runtime(Mapping[str, Any]):
@@ -104,20 +106,3 @@ cuda_graph: Final = Runtime(
     streams="per-branch",
     launch="cuda-graph",
 )
-
-RUNTIMES: Final = MappingProxyType(
-    {
-        "tensorflow": tensorflow,
-        "tensorflow-caller-thread": tensorflow_caller_thread,
-        "tvm-graph-executor": tvm_graph_executor,
-        "tvm-vm": tvm_vm,
-        "onnxruntime": onnxruntime,
-        "onnxruntime-priority": onnxruntime_priority,
-        "onnxruntime-parallel": onnxruntime_parallel,
-        "tfrt": tfrt,
-        "pytorch-eager": pytorch_eager,
-        "cuda-graph": cuda_graph,
-        "cuda-streams": cuda_streams,
-    }
-)
-"""Every runtime by the name that scenarios use."""

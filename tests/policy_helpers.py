@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from sim import Device, Graph, GraphBuilder, Job, Machine, Trace
+from sim import Device, Graph, GraphBuilder, Job, Machine, Trace, plugins
 from sim.job import make_job
+
+FRAMEWORKS = {
+    name: runtime
+    for name in plugins.names("sim.runtimes")
+    if (runtime := plugins.lookup("sim.runtimes", name))["name"] in plugins.names("sim.policies")
+}
+"""The registered runtimes that run any graph; the others are of pipelines."""
 
 FIVE = {"a": [], "b": [], "c": ["b"], "d": ["a", "c"], "e": ["d"]}
 """The five-node example: a→d, b→c, c→d, d→e."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from policy_helpers import FRAMEWORKS
 
 from policies.issue.sequential import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.linearize.depth_first import DepthFirst
-from policies.runtimes import RUNTIMES
 from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, plugins, simulate
 from sim.errors import InputError
 
@@ -68,10 +68,10 @@ def test_tfrt_goes_on_with_its_own_stream_last_in_first_out() -> None:
     assert order(trace) == ["root", "b", "bb", "a", "aa", "c"]
 
 
-@pytest.mark.parametrize("name", sorted(RUNTIMES))
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
 @pytest.mark.parametrize("machine", [cpu(2), Machine((Device("gpu0", streams=2, issue_ns=1, event_ns=1),))])
 def test_every_runtime_is_made_of_registered_parts_and_runs(name: str, machine: Machine) -> None:
-    choices = dict(RUNTIMES[name])
+    choices = dict(FRAMEWORKS[name])
     policy: Policy = plugins.lookup("sim.policies", choices.pop("name"))(
         **{k: v for k, v in choices.items() if k not in ("streams", "linearize", "launch")}
     )
@@ -84,7 +84,7 @@ def test_every_runtime_is_made_of_registered_parts_and_runs(name: str, machine: 
 
 def test_runtimes_are_listed_with_a_line_each() -> None:
     listed = {entry.name: entry.summary for entry in plugins.describe("sim.runtimes")}
-    assert set(RUNTIMES) <= set(listed)
+    assert set(FRAMEWORKS) <= set(listed)
     assert listed["tvm-vm"].startswith("TVM's and Relax's virtual machine")
 
 
@@ -105,4 +105,4 @@ def test_tfrt_keeps_threads_for_what_blocks() -> None:
 
 def test_the_page_on_runtimes_has_all_of_them(root: Path) -> None:
     text = (root / "docs" / "runtimes.md").read_text(encoding="utf-8")
-    assert [name for name in RUNTIMES if f"`{name}`" not in text] == []
+    assert [name for name in FRAMEWORKS if f"`{name}`" not in text] == []

@@ -10,7 +10,7 @@ import pytest
 from drawn_runs import draw_graph, draw_machine
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_helpers import cpu, gpu, same_times, spans
+from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
 
 from devices.memory.tensors import tensor_memory
 from devices.network import make_network
@@ -18,7 +18,6 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, Replay
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.rewrite.fusion import Fusion
-from policies.runtimes import RUNTIMES
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, plugins, simulate
 from sim.bounds import critical_path_ns, lower_bound_ns
 from sim.dependencies import dependencies
@@ -80,9 +79,9 @@ def test_a_control_edge_is_always_waited_for(policy: Callable[[], Policy], after
     assert spans(trace)["join"] == (start_ns, start_ns + 10)
 
 
-@pytest.mark.parametrize("name", sorted(RUNTIMES))
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
 def test_every_runtime_runs_it_once(name: str) -> None:
-    choices = {k: v for k, v in RUNTIMES[name].items() if k not in ("streams", "linearize", "launch")}
+    choices = {k: v for k, v in FRAMEWORKS[name].items() if k not in ("streams", "linearize", "launch")}
     policy: Policy = plugins.lookup("sim.policies", choices.pop("name"))(**choices)
     trace = simulate(join(), cpu(3), policy, iterations=2)
     trace.check()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from policy_helpers import FRAMEWORKS
 
 from devices.machine import make_machine
-from policies.runtimes import RUNTIMES
 from scenarios.importers import load_graph
 from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, placement_bound_ns
 from scenarios.studies.runtimes import MACHINES, compare_runtimes, loop, run_under, transformer_block
@@ -24,7 +24,7 @@ def test_recorded_graphs_run_under_every_runtime(recorded: list[Graph]) -> None:
     assert [len(graph) for graph in recorded] == [1838, 6435]
     machine = make_machine(MACHINES["one H200"])
     for graph in recorded:
-        for runtime in RUNTIMES:
+        for runtime in FRAMEWORKS:
             trace = run_under(runtime, graph, machine)
             assert len(trace) == len(graph)
             if len(graph) < 2000:
@@ -57,12 +57,12 @@ def test_a_chain_has_its_path_as_bound_and_independent_ops_their_share() -> None
 def table(root: Path):  # type: ignore[no-untyped-def]
     """Return the three graphs under all runtimes, by (graph, machine, runtime)."""
     inception = load_graph(root / "graphs" / "inception_v1.json.gz")
-    rows = compare_runtimes([inception, transformer_block(), loop()], RUNTIMES)
+    rows = compare_runtimes([inception, transformer_block(), loop()], FRAMEWORKS)
     return rows.set_index(["graph", "machine", "runtime"]).sort_index()
 
 
 def test_three_graphs_run_under_all_runtimes(table) -> None:  # type: ignore[no-untyped-def]
-    assert len(table) == 3 * 2 * len(RUNTIMES)
+    assert len(table) == 3 * 2 * len(FRAMEWORKS)
     fails = table["makespan_us"].isna()
     for graph, _, runtime in table.index[fails]:  # a loop cannot be captured
         assert (graph, runtime) == ("loop", "cuda-graph")
