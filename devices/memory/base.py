@@ -154,6 +154,9 @@ class Allocator(ABC):
     by_stream: ClassVar[bool] = False
     """Whether `record_use` is of consequence: whether a free may have to wait for other streams."""
 
+    may_synchronise: bool = True
+    """Whether a caller may ever have to wait until the device is idle."""
+
     def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
         self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
         self.name = name

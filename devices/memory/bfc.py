@@ -76,7 +76,7 @@ class BfcAllocator(SegmentedAllocator):
         super().__init__(capacity, name)
         most = self.memory.capacity if limit is None else limit
         self._limit = most
-        self._garbage_collection = garbage_collection
+        self.may_synchronise = self._garbage_collection = garbage_collection
         growth = most is None if allow_growth is None else allow_growth
         if growth:
             first = FIRST_REGION_BYTES if most is None else min(most, FIRST_REGION_BYTES)

@@ -88,6 +88,7 @@ class CachingAllocator(SegmentedAllocator):
                 "20 MiB of the segments that smaller tensors share"
             )
         self._limit = self.memory.capacity if limit is None else limit
+        self.may_synchronise = self._limit is not None or self.memory.capacity is not None
         self._max_split = max_split_size if max_split_size is not None else ANY_SIZE
         self._small: dict[int, FreeList] = {}
         self._large: dict[int, FreeList] = {}

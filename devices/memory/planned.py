@@ -52,6 +52,7 @@ class PlannedAllocator(Allocator):
     """
 
     kind = "planned"
+    may_synchronise = False
 
     def __init__(
         self,

@@ -62,6 +62,7 @@ class PoolAllocator(SegmentedAllocator):
     """
 
     kind = "pool"
+    may_synchronise = False
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class PoolAllocator(SegmentedAllocator):
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = -(-nbytes // self._alignment) * self._alignment
+        need = nbytes if self._alignment == 1 else round_up(nbytes, self._alignment)
         if self._limits and not self._within_limit(need, owner):
             return None
         block = self._free.take(need, 1, ANY_SIZE, nbytes, stream, owner)

@@ -17,6 +17,7 @@ until something is freed. A buffer that could not be had on an empty device is r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -108,10 +109,11 @@ class TensorMemory:
         self.blocks = [_NOWHERE] * len(self.home)
         uses = buffers.uses(job.iterations)
         self.uses: list[int] = uses.ravel().tolist()
-        self.writes, self.reads = buffers.writes.lists(), buffers.reads.lists()
-        self.unread = buffers.writers(
-            (uses == 0).any(axis=0)
-        )  # node → what (in some iterations) nobody reads
+        # What node k writes and reads is at the places from [k] to [k + 1]: a list each would cost more.
+        self.first_write, self.written = (_packed(column) for column in buffers.writes)
+        self.first_read, self.read = (_packed(column) for column in buffers.reads)
+        # Node → what it writes, and nobody reads (in some iterations).
+        self.unread = buffers.writers((uses == 0).any(axis=0))
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
@@ -127,6 +129,13 @@ class TensorMemory:
         # Whether a reader that is issued has to look where what it reads lies: on another stream, or still
         # on its way.
         self.looks = bool(transfers) or any(allocator.by_stream for allocator in self.allocators)
+        # Of each device, whether its allocator's calls to the device may cost something or wait.
+        self.charged = [
+            bool(spec.malloc_ns or spec.free_ns or spec.synchronise_ns) or allocator.may_synchronise
+            for spec, allocator in zip(self.specs, self.allocators, strict=True)
+        ]
+        # Whether the end of what was launched is of no consequence.
+        self.calm = not self.looks and not any(self.charged)
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
@@ -181,11 +190,13 @@ class TensorMemory:
         node = task.op
         device = self.device_of[node]
         allocator, stream = self.allocators[device], self.stream_of[node]
-        mallocs, frees = allocator.device_mallocs, allocator.device_frees
-        synchronised = allocator.synchronisations
+        calls = _calls(allocator) if self.charged[device] else None
         first = task.iteration * self.n_buffers
         log = self.log
-        for buffer in self.writes[node]:
+        place, end = self.first_write[node], self.first_write[node + 1]
+        while place < end:
+            buffer = self.written[place]
+            place += 1
             block = allocator.try_alloc(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
                 return self._full(task, allocator, stream, buffer)
@@ -196,24 +207,24 @@ class TensorMemory:
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
                 self._reserve(device)
-        launched = self.launched[node]
-        if launched:
-            self.last_on_stream[stream] = task
-            self._read(task, stream, self.looks)
+        if self.launched[node]:
+            self._read(task, stream)
         if not self.at_issue:
             self.granted.add(task.id)
-        cost = 0
-        if mallocs != allocator.device_mallocs or frees != allocator.device_frees:
-            spec = self.specs[device]
-            cost = spec.malloc_ns * (allocator.device_mallocs - mallocs)
-            cost += spec.free_ns * (allocator.device_frees - frees)
-        if synchronised != allocator.synchronisations:
-            cost += self.specs[device].synchronise_ns * (allocator.synchronisations - synchronised)
-            if self.outstanding[device]:
-                self.granted.add(task.id)
-                self.synchronising[task.id] = cost
-                return WAIT
-        if launched:
+        return self._charge(task, device, calls) if calls else 0
+
+    def _charge(self, task: Task, device: int, calls: tuple[int, int, int]) -> int:
+        """Return what the calls to the device since `calls` cost; `WAIT` if one waits until it is idle."""
+        spec, allocator = self.specs[device], self.allocators[device]
+        mallocs, frees, synchronised = (
+            now - before for now, before in zip(_calls(allocator), calls, strict=True)
+        )
+        cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronise_ns * synchronised
+        if synchronised and self.outstanding[device]:
+            self.granted.add(task.id)
+            self.synchronising[task.id] = cost
+            return WAIT
+        if self.launched[task.op]:
             self.outstanding[device] += 1
         return cost
 
@@ -235,7 +246,7 @@ class TensorMemory:
             raise out_of_memory(
                 allocator, self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
             )
-        for other in self.writes[task.op]:
+        for other in self._writes(task.op):
             if other == buffer:
                 break
             key = task.iteration * self.n_buffers + other
@@ -244,15 +255,20 @@ class TensorMemory:
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
 
+    def _writes(self, node: int) -> list[int]:
+        return self.written[self.first_write[node] : self.first_write[node + 1]].tolist()
+
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
+        if self.calm and self.launched[task.op]:
+            return False
         freed = bool(self.synchronising)
         if self.awaited and task.id in self.awaited:
             for allocator, block in self.awaited.pop(task.id):
                 allocator.event_done(block)
             freed = True
         if not self.launched[task.op]:
-            return self._read(task, -1, False) or freed
+            return self._read(task, -1) or freed
         self.outstanding[self.device_of[task.op]] -= 1
         if self.late and task.id in self.late:
             for key in self.late.pop(task.id):
@@ -264,7 +280,7 @@ class TensorMemory:
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
-        writes = self.writes[task.op]
+        writes = self._writes(task.op)
         allocator = self.allocators[self.device_of[task.op]].serving(self.names[writes[0]])
         need = sum(self.nbytes[buffer] for buffer in writes)
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
@@ -278,17 +294,22 @@ class TensorMemory:
 
     # -- lifetimes ---------------------------------------------------------------------------
 
-    def _read(self, task: Task, stream: int, looks: bool) -> bool:
+    def _read(self, task: Task, stream: int) -> bool:
         """Count `task`'s reads, and free what it was the last to read; return whether there was any.
 
         It reads on `stream` from now on (-1: it has read). What has not arrived yet, it reads when it ends.
         """
+        looks = self.looks and stream >= 0
+        if looks:
+            self.last_on_stream[stream] = task
         uses, blocks = self.uses, self.blocks
         node = task.op
         first = task.iteration * self.n_buffers
         freed = False
-        for offset in self.reads[node]:
-            key = first + offset
+        place, end = self.first_read[node], self.first_read[node + 1]
+        while place < end:
+            key = first + self.read[place]
+            place += 1
             if key < 0:  # of an iteration before the first
                 continue
             if looks:
@@ -339,3 +360,13 @@ class TensorMemory:
         """Put down that the allocator of `device` holds more or less than before."""
         self.reserved[device] = held = self.allocators[device].reserved
         self.log.mark(device, held + self.apart[device])
+
+
+def _calls(allocator: Allocator) -> tuple[int, int, int]:
+    """Return what was asked of the device so far: mallocs, frees, synchronisations."""
+    return allocator.device_mallocs, allocator.device_frees, allocator.synchronisations
+
+
+def _packed(column: IntArray) -> array[int]:
+    """Return the same numbers, faster to read one by one."""
+    return array("q", column.tobytes())
