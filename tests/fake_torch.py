@@ -105,10 +105,23 @@ class Event:
 class Graph:
     """What was captured is a number of kernels."""
 
+    cuda: Cuda
+
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        assert self.cuda.capturing is None, "one capture at a time"
+        assert self.cuda.now is not self.cuda.default, "the default stream cannot be captured"
+        self.cuda.capturing = self
+
+    def capture_end(self) -> None:
+        assert self.cuda.capturing is self
+        self.cuda.capturing = None
+
     def replay(self) -> None:
+        """Run as one launch: a place in the queue, and all kernels behind it."""
+        self.cuda.launch(lambda: None, ms=0.0)
         for call in self.calls:
             call()
 
@@ -129,7 +142,10 @@ class Cuda:
             cuda = self
 
         self.Event = BoundEvent
-        self.CUDAGraph = Graph
+        class BoundGraph(Graph):
+            cuda = self
+
+        self.CUDAGraph = BoundGraph
 
     def is_available(self) -> bool:
         return self.available
@@ -153,15 +169,11 @@ class Cuda:
         finally:
             self.now = before
 
-    @contextmanager
-    def graph(self, graph: Graph, stream: Stream | None = None) -> Iterator[None]:
-        self.capturing = graph
-        try:
-            yield
-        finally:
-            self.capturing = None
+    def graph_pool_handle(self) -> tuple[int, int]:
+        return (0, 1)
 
     def synchronize(self) -> None:
+        assert self.capturing is None, "nobody waits in a capture"
         for stream in self.streams:
             self.host_ms = max(self.host_ms, stream.ms)
         for stream in self.streams:
@@ -233,6 +245,9 @@ class Torch:
         if device == "cuda":
             tensor.place = self.cuda.allocator.alloc(n, self.cuda.now.handle)
         return tensor
+
+    def empty_like(self, other: Tensor, device: str) -> Tensor:
+        return Tensor(np.zeros_like(other.values), self.cuda)
 
     def full(
         self, shape: tuple[int, ...], value: float, dtype: str, device: str = "cpu", pin_memory: bool = False

@@ -22,8 +22,8 @@ class CorunSlowdown:
     ----------
     device : Device
         With ``corun_slowdown`` in its details: the factors for 1, 2, ... ops at once; the last one holds
-        for any greater number. Ops of a kind in ``corun_exempt`` compete for nothing: copies, which have
-        engines of their own.
+        for any greater number. Ops of a kind in ``corun_exempt`` do not compete with those: copies, which
+        have engines of their own, and slow one another down by ``corun_exempt_slowdown``, if it is given.
     context : Context
         The run.
     """
@@ -35,12 +35,21 @@ class CorunSlowdown:
         graph = context.job.graph
         self._exempt = [graph.kinds[code] in exempt for code in graph.kind_code.tolist()]
         self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
+        apart = [Fraction(str(factor)) for factor in device.details.get("corun_exempt_slowdown", (1,))]
+        self._copying = (
+            EqualShare(context, lambda n: 1 / apart[min(n, len(apart)) - 1], context.finish)
+            if any(factor != 1 for factor in apart)
+            else None
+        )
 
     def start(self, task: Task) -> int:
         """Begin a task; it ends when its work is done."""
-        if self._exempt[task.op]:
+        if not self._exempt[task.op]:
+            self._running.add(task, self._duration_of(task))
+        elif self._copying is not None:
+            self._copying.add(task, self._duration_of(task))
+        else:
             return self._duration_of(task)
-        self._running.add(task, self._duration_of(task))
         return MANAGED
 
     def end(self, task: Task) -> None:

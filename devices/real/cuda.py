@@ -7,8 +7,10 @@
     stream 1              └wait start───────── b ─record─────────...───────record──┘
 
 The host fills the queues while the gate spins, so that what is measured is what the device does; a case
-that is about the host (`gated` false) has no spin. The makespan between the two events is the truth. Events
-around each op come in a second run, which is believed only when it took as long as the first.
+that is about the host (`gated` false) has no spin. The spin ends by itself: a plan with more launches than a
+launch queue holds finds the gate open, and says so, instead of waiting for ever. The makespan between the two
+events is the truth. Events around each op come in a second run, which is believed only when it took as long
+as the first.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from devices.real.clock import now_ns, quiet_interpreter
+from devices.real.clock import now_ns, quiet_interpreter, run_queue_ns
 from devices.real.driver import Driver
 from devices.real.follow import Follower
 from devices.real.partitions import partition_streams
+from devices.real.probes import elapsed_ns
+from devices.real.torch_device import CYCLES_PER_NS, DeviceState, smi_facts
 from devices.real.torch_models import ModelWork
 from devices.real.torch_work import TorchWork
 from devices.real.work import Observation
@@ -38,8 +40,19 @@ __all__ = ["Cuda"]
 
 _Work = TorchWork | ModelWork
 
-_GATE_CYCLES: Final = 80_000
-"""What the gate spins for each launch: some 40 us at 2 GHz, more than a launch from Python takes."""
+_LAUNCH_NS: Final = 20_000
+"""What the first gate of a plan allows the host for a launch, from Python; later ones know what it took."""
+
+_GATE_NS: Final = 500_000
+"""What a gate spins at least."""
+
+
+class _Ran(NamedTuple):
+    """One execution: between the two events, and what the host spent before the last launch."""
+
+    makespan_ns: int
+    host_ns: int
+    tasks: list[Task]
 
 
 class Cuda:
@@ -58,6 +71,8 @@ class Cuda:
         There is no torch.
     InfeasibleError
         Torch finds no CUDA device.
+    RunError
+        There is one, and it cannot be used: another process has it, or its memory.
     """
 
     name = "cuda"
@@ -71,67 +86,53 @@ class Cuda:
         if not torch.cuda.is_available():
             raise InfeasibleError("torch finds no CUDA device here")
         self.torch, self.driver = torch, driver
+        self.state = DeviceState(torch)
         self._streams: dict[tuple[int, int], list[Any]] = {}
         self._works: dict[int, tuple[Any, _Work]] = {}
-        self._sentinel: tuple[Any, ...] | None = None
+        self._host_ns: dict[tuple[Any, ...], int] = {}
+        with _told():  # a context is made when something first needs it: here, where it can be told
+            torch.cuda.synchronize()
 
     # -- what a session asks of a backend ----------------------------------------------------
 
     def provenance(self) -> dict[str, Any]:
         """Return what the numbers depend on."""
         torch = self.torch
-        properties = torch.cuda.get_device_properties(0)
-        return {
-            "gpu": torch.cuda.get_device_name(0),
-            "sms": properties.multi_processor_count,
-            "memory_bytes": properties.total_memory,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "dtype": "bfloat16",
-        }
+        with _told():
+            self.state.wake()
+            properties = torch.cuda.get_device_properties(0)
+            return {
+                "gpu": torch.cuda.get_device_name(0),
+                "sms": properties.multi_processor_count,
+                "memory_bytes": properties.total_memory,
+                "l2_bytes": getattr(properties, "L2_cache_size", 0),
+                "torch": str(torch.__version__),
+                "cuda": torch.version.cuda,
+                "dtype": "bfloat16",
+                **smi_facts(),
+            }
 
     def sentinel_ns(self) -> int:
-        """Return how long a fixed product and a fixed copy take now: the median of five."""
-        torch = self.torch
-        if self._sentinel is None:
-            matrices = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-            self._sentinel = tuple(matrices)
-        a, b, out = self._sentinel
-        taken = []
-        for _ in range(6):
-            start, end = self._event(), self._event()
-            torch.cuda._sleep(_GATE_CYCLES)
-            start.record()
-            torch.mm(a, b, out=out)
-            out.copy_(a, non_blocking=True)
-            end.record()
-            torch.cuda.synchronize()
-            taken.append(start.elapsed_time(end))
-        return _ns(sorted(taken[1:])[2])
+        """Return how long a fixed product and a fixed copy take now; see `DeviceState`."""
+        with _told():
+            return self.state.sentinel_ns()
 
-    def launch_latency_ns(self) -> list[int]:
-        """Return samples of the time from a launch to the start of the kernel, on an idle device.
-
-        The host's clock around (launch of a spin, wait for it) less what the spin itself takes.
-        """
-        torch = self.torch
-        samples = []
-        for k in range(25):
-            start, end = self._event(), self._event()
-            torch.cuda.synchronize()
-            begin = now_ns()
-            start.record()
-            torch.cuda._sleep(20_000)
-            end.record()
-            end.synchronize()
-            total = now_ns() - begin
-            if k >= 5:  # the first ones load modules
-                samples.append(max(0, total - _ns(start.elapsed_time(end))))
-        return samples
+    def frame_ns(self, streams: int, n: int) -> list[int]:
+        """Return samples of a makespan in which nothing is executed: what the events around a plan cost."""
+        with _told():
+            self.state.wake()
+            made = [self.torch.cuda.Stream() for _ in range(streams)]
+            samples = []
+            for _ in range(n):
+                self.torch.cuda.synchronize()
+                start, end, gate = self._begin(made, _GATE_NS)
+                self._finish(made, gate, end)
+                samples.append(elapsed_ns(start, end))
+            return samples
 
     def forget(self) -> None:
         """Let go of the matrices of the latest graph."""
-        self._works = {}
+        self._works, self._host_ns = {}, {}
 
     # -- running ------------------------------------------------------------------------------
 
@@ -143,24 +144,31 @@ class Cuda:
         InputError, UnknownNameError
             See `devices.real.follow.Follower`; or the job has CPU workers.
         InfeasibleError
-            The machine's devices stand for partitions of SMs, and there are none here.
+            The machine's devices stand for partitions of SMs, and there are none here; or the host could not
+            fill the queues before the gate opened.
+        RunError
+            Torch raised something: no memory, say.
         """
-        work, streams = self._work(job), self._streams_of(job)
         with _told():
+            work, streams = self._work(job), self._streams_of(job)
+            self.state.wake()
             self._capture(job, work, streams, plan)
-            truth_ns, plain = self._execute(job, plan, work, streams, gated, timed=False)
+            waited = run_queue_ns()
+            truth = self._execute(job, plan, work, streams, gated, timed=False)
+            delayed = _since(waited)
             wrong = work.wrong()
-            timed_ns, tasks = self._execute(job, plan, work, streams, gated, timed=True)
+            looked = self._execute(job, plan, work, streams, gated, timed=True)
             wrong = wrong or work.wrong()
-        issued = {task.id: task.issue_ns for task in plain}
-        for task in tasks:
-            task.issue_ns = issued[task.id]  # of the run without events, which cost the host time
-        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
+            self.state.busy()
+        trace = Trace.from_tasks(job, make_flow(job), Policy(), looked.tasks)
         return Observation(
             dataclasses.replace(trace, policy="plan"),
             wrong,
-            truth_ns=truth_ns,
-            probe_error=abs(timed_ns - truth_ns) / max(1, truth_ns),
+            delayed_ns=0 if gated else delayed,  # behind a gate the device does not see what delays the host
+            truth_ns=truth.makespan_ns,
+            looked_ns=looked.makespan_ns,
+            host_ns=truth.host_ns,
+            probe_error=abs(looked.makespan_ns - truth.makespan_ns) / max(1, truth.makespan_ns),
         )
 
     def _execute(
@@ -172,18 +180,24 @@ class Cuda:
         gated: bool,
         *,
         timed: bool,
-    ) -> tuple[int, list[Task]]:
+    ) -> _Ran:
         """Execute once; a gate that opened before the queues were full is made longer, twice at most."""
-        for factor in (1, 4, 16):
-            spin = factor * _GATE_CYCLES * (work.launches + 4 * len(plan)) if gated else 0
-            done = self._execute_once(job, plan, work, streams, spin, timed=timed)
+        key = (id(job.graph), plan.digest, timed)
+        for factor in (2, 8, 32):
+            expected = self._host_ns.get(key, _LAUNCH_NS * (work.launches + 4 * len(plan)))
+            spin_ns = _GATE_NS + factor * expected if gated else 0
+            done = self._execute_once(job, plan, work, streams, spin_ns, timed=timed)
             if done is not None:
+                self._host_ns[key] = done.host_ns
                 return done
-        raise InfeasibleError("the gate opened before the queues were full: the host was held up")
+        raise InfeasibleError(
+            f"the gate opened before {work.launches} launches were in the queues: the host was held up, or a "
+            "launch queue holds fewer"
+        )
 
     def _execute_once(
-        self, job: Job, plan: Plan, work: _Work, streams: list[Any], spin: int, *, timed: bool
-    ) -> tuple[int, list[Task]] | None:
+        self, job: Job, plan: Plan, work: _Work, streams: list[Any], spin_ns: int, *, timed: bool
+    ) -> _Ran | None:
         torch = self.torch
         follower = Follower(job, plan, lambda: 0)
         number = {task.id: k for k, task in enumerate(follower.tasks)}
@@ -192,7 +206,7 @@ class Cuda:
         work.reset()
         torch.cuda.synchronize()
         with quiet_interpreter():
-            start, end, gate = self._begin(streams, spin)
+            start, end, gate = self._begin(streams, spin_ns)
             zero = now_ns()
             for k, task in enumerate(follower.tasks):
                 stream = streams[task.stream]
@@ -207,18 +221,19 @@ class Cuda:
                     if (event := records[k]) is not None:
                         event.record(stream)
                 task.issue_ns = now_ns() - zero
-            too_early = bool(spin) and start.query()
+            host_ns = now_ns() - zero
+            too_early = bool(spin_ns) and start.query()
             self._finish(streams, gate, end)
         if too_early:
             return None
         for k, task in enumerate(follower.tasks):
-            if spin:
+            if spin_ns:
                 task.issue_ns = 0
             if timed:
-                task.start_ns = _ns(start.elapsed_time(around[k][0]))
-                task.end_ns = _ns(start.elapsed_time(around[k][1]))
+                task.start_ns = elapsed_ns(start, around[k][0])
+                task.end_ns = elapsed_ns(start, around[k][1])
         tasks = sorted(follower.tasks, key=lambda task: (task.start_ns, task.id))
-        return _ns(start.elapsed_time(end)), tasks
+        return _Ran(elapsed_ns(start, end), host_ns, tasks)
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide: the host launches what it says and asks the events what has ended.
@@ -229,9 +244,14 @@ class Cuda:
             See `devices.real.driver.Driver`; or the job has CPU workers.
         StuckError
             Nothing was issued any more while tasks remained.
+        RunError
+            Torch raised something: no memory, say.
         """
-        work, streams = self._work(job), self._streams_of(job)
         with _told():
+            work, streams = self._work(job), self._streams_of(job)
+            self.state.wake()
+            for op, stream in enumerate(job.stream_of.tolist()):
+                work.capture(op, streams[stream])
             return self._drive(job, policy, work, streams)
 
     def _drive(self, job: Job, policy: Policy, work: _Work, streams: list[Any]) -> Observation:
@@ -245,6 +265,7 @@ class Cuda:
         done: list[tuple[Task, Any, Any]] = []
         todo: list[tuple[Issuer, Task]] = []
         driver.prepare()
+        waited = run_queue_ns()
         with quiet_interpreter():
             start, end, gate = self._begin(streams, 0)
             zero[0] = now_ns()
@@ -271,16 +292,22 @@ class Cuda:
                     del flying[entry[0].id]
                     done.append(entry)
                     todo += driver.completed(entry[0])
+            host_ns = now_ns() - zero[0]
             self._finish(streams, gate, end)
+        delayed = _since(waited)
         for task, begun, over in done:
-            task.start_ns = _ns(start.elapsed_time(begun))
-            task.end_ns = _ns(start.elapsed_time(over))
+            task.start_ns = elapsed_ns(start, begun)
+            task.end_ns = elapsed_ns(start, over)
         tasks = sorted((task for task, _, _ in done), key=lambda task: (task.start_ns, task.id))
         trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
+        wrong = work.wrong()
+        self.state.busy()
         return Observation(
             dataclasses.replace(trace, policy=type(policy).__name__),
-            work.wrong(),
-            truth_ns=_ns(start.elapsed_time(end)),
+            wrong,
+            delayed_ns=delayed,
+            truth_ns=elapsed_ns(start, end),
+            host_ns=host_ns,
         )
 
     # -- parts of a run -----------------------------------------------------------------------
@@ -288,13 +315,13 @@ class Cuda:
     def _event(self, *, timing: bool = True) -> Any:
         return self.torch.cuda.Event(enable_timing=timing)
 
-    def _begin(self, streams: Sequence[Any], gate_cycles: int) -> tuple[Any, Any, Any]:
+    def _begin(self, streams: Sequence[Any], spin_ns: int) -> tuple[Any, Any, Any]:
         """Let all streams wait for the start event behind the gate; return start, end, gate stream."""
         torch = self.torch
         start, end = self._event(), self._event()
         gate = torch.cuda.current_stream()
-        if gate_cycles:
-            torch.cuda._sleep(gate_cycles)
+        if spin_ns:
+            torch.cuda._sleep(CYCLES_PER_NS * spin_ns)
         start.record(gate)
         for stream in streams:
             stream.wait_event(start)
@@ -317,9 +344,10 @@ class Cuda:
             raise InputError("the cuda backend has streams, not CPU workers")
         key = id(job.graph)
         if key not in self._works:
+            self.forget()  # one graph at a time: memory
             whole = job.graph.kind(0).startswith(("gpt-", "resnet-"))
             made: Any = ModelWork if whole else TorchWork
-            self._works = {key: (job.graph, made(self.torch, job.graph))}  # one at a time: memory
+            self._works = {key: (job.graph, made(self.torch, job.graph))}
         return self._works[key][1]
 
     def _streams_of(self, job: Job) -> list[Any]:
@@ -343,16 +371,17 @@ class Cuda:
                 work.capture(job.graph.index(task.op), streams[number[task.stream]])
 
 
+def _since(waited_ns: int | None) -> int:
+    """Return how long this thread has been kept from running since `run_queue_ns` said `waited_ns`."""
+    now = run_queue_ns()
+    return 0 if waited_ns is None or now is None else now - waited_ns
+
+
 @contextmanager
 def _told() -> Iterator[None]:
     """Turn torch's errors into ours, so that a case is lost and not an experiment."""
     try:
         yield
-    except RuntimeError as error:
-        raise RunError(
-            f"torch: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from error
-
-
-def _ns(ms: float) -> int:
-    return int(np.floor(ms * 1e6 + 0.5))
+    except RuntimeError as error:  # torch's are: no memory, a launch that failed, a library that did
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"torch: {said}") from error

@@ -19,17 +19,21 @@ makespan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from devices.real.statistics import summary
 from scenarios.calibrate.company import busy_workers, partitions, shared_sms
+from scenarios.calibrate.gpu import driven, frames, gpu_streams, or_say_so
 from scenarios.calibrate.grid import durations
+from scenarios.calibrate.journal import Journal
 from scenarios.calibrate.lanes import decisions, streams
 from scenarios.calibrate.models import models
 from scenarios.calibrate.probes import probes
 from scenarios.calibrate.session import ATTEMPTS, DisturbedError, Session
-from scenarios.validate.backends import Executor, make_backend, provenance
+from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
 
 __all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate"]
 
@@ -37,7 +41,14 @@ STARTS: Final = 3
 """How often a calibration of cores, whose speed comes in states, begins anew."""
 
 
-def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = False) -> Calibration:
+def calibrate(
+    backend: str,
+    executor: Executor | None = None,
+    *,
+    quick: bool = False,
+    journal: Path | None = None,
+    deadline: float | None = None,
+) -> Calibration:
     """Measure everything that a backend has to tell.
 
     Parameters
@@ -48,6 +59,11 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
         By default the one of that name.
     quick : bool
         Fewer samples, for a look.
+    journal : Path, optional
+        File of the blocks that are done: a calibration that is interrupted goes on where it was. It is left
+        there; who has written the calibration removes it.
+    deadline : float, optional
+        Of `time.monotonic`, on a GPU: what can be done without is not begun later, and says so.
 
     Raises
     ------
@@ -57,7 +73,9 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
     executor = executor or make_backend(backend)
     spoilt: list[dict[str, Any]] = []
     for start in range(STARTS, 0, -1):
-        session = Session(backend, executor, quick)
+        now_ns = sentinel_ns(backend, executor) if journal is not None else None
+        session = Session(backend, executor, quick, Journal(backend, journal, now_ns))
+        session.deadline = deadline
         try:
             _measure(session)
             break
@@ -69,10 +87,11 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
                 {**one, "accepted": False, "why": one.get("why", "begun anew")} for one in session.sentinels
             ]
     session.keep({"sentinel_ns": session.quiet_ns})
+    facts = provenance(backend, executor)
     return Calibration(
         backend,
-        _device_name(backend, executor),
-        provenance(backend, executor),
+        _device_name(backend, facts),
+        facts,
         {name: summary(values).to_json() for name, values in sorted(session.samples.items())},
         session.tables,
         [*spoilt, *session.sentinels],
@@ -82,21 +101,24 @@ def calibrate(backend: str, executor: Executor | None = None, *, quick: bool = F
 def _measure(session: Session) -> None:
     """Measure what the backend of a session has, block by block."""
     backend, executor = session.backend, session.executor
+    if backend == "cuda":
+        frames(session)  # which durations are free of
     durations(session)
-    if backend != "threads":  # streams; threads have workers alone
+    if backend == "timer":
         streams(session)
     if backend != "cuda":
         decisions(session)
     if backend == "threads":
         busy_workers(session)
     if backend == "cuda":
-        shared_sms(session)
-        partitions(session)
-        models(session)
+        gpu_streams(session)
+        or_say_so(session, "driven", lambda: driven(session))
+        or_say_so(session, "shared SMs", lambda: shared_sms(session))
+        or_say_so(session, "partitions", lambda: partitions(session))
+        or_say_so(session, "models", lambda: models(session))
         probes(session, executor.torch)  # type: ignore[attr-defined]
 
 
-def _device_name(backend: str, executor: Executor) -> str:
-    facts = provenance(backend, executor)
+def _device_name(backend: str, facts: Mapping[str, Any]) -> str:
     name = facts.get("gpu") or f"{facts['processor']} ({facts['cores']} cores)"
     return f"{name}, {backend}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import numpy as np
 
 from devices.real.statistics import summary
 from devices.real.work import Observation
+from scenarios.calibrate.gpu import REPEATS, bare_ns
 from scenarios.calibrate.grid import serial, spans
 from scenarios.calibrate.session import Samples, Session
 from scenarios.validate.case import Case, CaseOp
@@ -38,7 +40,8 @@ def shared_sms(session: Session) -> None:
             return {case.name: [float(seen.makespan_ns)]}
 
         rounds = [
-            session.block(f"{k} streams", [alone, busy], read) for _ in range(1 if session.quick else 3)
+            session.block(f"{k} streams", [alone, busy], read, REPEATS)
+            for _ in range(1 if session.quick else 3)
         ]
         factors = [float(np.median(r[busy.name]) / np.median(r[alone.name])) for r in rounds]
         # Interference counts only if every clean round shows it.
@@ -50,35 +53,45 @@ PARTITIONS: Final = (2, 4, 8)
 
 
 def partitions(session: Session) -> None:
-    """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them."""
-    n, drop = (8, 2) if session.quick else (12, 3)
+    """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them.
+
+    Alone, and while all other groups do the same: SMs are their own, caches, memory and power are not.
+    """
+    n = 6 if session.quick else 10
     for p in PARTITIONS:
         machine = {f"rank{r}": {"streams": 1} for r in range(p)}
-        sizes = [(2048, repeat) for repeat in (1, 2, 4, 6)]
-        cases = []
-        for size, repeat in sizes:
+        sizes = [(2048, repeat) for repeat in (1, 2, 4)]
+        contexts = {f"partition {p}": 1, f"partition {p} busy": p}
+        cases = {}
+        for (size, repeat), (context, working) in itertools.product(sizes, contexts.items()):
             facts = {"size": size, "repeat": repeat}
-            ops = [CaseOp(f"o{i}", "block", [f"o{i - 1}"] if i else [], facts, "rank0") for i in range(n)]
-            ops += [CaseOp(f"idle{r}", "block", [], facts, f"rank{r}") for r in range(1, p)]
-            cases.append(Case(f"block-{p}-{repeat}", "calibration", "calibration", ops, machine))
+            ops = [
+                CaseOp(f"r{r}.{i}", "block", [f"r{r}.{i - 1}"] if i else [], facts, f"rank{r}")
+                for r in range(p)
+                for i in range(n if r < working else 1)
+            ]
+            cases[context, repeat] = Case(
+                f"{context}, {repeat}", "calibration", "calibration", ops, machine, notes={"chain": n}
+            )
 
         def read(case: Case, seen: Observation) -> Samples:
-            mine = seen.trace.tasks["stream"] == 0
-            return {case.name: spans(seen)[mine][drop:].tolist()}
+            return {case.name: [bare_ns(session, case, seen)]}
 
         try:
-            found = session.block(f"blocks on a {p}th of the SMs", cases, read)
+            session.in_time()
+            found = session.block(f"blocks on a {p}th of the SMs", list(cases.values()), read, REPEATS)
         except RunError as error:  # the rest of the calibration is good without
             session.sentinels.append({"block": f"partitions, {p}", "accepted": False, "why": str(error)})
-            return
-        stats = [summary(found[case.name]) for case in cases]
-        session.tables.append(
-            {
-                "kind": "block", "axes": ["size", "repeat"], "context": f"partition {p}",
-                "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
-                "statistics": [s.to_json() for s in stats],
-            }
-        )  # fmt: skip
+            continue
+        for context in contexts:
+            stats = [summary(found[cases[context, repeat].name]) for _, repeat in sizes]
+            session.tables.append(
+                {
+                    "kind": "block", "axes": ["size", "repeat"], "context": context,
+                    "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
+                    "statistics": [s.to_json() for s in stats],
+                }
+            )  # fmt: skip
 
 
 def busy_workers(session: Session) -> None:

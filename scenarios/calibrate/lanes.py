@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from devices.real.work import Observation
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.calibrate.session import Samples, Session
-from scenarios.validate.backends import Executor
 from scenarios.validate.case import Case, CaseOp
 
 __all__ = ["decisions", "reaction_ns", "streams"]
@@ -21,14 +19,12 @@ MS: Final = 1_000_000
 _SMALL: Final = {
     "timer": ("sleep", {"sleep_ns": MS}),
     "threads": ("matmul", {"size": 256, "repeat": 2}),
-    "cuda": ("matmul", {"size": 512, "repeat": 1}),
 }
 
 
 def streams(session: Session) -> None:
-    """What the host and the streams cost: full queue, empty queue, events."""
-    backend = session.backend
-    kind, facts = _SMALL[backend]
+    """What the host and the streams of the timer cost: full queue, empty queue, events."""
+    kind, facts = _SMALL["timer"]
     n = 16 if session.quick else 60
     full = Case(
         "full", "calibration", "calibration",
@@ -56,26 +52,17 @@ def streams(session: Session) -> None:
         return {"event_ns": (tasks["start_ns"][1:] - tasks["end_ns"][:-1]).tolist()[2:]}
 
     session.keep(session.block("events", [turns], read_turns))
-    if backend == "timer":
-        slow: dict[str, int] = {"sleep_ns": MS, "issue_sleep_ns": 3 * MS}
-        idle = Case(
-            "idle", "calibration", "calibration",
-            [CaseOp(f"o{i}", "sleep", [], slow, "dev0") for i in range(n // 2)], {"dev0": {"streams": 1}},
-        )  # fmt: skip
+    slow: dict[str, int] = {"sleep_ns": MS, "issue_sleep_ns": 3 * MS}
+    idle = Case(
+        "idle", "calibration", "calibration",
+        [CaseOp(f"o{i}", "sleep", [], slow, "dev0") for i in range(n // 2)], {"dev0": {"streams": 1}},
+    )  # fmt: skip
 
-        def read_idle(case: Case, seen: Observation) -> Samples:
-            tasks = seen.trace.tasks
-            return {"launch_latency_ns": (tasks["start_ns"] - tasks["issue_ns"]).tolist()[2:]}
+    def read_idle(case: Case, seen: Observation) -> Samples:
+        tasks = seen.trace.tasks
+        return {"launch_latency_ns": (tasks["start_ns"] - tasks["issue_ns"]).tolist()[2:]}
 
-        session.keep(session.block("latency", [idle], read_idle))
-    else:
-        session.keep({"launch_latency_ns": [float(ns) for ns in executor_latency(session.executor)]})
-
-
-def executor_latency(executor: Executor) -> list[int]:
-    """Return the launch-to-start latencies that a GPU backend measures by itself."""
-    measure: Callable[[], list[int]] = executor.launch_latency_ns  # type: ignore[attr-defined]
-    return measure()
+    session.keep(session.block("latency", [idle], read_idle))
 
 
 def decisions(session: Session) -> None:

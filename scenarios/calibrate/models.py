@@ -7,6 +7,7 @@ from typing import Final
 from devices.real.statistics import summary
 from devices.real.torch_models import step_kinds
 from devices.real.work import Observation
+from scenarios.calibrate.gpu import REPEATS, frame_ns
 from scenarios.calibrate.grid import spans
 from scenarios.calibrate.session import Samples, Session
 from scenarios.validate.case import Case
@@ -21,19 +22,15 @@ BATCHES: Final = {"gpt": [4, 16, 64], "resnet": [32, 128, 512]}
 
 def models(session: Session) -> None:
     """Measure how long every segment of a step takes: a table each, over batch sizes."""
-    n = 2 if session.quick else 4
     for model, batches in BATCHES.items():
 
         def read(case: Case, seen: Observation) -> Samples:
-            ns = dict(zip(seen.trace.tasks["op"].tolist(), spans(seen).tolist(), strict=True))
-            found = {f"{op.kind} {op.facts['batch']}": [ns[k]] for k, op in enumerate(case.ops)}
-            return {case.name: [float(seen.makespan_ns)], **found}
+            return {case.name: [float(seen.makespan_ns)], **segments(session, case, seen)}
 
-        cases = [
-            case for batch in batches for case in [step_case(model, batch, "calibration", "calibration")] * n
-        ]
+        cases = [step_case(model, batch, "calibration", "calibration") for batch in batches]
         try:
-            found = session.block(f"steps of {model}", cases, read)
+            session.in_time()
+            found = session.block(f"steps of {model}", cases, read, 2 if session.quick else REPEATS)
         except RunError as error:  # the rest of the calibration is good without
             session.sentinels.append({"block": f"steps of {model}", "accepted": False, "why": str(error)})
             continue
@@ -46,3 +43,11 @@ def models(session: Session) -> None:
                     "statistics": [s.to_json() for s in stats],
                 }
             )  # fmt: skip
+
+
+def segments(session: Session, case: Case, seen: Observation) -> Samples:
+    """Return how long every op of a step took, such that together they take as long as without a look."""
+    lasted = spans(seen)
+    scale = (seen.makespan_ns - frame_ns(session, 1)) / max(1, int(lasted.sum()))
+    ns = dict(zip(seen.trace.tasks["op"].tolist(), (lasted * scale).tolist(), strict=True))
+    return {f"{op.kind} {op.facts['batch']}": [ns[k]] for k, op in enumerate(case.ops)}

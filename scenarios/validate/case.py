@@ -142,9 +142,24 @@ class Case:
         return builder.build()
 
     def durations_ns(self, calibration: Calibration) -> list[int]:
-        """Return how long each op takes according to a calibration."""
-        parts = len(self.devices)
-        context = "warm" if calibration.backend != "cuda" or parts == 1 else f"partition {parts}"
+        """Return how long each op takes according to a calibration, each alone on its device."""
+        return self._looked_up(calibration, "warm" if self._whole(calibration) else self._part)
+
+    def busy_durations_ns(self, calibration: Calibration) -> list[int] | None:
+        """Return the same while the other partitions of a GPU are busy; None without any, or unmeasured."""
+        busy = f"{self._part} busy"
+        if self._whole(calibration) or not any(table["context"] == busy for table in calibration.tables):
+            return None
+        return self._looked_up(calibration, busy)
+
+    def _whole(self, calibration: Calibration) -> bool:
+        return calibration.backend != "cuda" or len(self.devices) == 1
+
+    @property
+    def _part(self) -> str:
+        return f"partition {len(self.devices)}"
+
+    def _looked_up(self, calibration: Calibration, context: str) -> list[int]:
         return [
             calibration.lookup(
                 op.kind, context=context, **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"}
@@ -152,25 +167,40 @@ class Case:
             for op in self.ops
         ]
 
-    def machine(self, calibration: Calibration | None = None) -> Machine:
-        """Return the machine: with the costs of a calibration, or without any."""
-        return Machine(tuple(self._device(name, spec, calibration) for name, spec in self.devices.items()))
+    def frame_ns(self, calibration: Calibration) -> int:
+        """Return what the two events around a plan on a GPU add to its makespan: what an empty one takes.
 
-    def _device(self, name: str, spec: Mapping[str, int], calibration: Calibration | None) -> Device:
+        Where the host or a policy is in the makespan, the latencies that were measured there have it in them.
+        """
+        if calibration.backend != "cuda" or not self.gated:
+            return 0
+        streams = sum(spec["streams"] for spec in self.devices.values())
+        return calibration.quantity(f"frame_{streams}_ns", 0)
+
+    def machine(self, calibration: Calibration | None = None, *, looked: bool = False) -> Machine:
+        """Return the machine: with the costs of a calibration, or without any.
+
+        Parameters
+        ----------
+        calibration : Calibration, optional
+        looked : bool
+            The costs of a GPU on which events around every op are recorded, as in a run that is replayed.
+        """
+        return Machine(
+            tuple(self._device(name, spec, calibration, looked) for name, spec in self.devices.items())
+        )
+
+    def _device(
+        self, name: str, spec: Mapping[str, int], calibration: Calibration | None, looked: bool = False
+    ) -> Device:
         if "workers" in spec:
             if calibration is None:
                 return Device(name, "cpu", workers=spec["workers"])
             return Device(name, "cpu", workers=spec["workers"], issue_ns=calibration.quantity("decision_ns"))
         if calibration is None:
             return Device(name, "gpu", streams=spec["streams"])
-        if calibration.backend == "cuda" and self.gated:  # the queues were filled before the clock started
-            return Device(
-                name,
-                "gpu",
-                streams=spec["streams"],
-                gap_ns=calibration.quantity("gap_ns"),
-                event_ns=calibration.quantity("event_ns"),
-            )
+        if calibration.backend == "cuda":
+            return Device(name, "gpu", streams=spec["streams"], **self._gpu_costs(calibration, looked))
         issue_ns = calibration.quantity("issue_ns")
         slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
         if slept:  # all ops of a case alike: a device has one number
@@ -184,6 +214,30 @@ class Case:
             gap_ns=calibration.quantity("gap_ns"),
             event_ns=calibration.quantity("event_ns"),
         )
+
+    def _gpu_costs(self, calibration: Calibration, looked: bool) -> dict[str, Any]:
+        """Return the costs of a GPU: filled before the clock starts, fed by a host, or driven by a policy."""
+        look = "looked_" if looked else ""
+        depth = calibration.quantity("queue_depth", 0) or None
+        if self.policy is not None:
+            return {
+                "issue_ns": calibration.quantity("driven_issue_ns"),
+                "launch_latency_ns": calibration.quantity(f"driven_{look}latency_ns"),
+                "gap_ns": calibration.quantity(f"driven_{look}gap_ns"),
+                "event_ns": calibration.quantity(f"{look}event_ns"),
+                "queue_depth": depth,
+            }
+        costs: dict[str, Any] = {
+            "gap_ns": calibration.quantity(f"{look}gap_ns"),
+            "event_ns": calibration.quantity(f"{look}event_ns"),
+        }
+        if self.gated:  # nothing of the host is seen
+            return costs
+        return costs | {
+            "issue_ns": calibration.quantity("issue_ns"),
+            "launch_latency_ns": calibration.quantity("launch_latency_ns"),
+            "queue_depth": depth,
+        }
 
     def job(self, duration_ns: Sequence[int] | None = None, calibration: Calibration | None = None) -> Job:
         """Return the job, with given durations and the other costs of a calibration."""

@@ -50,7 +50,7 @@ def compare_days(out: Path, experiment: str) -> list[dict[str, Any]]:
     predictions, now = files.read(out, "predictions", experiment), files.read(out, "measurements", experiment)
     if experiment == memory.NAME or predictions is None or now is None:
         return []  # bytes have no day
-    predicted = {case["name"]: case["makespan_ns"] for case in predictions["cases"]}
+    predicted = {case["name"]: case["makespan_ns"] for case in predictions["cases"] if "makespan_ns" in case}
     today = _medians(now)
     rows = []
     for path in sorted(out.glob(f"measurements-*/{experiment}.json")):

@@ -111,21 +111,22 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
 
 def _follow(
     case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration,
-    *, issue_ns: int | None = None, alone: bool = False,
+    *, issue_ns: int | None = None, alone: bool = False, looked: bool = False,
 ) -> int:  # fmt: skip
     """Simulate a plan with given durations and the overheads of a calibration; return the makespan.
 
     Durations that were measured in company have its cost in them already: `alone` says that these have not.
+    With events around every op a GPU has other overheads: `looked` says that the durations come from there.
     """
     policy = Redecide(plan, case.make_policy().synchronisation)
     case = case.simulated()
-    machine = case.machine(calibration)
+    machine = case.machine(calibration, looked=looked)
     if alone:
         machine = with_interference(machine, calibration)
     if issue_ns is not None:
         machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
     trace = simulate(case.graph(duration_ns), machine, policy, **case.decisions())
-    return trace.makespan_ns
+    return trace.makespan_ns + case.frame_ns(calibration)
 
 
 def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
@@ -182,7 +183,10 @@ def points_of(
                 m,
                 predicted["makespan_ns"],
                 error(predicted["makespan_ns"]),
-                error(_follow(case, followed, lasted, calibration, issue_ns=_host_ns(case, run)))
+                error(
+                    _follow(case, followed, lasted, calibration, issue_ns=_host_ns(case, run), looked=True),
+                    run.get("looked_ns") or m,
+                )
                 if seen
                 else nan,
                 error(_follow(case, followed, predicted["duration_ns"], calibration, alone=True)),

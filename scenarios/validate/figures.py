@@ -9,7 +9,7 @@ from typing import Any
 from devices.cost.calibration import Calibration
 from scenarios.validate import files
 from scenarios.validate.errors import rebuild
-from scenarios.validate.predict import simulate_case
+from scenarios.validate.predict import predict_case, simulate_case
 
 __all__ = ["draw_scatter", "draw_worst"]
 
@@ -54,7 +54,7 @@ def draw_worst(report: Mapping[str, Any], out: Path, calibration: Calibration, p
     case = next(case for case in files.read_cases(plans) if case.name == name)
     runs = next(entry["runs"] for entry in measurements["cases"] if entry["name"] == name)
     run = next(run for run in runs if run["clean"] and run["makespan_ns"] == measured_ns)
-    predicted = simulate_case(case, case.durations_ns(calibration), calibration)
+    predicted = simulate_case(case, predict_case(case, calibration)["duration_ns"], calibration)
     figure = compare_gantt(
         {f"{name}, predicted ({100 * error:.1f} % off)": predicted, f"{name}, measured": rebuild(case, run)}
     )

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from devices.real.work import Observation
 from scenarios.validate import files
 from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
 from scenarios.validate.case import Case, digest
+from scenarios.validate.contexts import durations_ns
 from sim.errors import SimError
 from sim.plan import Plan
 
@@ -66,8 +68,12 @@ def measure(
     runs: int = RUNS,
     attempts: int = ATTEMPTS,
     deadline: float | None = None,
+    again: bool = False,
 ) -> None:
-    """Measure an experiment whose plans are in `out`.
+    """Measure an experiment whose plans are in `out`; every case is written when it is done.
+
+    Cases that `out` has already, of the same plans and predictions, are not measured again, so that what was
+    interrupted goes on with the next case.
 
     Parameters
     ----------
@@ -82,30 +88,49 @@ def measure(
         How many runs there are at most until so many count.
     deadline : float, optional
         Of `time.monotonic`: cases that would begin after it are skipped, and say so.
+    again : bool
+        Measure also the cases that were measured before.
     """
     plans = files.read(out, "plans", experiment)
     if plans is None:
         raise SimError(f"{files.step_path(out, 'plans', experiment)} is missing: draw the plans first")
     predictions = files.read(out, "predictions", experiment)
-    entries: list[dict[str, Any]] = []
-    patience = Patience()
-    for case, entry in zip(files.read_cases(plans), plans["cases"], strict=True):
+    content: dict[str, Any] = {
+        "plans": digest(plans),
+        "predictions": None if predictions is None else digest(predictions),
+        "provenance": provenance(backend, executor),
+        "cases": [
+            {"name": entry["name"], "skipped": "not reached yet", "runs": []} for entry in plans["cases"]
+        ],
+    }
+    known = {} if again else _measured(out, experiment, content)
+    entries, patience = content["cases"], Patience()
+    for k, (case, entry) in enumerate(zip(files.read_cases(plans), plans["cases"], strict=True)):
+        if case.name in known:
+            entries[k] = known[case.name]
+            continue
         if deadline is not None and time.monotonic() > deadline:
-            entries.append({"name": case.name, "skipped": "the time was up", "runs": []})
+            entries[k]["skipped"] = "the time was up"
             continue
         plan = None if entry["plan"] is None else Plan.from_json(_text(entry["plan"]))
         try:
             done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
-            entries.append({"name": case.name, "runs": done})
+            entries[k] = {"name": case.name, "runs": done}
         except SimError as error:  # one case lost, not the experiment
-            entries.append({"name": case.name, "skipped": str(error), "runs": []})
-    content = {
-        "plans": digest(plans),
-        "predictions": None if predictions is None else digest(predictions),
-        "provenance": provenance(backend, executor),
-        "cases": entries,
-    }
+            entries[k]["skipped"] = str(error)
+        except Exception as error:  # the same, whatever a library raises
+            entries[k]["skipped"] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        files.write(out, "measurements", experiment, content)
     files.write(out, "measurements", experiment, content)
+
+
+def _measured(out: Path, experiment: str, content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the cases by name that were measured before, against the same plans and predictions."""
+    before = files.read(out, "measurements", experiment)
+    if before is None or any(before[key] != content[key] for key in ("plans", "predictions")):
+        return {}
+    return {entry["name"]: entry for entry in before["cases"] if "skipped" not in entry}
 
 
 def _text(value: Any) -> str:
@@ -124,7 +149,8 @@ def _measure_case(
     patience: Patience,
 ) -> list[dict[str, Any]]:
     runs, attempts = limits
-    job = case.job(None if calibration is None else case.durations_ns(calibration))
+    # A policy may ask how long ops take; a plan has been made.
+    job = case.job(None if calibration is None or plan is not None else durations_ns(case, calibration))
     # What a sleep takes has no states; cores that a hypervisor moves about, and clocks, have.
     usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
@@ -172,6 +198,7 @@ def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str,
         "priority": seen.priority,
         "probe_error": seen.probe_error,
     }
+    run |= {name: ns for name in ("looked_ns", "host_ns") if (ns := getattr(seen, name)) is not None}
     for column in ("issue_ns", "start_ns", "end_ns", "stream"):
         run[column] = tasks[column][order].tolist()
     return run

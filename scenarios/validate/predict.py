@@ -7,17 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from devices.cost.calibration import Calibration
 from devices.processor.corun import CorunSlowdown
 from devices.real.kernels import HOLDS_HOST
 from scenarios.validate import files
 from scenarios.validate.case import Case, digest
+from scenarios.validate.contexts import FloatArray, blended, durations_ns
 from scenarios.validate.draws import draw
+from sim.errors import InputError
 from sim.job import Job
 from sim.model import Machine
 from sim.trace import Trace
 
-__all__ = ["draw_plans", "predict", "predict_case", "with_interference"]
+__all__ = ["draw_plans", "predict", "predict_case", "predict_or_say_why", "with_interference"]
 
 
 def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
@@ -38,17 +42,25 @@ def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") ->
 
 
 def with_interference(machine: Machine, calibration: Calibration) -> Machine:
-    """Return the machine with the slowdown of company that was measured on its lanes, if there was one."""
+    """Return the machine with the slowdown of company that was measured on its lanes, if there was one.
+
+    Kernels slow kernels down, and copies to the device copies from it.
+    """
     two = calibration.quantity("corun_slowdown_ppm", 1_000_000) / 1_000_000
     four = calibration.quantity("corun_slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
-    if two == four == 1:
+    copies = max(1.0, calibration.quantity("duplex_slowdown_ppm", 1_000_000) / 1_000_000)
+    if two == four == copies == 1:
         return machine
     factors = [1, two, (two + four) / 2, four]
     devices = tuple(
         replace(
             device,
             processor=CorunSlowdown,
-            details={"corun_slowdown": factors, "corun_exempt": ("h2d", "d2h", *HOLDS_HOST)},
+            details={
+                "corun_slowdown": factors,
+                "corun_exempt": ("h2d", "d2h", *HOLDS_HOST),
+                "corun_exempt_slowdown": [1, copies],
+            },
         )
         if device.lanes > 1
         else device
@@ -78,8 +90,12 @@ def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
         given to the simulator; ``naive``: makespan by the sum of durations, by the critical path, and by
         simulating without overheads.
     """
-    duration_ns = case.durations_ns(calibration)
+    duration_ns = durations_ns(case, calibration)
     trace = simulate_case(case, duration_ns, calibration)
+    busy_ns = case.busy_durations_ns(calibration)
+    if busy_ns is not None:  # partitions: simulated once for how busy the others are, and once more
+        duration_ns = blended(duration_ns, busy_ns, trace.job.device_of, _busy_share(trace))
+        trace = simulate_case(case, duration_ns, calibration)
     trace.check()
     order = trace.tasks["op"]
     start_ns, end_ns = by_op(trace, "start_ns"), by_op(trace, "end_ns")
@@ -87,7 +103,7 @@ def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
     return {
         "name": case.name,
         "digest": case.digest,
-        "makespan_ns": trace.makespan_ns,
+        "makespan_ns": trace.makespan_ns + case.frame_ns(calibration),
         "order": order.tolist(),
         "start_ns": start_ns,
         "end_ns": end_ns,
@@ -99,6 +115,25 @@ def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
             "no overheads": simulate_case(case, duration_ns, None).makespan_ns,
         },
     }
+
+
+def predict_or_say_why(case: Case, calibration: Calibration) -> dict[str, Any]:
+    """Return the prediction of a case, or under ``not_predicted`` which kernel was not calibrated.
+
+    Such a case is measured all the same: there may be no second chance.
+    """
+    try:
+        return predict_case(case, calibration)
+    except InputError as error:
+        return {"name": case.name, "digest": case.digest, "not_predicted": str(error)}
+
+
+def _busy_share(trace: Trace) -> FloatArray:
+    """Return, by device, the share of the makespan in which it works."""
+    tasks = trace.tasks
+    lasted = tasks["end_ns"] - tasks["start_ns"]
+    work = np.bincount(trace.job.device_of[tasks["op"]], lasted, minlength=len(trace.job.machine.devices))
+    return np.asarray(work / max(1, trace.makespan_ns))
 
 
 def by_op(trace: Trace, column: str) -> list[int]:
@@ -113,7 +148,7 @@ def predict(experiment: str, out: Path, calibration: Calibration) -> None:
     """Predict all cases of an experiment that was drawn, and write it down with digests."""
     plans = files.read(out, "plans", experiment)
     assert plans is not None
-    predictions = [predict_case(case, calibration) for case in files.read_cases(plans)]
+    predictions = [predict_or_say_why(case, calibration) for case in files.read_cases(plans)]
     content = {
         "plans": digest(plans),
         "calibration": digest([calibration.quantities, calibration.tables]),

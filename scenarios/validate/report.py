@@ -19,7 +19,7 @@ from scenarios.validate import files, memory
 from scenarios.validate.case import digest
 from scenarios.validate.errors import Point, points_of, spread
 from scenarios.validate.measure import ENOUGH
-from scenarios.validate.predict import predict_case
+from scenarios.validate.predict import predict_or_say_why
 from sim.errors import InputError
 from sim.plan import Plan
 
@@ -134,9 +134,14 @@ def experiment_report(
     rejected = 0
     for k, case in enumerate(files.read_cases(plans)):
         entry, measured = plans["cases"][k], measurements["cases"][k]
-        predicted = predict_case(case, calibration) if recompute else predictions["cases"][k]  # type: ignore[index]
+        predicted = (
+            predict_or_say_why(case, calibration) if recompute else predictions["cases"][k]  # type: ignore[index]
+        )
         runs = measured["runs"]
         wrong += [f"{case.name}: {', '.join(run['wrong'][:3])}" for run in runs if run["wrong"]]
+        if "not_predicted" in predicted:
+            left_out.append({"case": case.name, "why": predicted["not_predicted"]})
+            continue
         clean = sum(run["clean"] for run in runs)
         rejected += len(runs) - clean
         if clean < ENOUGH:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import re
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
-from scenarios.calibrate import calibrate
+from scenarios.calibrate import DisturbedError, calibrate
 from scenarios.validate import days, files, memory
 from scenarios.validate.backends import Executor, make_backend, provenance
 from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
@@ -203,17 +204,53 @@ def run(
     file = calibration_file or out / "calibration.json"
     if not file.exists() and calibration_file is None:
         say(f"calibrating {backend}")
-        save_calibration(calibrate(backend, executor), file)
+        _calibrate(backend, executor, file, limit_s, deadline, say)
     calibration = load_calibration(file)
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
     experiments = [name for name in experiments if _count(name, backend)]
-    for name in experiments:
-        try:
-            _experiment(name, backend, out, executor, calibration, runs, deadline, again, say)
-        except SimError as error:
-            say(f"{name}: {error}")
+    for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
+        for k, name in enumerate(experiments):
+            until = deadline if once_more else _share(backend, experiments[k:], deadline)
+            try:
+                _experiment(
+                    name, backend, out, executor, calibration, runs, until, again and not once_more, say
+                )
+            except SimError as error:
+                say(f"{name}: {error}")
+            except Exception:  # whatever a library raises loses one experiment, and not the others
+                say(f"{name}: {traceback.format_exc()}")
     return write_report(out, backend, calibration, experiments)
+
+
+def _calibrate(
+    backend: str, executor: Executor, file: Path, limit_s: float | None, deadline: float | None,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Calibrate and write it; when the machine was disturbed, go on from the last good block if time is left.
+
+    With a limit, half of it is for calibrating; then what can be done without is left out.
+    """
+    half = None if deadline is None or limit_s is None else deadline - limit_s / 2
+    journal = file.with_suffix(".part")
+    while True:
+        try:
+            save_calibration(calibrate(backend, executor, journal=journal, deadline=half), file)
+            break
+        except DisturbedError as error:
+            say(str(error))
+            if half is None or time.monotonic() > half:
+                raise
+    journal.unlink(missing_ok=True)
+
+
+def _share(backend: str, experiments: Sequence[str], deadline: float | None) -> float | None:
+    """Return until when the first of some experiments may begin cases, so that the others get their share."""
+    if deadline is None:
+        return None
+    budget = [BUDGET_S[backend][name] for name in experiments]
+    now = time.monotonic()
+    return now + max(0.0, deadline - now) * budget[0] / sum(budget)
 
 
 def _experiment(
@@ -245,7 +282,7 @@ def _experiment(
         say(f"{name}: predicting")
         predict(name, out, calibration)
     say(f"{name}: measuring")
-    measure(name, out, backend, executor, calibration, runs=runs, deadline=deadline)
+    measure(name, out, backend, executor, calibration, runs=runs, deadline=deadline, again=again)
 
 
 def _unfinished(out: Path, name: str) -> bool:
