@@ -36,7 +36,8 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if memory is not None and sum(parts.values()) > memory:
         shown = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
         raise InputError(
-            f"{name}.virtual_devices: together they are more than the {format_bytes(memory)} of {name}: {shown}"
+            f"{name}.virtual_devices: together they are more than the {format_bytes(memory)} of {name}: "
+            f"{shown}"
         )
     issue_ns = dict(values.get("issue_cost") or {})
     supports = values.get("supports")

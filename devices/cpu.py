@@ -77,7 +77,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     Raises
     ------
     InputError
-        More cores an op than there are, or two ways to say how cores speed up an op.
+        More cores an op than there are, two ways to say how cores speed up an op, or a staging bandwidth
+        of memory that is not pageable.
 
     Examples
     --------
@@ -95,6 +96,9 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     sharing = values.get("sharing", "time" if oversubscribed else "none")
     if sharing not in ("none", "cores", "time"):
         raise InputError(f"{name}.sharing: a CPU shares none, cores or time, not {sharing!r}")
+    pageable = values.get("host_memory") == "pageable"
+    if "staging_bandwidth" in values and not pageable:
+        raise InputError(f"{name}.staging_bandwidth: it takes effect only with host_memory: pageable")
     faster = speedup(intra_op, values.get("serial_fraction", Fraction(0)), values.get("speedup"))
     cost = make_cost(
         values,
@@ -110,6 +114,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
         workers=workers,
         cores=cores,
         cores_per_op=intra_op,
+        pageable=pageable,
+        staging_bytes_per_s=values.get("staging_bandwidth"),
         cost=cost,
         processor=processor,
     )

@@ -214,6 +214,23 @@ _DEVICE = [
         "sizes",
         "cut the memory into named parts, each with an allocator: that of NAME holds tensors of ops NAME/...",
     ),
+    Field(
+        "host_memory",
+        "word",
+        "pinned (default): copy engines read it themselves; pageable: copies to and from GPUs and NPUs hold "
+        "the host thread that launches there",
+        _CPU,
+        True,
+        choices=("pinned", "pageable"),
+    ),
+    Field(
+        "staging_bandwidth",
+        "bandwidth",
+        "with pageable memory: of copies through the driver's buffers; default no limit",
+        _CPU,
+        True,
+        example="6GB/s",
+    ),
     Field("l2", "bytes", "second-level cache", ("cpu", "gpu"), example="50MB"),
     Field(
         "scratchpad",

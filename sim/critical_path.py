@@ -19,6 +19,7 @@ import numpy as np
 
 from sim.frames import has_control_flow
 from sim.graph import UNSET, Graph, IntArray, Role
+from sim.hosting import staging_bytes_per_s
 from sim.job import Job
 from sim.strictness import non_strict_ops
 from sim.units import NS_PER_S
@@ -47,11 +48,12 @@ def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
 def transfer_ns(job: Job, source: int, destination: int, nbytes: int) -> int:
     """Return the least time in which `nbytes` get from one device to another, in ns.
 
-    The latency of the route, and the bytes at the bandwidth of its slowest link, up to the first whole
-    ns at which they are all there.
+    The latency of the route, and the bytes at the bandwidth of its slowest link (or of the host that copies
+    them), up to the first whole ns at which they are all there.
     """
     route = [job.machine.links[k] for k in job.machine.route(source, destination)]
-    rates = [link.bandwidth_bytes_per_s for link in route if link.bandwidth_bytes_per_s is not None]
+    limits = [*(link.bandwidth_bytes_per_s for link in route), staging_bytes_per_s(job, source, destination)]
+    rates = [rate for rate in limits if rate is not None]
     return sum(link.latency_ns for link in route) + (-(-nbytes * NS_PER_S // min(rates)) if rates else 0)
 
 

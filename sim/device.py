@@ -45,6 +45,11 @@ class Device:
     processor : callable or None
         ``processor(device, context)`` returns the `Processor` of a run when tasks of the device
         share something; None when its streams do not disturb one another.
+    pageable : bool
+        Of a CPU: its memory may be paged out, so that a host thread makes every copy to and from a device
+        that is launched on (`sim.hosting`).
+    staging_bytes_per_s : int or None
+        How fast such a copy passes through the driver's buffers; None is no limit.
     supports : frozenset of str or None
         Kinds of op it can run; None is all.
     details : mapping
@@ -66,6 +71,8 @@ class Device:
     memory_bytes: int | None = None
     cost: CostModel | None = None
     processor: Callable[[Device, Context], Processor] | None = None
+    pageable: bool = False
+    staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 

@@ -14,6 +14,9 @@ flow; the latency comes first (as in SimGrid's flow models, Velho et al., *On th
 network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on either:
 ``latency + nbytes / bandwidth``, up to the first whole ns at which its bytes are there.
 
+What a host copies from or to pageable memory (`sim.hosting`) passes through the driver's buffers: never
+faster than ``staging_bandwidth``, which all such copies from one device to another share.
+
 Copy engines (``copy_engines``, for NPUs ``dma_engines``): with 2 a device takes part in one transfer in each
 direction at a time, with 1 in one altogether, first come, first served (the property `asyncEngineCount` of
 CUDA devices).
@@ -21,12 +24,13 @@ CUDA devices).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from devices.network.flows import FairFlows
 from devices.network.turnstile import Turnstile
 from sim.errors import InputError
+from sim.hosting import staging_bytes_per_s
 from sim.model import Context, Machine, Task
 from sim.units import NS_PER_S
 
@@ -42,7 +46,7 @@ class _Route(NamedTuple):
     bandwidth_bytes_per_s: int | None
     """The least of the route."""
     shared: tuple[int, ...]
-    """Links with a bandwidth, when one of them is shared; else empty."""
+    """Links with a bandwidth (and the host's copying), when a link is shared; else empty."""
 
 
 class Carrier:
@@ -61,10 +65,16 @@ class Carrier:
         self._n_ops = flow.n_ops
         self._nbytes: list[int] = flow.nbytes.tolist()
         pairs = list(zip(flow.source.tolist(), flow.destination.tolist(), strict=True))
-        routes = {pair: _route(machine, *pair) for pair in dict.fromkeys(pairs)}
+        capacities = _capacities(machine)
+        routes: dict[tuple[int, int], _Route] = {}
+        for pair in dict.fromkeys(pairs):
+            staging = staging_bytes_per_s(context.job, *pair)
+            if staging is not None:
+                capacities[len(machine.links) + len(routes)] = staging
+            routes[pair] = _route(machine, *pair, staging, len(machine.links) + len(routes))
         self._routes = [routes[pair] for pair in pairs]
         self._turnstile: Turnstile[Task] = Turnstile()
-        self._flows = FairFlows(context, _capacities(machine), self._arrived)
+        self._flows = FairFlows(context, capacities, self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""
@@ -135,18 +145,19 @@ def make_network(machine: Machine, context: Context) -> Carrier:
     return Carrier(machine, context)
 
 
-def _route(machine: Machine, source: int, destination: int) -> _Route:
+def _route(machine: Machine, source: int, destination: int, staging: int | None, stage: int) -> _Route:
+    """Return what a route holds and shares; `stage` is the number of the host's copying among the links."""
     links = machine.route(source, destination)
     held: list[Hashable] = [link for link in links if machine.links[link].sharing == "serial"]
     finite = tuple(link for link in links if machine.links[link].bandwidth_bytes_per_s is not None)
-    bandwidths = [machine.links[link].bandwidth_bytes_per_s for link in finite]
+    bandwidths = [staging, *(machine.links[link].bandwidth_bytes_per_s for link in finite)]
     shared = any(machine.links[link].sharing == "shared" for link in finite)
     engines = [_engine(machine, source, "out"), _engine(machine, destination, "in")]
     return _Route(
         (*held, *(engine for engine in engines if engine is not None)),
         sum(machine.links[link].latency_ns for link in links),
         min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
-        finite if shared else (),
+        (*finite, *(() if staging is None else (stage,))) if shared else (),
     )
 
 
@@ -163,7 +174,7 @@ def _engine(machine: Machine, device: int, direction: str) -> Hashable | None:
     return (device, direction if engines == 2 else "both")
 
 
-def _capacities(machine: Machine) -> Mapping[int, int]:
+def _capacities(machine: Machine) -> dict[int, int]:
     for link in machine.links:
         if link.sharing not in ("serial", "shared"):
             raise InputError(f"link {link.name!r}: sharing must be serial or shared, found {link.sharing!r}")

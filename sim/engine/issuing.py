@@ -37,13 +37,23 @@ class Issuing(Starting):
             return
         self._eligible(cause, [task for task in tasks if task.group >= 0], issuer, tell)
         for task in tasks:
-            if task.group < 0:
-                task.issue_ns = self.now_ns
-                if self.asynchronous:
-                    self._issued(task)
-                    if not self.readiness.may_start(task):
-                        continue
-                self._carry(task)
+            if task.group < 0 and (self.hosts is None or self.hosts.take(task)):
+                self._launch(task)
+
+    def _launch(self, transfer: Task) -> None:
+        """Issue a transfer, and let it go when its tensor is there."""
+        transfer.issue_ns = self.now_ns
+        if self.asynchronous:
+            self._issued(transfer)
+            if not self.readiness.may_start(transfer):
+                return
+        self._carry(transfer)
+
+    def _launch_waiting(self) -> None:
+        """Issue transfers that waited for a host thread, as long as there are free ones."""
+        assert self.hosts is not None
+        while (transfer := self.hosts.next()) is not None:
+            self._launch(transfer)
 
     def _carry(self, transfer: Task) -> None:
         if transfer.floor_ns > self.now_ns:  # the request for it is still on its way
@@ -83,6 +93,8 @@ class Issuing(Starting):
             took = False
             for idle in self.idle:
                 for issuer in idle[:]:
+                    if self.hosts is not None and issuer not in idle:
+                        continue  # it copies what was issued a moment ago
                     task = ask(issuer)
                     if task is not None:
                         took = True
@@ -189,10 +201,10 @@ class Issuing(Starting):
         if stream.running is None and not stream.dirty and len(stream.queue) == 1:
             stream.dirty = True
             self.dirty_streams.append(stream)
-        if self.asynchronous:
-            self._issued(task)
         if op in self.holding:
             self.idle[task.group].remove(task.issuer)  # type: ignore[arg-type]
+        if self.asynchronous:
+            self._issued(task)
 
     def _issued(self, task: Task) -> None:
         self._eligible(task, self.now_ready_at_issue(task), task.issuer, task.group >= 0)

@@ -45,6 +45,8 @@ class Engine(Issuing):
                         self._complete()
                     if paid:
                         self._issue_paid()
+                    if self.hosts is not None:
+                        self._launch_waiting()
                     if not by_group:
                         self._ask_all()
                     elif self.dirty_groups:
@@ -105,6 +107,8 @@ class Engine(Issuing):
                     self._leave_stream(task)
                     if task.op in self.holding:
                         self._free(issuer)
+            elif self.hosts is not None and (host := self.hosts.let_go(task)) is not None:
+                self._free(host)
         freed = False
         if not self.plain:
             if self.shared:

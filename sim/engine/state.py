@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import simpy
 from simpy.events import NORMAL
 
@@ -21,6 +22,7 @@ from sim.control_flow import TaggedTokenReadiness
 from sim.engine.hooks import Memory, Observer
 from sim.errors import InfeasibleError, InputError
 from sim.frames import has_control_flow
+from sim.hosting import HostThreads, host_groups
 from sim.job import Job
 from sim.meeting import find_meetings
 from sim.model import Issuer, Network, Policy, Processor, Task
@@ -123,6 +125,12 @@ class State:
         self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
         for issuer in self.issuers:
             self.idle[issuer.group].append(issuer)
+        hosted = host_groups(job, self.flow.source, self.flow.destination)
+        self.hosts: HostThreads | None = None
+        if (hosted >= 0).any():
+            nodes = self.flow.n_ops + np.flatnonzero(hosted >= 0)
+            copied = zip(nodes.tolist(), hosted[hosted >= 0].tolist(), strict=True)
+            self.hosts = HostThreads(dict(copied), self.idle)
         self.by_group = policy.scope == "group"
         self.is_dirty = [False] * job.n_groups
         self.dirty_groups: list[int] = []

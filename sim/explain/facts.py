@@ -17,6 +17,7 @@ import numpy.typing as npt
 from sim.bounds import issue_costs_ns
 from sim.dependencies import Dependencies, dependencies, waited_for
 from sim.graph import UNSET, Csr, IntArray
+from sim.hosting import host_groups
 from sim.intervals import Cover, stacked
 from sim.trace import Trace, Wait
 
@@ -99,9 +100,28 @@ class Facts:
         return launch_end
 
     @cached_property
+    def keeps_issuer(self) -> npt.NDArray[np.bool_]:
+        """Whether its issuer is busy with each task until it ends.
+
+        A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
+        """
+        attributes = self.job.graph.attributes
+        waits = [op for op, given in attributes.items() if given.get("host_waits") or given.get("pageable")]
+        keeps: npt.NDArray[np.bool_] = self.by_worker
+        if waits:
+            keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))
+        return keeps
+
+    @cached_property
     def let_go(self) -> IntArray:
-        """When its issuer was done with each task: a worker executes it, a host thread launches it."""
-        return np.where(self.by_worker, self.end, self.issue)
+        """When its issuer was done with each task."""
+        return np.where(self.keeps_issuer, self.end, self.issue)
+
+    @cached_property
+    def copied_by(self) -> IntArray:
+        """Group of issuers of which one makes each transfer, -1 where nobody has to; an entry a transfer."""
+        moved = self.trace.transfers
+        return host_groups(self.job, moved["source"], moved["destination"])
 
     @cached_property
     def before_at_issuer(self) -> IntArray:
@@ -134,10 +154,13 @@ class Facts:
 
     @cached_property
     def issuers_busy(self) -> Cover:
-        """When all issuers of a group are busy: issuing, executing, or blocked."""
+        """When all issuers of a group are busy: issuing, executing, copying pageable memory, or blocked."""
         size = np.bincount([issuer.group for issuer in self.issuers])
-        group = self.group[self.device]
-        return Cover(stacked(self.taken, self.let_go, group, size), self.trace.makespan_ns)
+        moved, copied = self.trace.transfers, self.copied_by >= 0
+        start = np.concatenate((self.taken, moved["ready_ns"][copied]))
+        end = np.concatenate((self.let_go, moved["end_ns"][copied]))
+        group = np.concatenate((self.group[self.device], self.copied_by[copied]))
+        return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
 
     @cached_property
     def queue_was_full(self) -> npt.NDArray[np.bool_]:
@@ -173,11 +196,12 @@ class Facts:
         return moved["end_ns"][rows].tolist(), rows.tolist()
 
     def way(self, transfer: int) -> set[str]:
-        """Return what a transfer occupies: the links of its route, and the devices at its ends."""
+        """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
         moved, machine = self.trace.transfers, self.job.machine
         source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
         links = {machine.links[k].name for k in machine.route(source, destination)}
-        return links | {f"out of {source}", f"into {destination}"}
+        host = int(self.copied_by[transfer])
+        return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
 
 
 def _before(order: IntArray, key: IntArray) -> IntArray:

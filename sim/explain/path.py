@@ -91,6 +91,7 @@ class _Walk:
         self.ready, self.issue = f.ready.tolist(), f.issue.tolist()
         self.cost, self.taken = f.cost.tolist(), f.taken.tolist()
         self.by_worker, self.wait = f.by_worker.tolist(), f.wait.tolist()
+        self.keeps_issuer = f.keeps_issuer.tolist()
         self.lane_end, self.launch_end = f.lane_end.tolist(), f.launch_end.tolist()
         self.before_on_lane = f.before_on_lane.tolist()
         self.before_at_issuer, self.let_go = f.before_at_issuer.tolist(), f.let_go.tolist()
@@ -181,11 +182,14 @@ class _Walk:
         free_since = 0 if before == UNSET else self.let_go[before]
         ready = self.ready[row]
         bound = max(ready, free_since)
+        copied = self.copy_that_ended(row) if self.taken[row] > bound else None
+        if copied is not None:
+            return copied, True
         self.add("wait", row, bound, self.taken[row], "policy")
         if bound == 0:
             return None
         if bound > ready:
-            return before, self.by_worker[before]
+            return before, self.keeps_issuer[before]
         if self.data[row] == ready:
             return self.producer(row)
         # It was ready when its last producer was issued; or had ended, where one of the two is a worker's.
@@ -222,6 +226,15 @@ class _Walk:
         times, rows = self.f.ends_by_device[device]
         k = bisect_right(times, time_ns) - 1
         return rows[k] if k >= 0 and times[k] == time_ns else None
+
+    def copy_that_ended(self, row: int) -> int | None:
+        """Return a transfer that the host of a task made itself until it took the task."""
+        f = self.f
+        if (f.copied_by < 0).all():
+            return None
+        group = f.issuers[int(f.issuer[row])].group
+        ended = np.flatnonzero((f.copied_by == group) & (f.trace.transfers["end_ns"] == self.taken[row]))
+        return f.n + int(ended[0]) if len(ended) else None
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int | None:
         """Return a transfer that took some time, ended at an instant, and met this one on its way."""

@@ -115,7 +115,13 @@ def _dependency(f: Facts, row: int, at_ns: int) -> str:
 def _in_transit(f: Facts, row: int, at_ns: int) -> str:
     transfer = int(f.last_producer[row])
     queued = f.trace.transfers["start_ns"][transfer - f.n] > at_ns
-    return f"{_task(f, row)} needs {_transfer(f, transfer)}" + (", which waits for a link" if queued else "")
+    return f"{_task(f, row)} needs {_transfer(f, transfer)}" + (
+        f", which {_queued(f, transfer)}" if queued else ""
+    )
+
+
+def _queued(f: Facts, transfer: int) -> str:
+    return "waits for a link" if f.copied_by[transfer - f.n] < 0 else "waits for a link, or for its host"
 
 
 def _issue(f: Facts, row: int, at_ns: int) -> str:
@@ -216,7 +222,7 @@ def _step(f: Facts, step: Step) -> str:
     if step.kind == "transfer":
         return _transfer(f, step.row)
     if step.row >= f.n:
-        return f"{_transfer(f, step.row)}, waits for a link"
+        return f"{_transfer(f, step.row)}, {_queued(f, step.row)}"
     name = _task(f, step.row)
     if step.kind == "task":
         return f"{name} on {_lane(f, step.row)}"

@@ -10,6 +10,7 @@ import numpy as np
 from sim.bounds import bounds, cores_of_ops
 from sim.errors import InvariantError
 from sim.graph import UNSET, IntArray
+from sim.hosting import host_groups
 from sim.intervals import most_at_once, union
 from sim.invariants.columns import Columns, refuse
 from sim.memory_use import lifetimes
@@ -72,6 +73,29 @@ def serial_links(c: Columns) -> None:
         refuse(start[rows[1:]] < end[rows[:-1]], tell)
 
 
+def host_threads(c: Columns) -> None:
+    """Who copies pageable memory does nothing else meanwhile: issuers do no more at once than they are."""
+    hosted = host_groups(c.job, c.moved["source"], c.moved["destination"])
+    if (hosted < 0).all():
+        return
+    by_worker = np.array([d.workers for d in c.machine.devices])[c.device] > 0
+    group_of = np.array([issuer.group for issuer in c.issuers])
+    for group in np.unique(hosted[hosted >= 0]).tolist():
+        copied = np.flatnonzero(hosted == group)
+        rows = np.flatnonzero((group_of[c.issuer] == group) & c.live)
+        begin = np.where(by_worker, c.issue, c.issue - c.cost)[rows]
+        end = np.where(by_worker, c.end, c.issue)[rows]
+        start = np.concatenate((c.moved["start_ns"][copied], begin))
+        over = np.concatenate((c.moved["end_ns"][copied], end))
+        most, k = most_at_once(start, over, np.ones(len(start), np.int64))
+        if most > int((group_of == group).sum()):
+            what = c.transfer(int(copied[k])) if k < len(copied) else c.task(int(rows[k - len(copied)]))
+            raise InvariantError(
+                f"{what} began at {start[k]} ns; then its host does {most} things at once, copies of "
+                f"pageable memory among them, with {(group_of == group).sum()} threads"
+            )
+
+
 def lower_bounds(c: Columns) -> None:
     """The makespan is at least every lower bound, for durations as they were."""
     noisy = c.job.noisy_ns
@@ -114,4 +138,10 @@ def memory(c: Columns) -> None:
             )
 
 
-RESOURCES: Final[tuple[Callable[[Columns], None], ...]] = (cores, serial_links, memory, lower_bounds)
+RESOURCES: Final[tuple[Callable[[Columns], None], ...]] = (
+    cores,
+    serial_links,
+    host_threads,
+    memory,
+    lower_bounds,
+)
