@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Final
 
-from policies.rewrite.gradients import CONTRACTIONS, CUT, FUNCTIONS, KEPT_OUTPUT, MOVEMENTS, PASSES
+from policies.rewrite.gradients import CONTRACTIONS, CUT, FUNCTIONS, KEPT_OUTPUT, MOVEMENTS, PASSES, SEVERAL
 from policies.rewrite.records import Record, Records
 from sim.graph import Role
 
@@ -112,9 +112,12 @@ class Backward:
             self._squared_difference(op, dy[0], wanted)
         elif op.kind in FUNCTIONS:
             self._function(op, dy, wanted)
+        elif op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1:
+            self._embedding(op, dy[0], wanted)
         else:
-            reads = [*dy, *(tensor for tensor, _ in op.inputs)]
-            self._together(op, f"{op.kind}_grad", reads, wanted, Fraction(len(wanted)))
+            reads = [*dy, *(tensor for tensor, _ in op.inputs), *([op.name] if op.kind in SEVERAL else [])]
+            work = SEVERAL.get(op.kind, Fraction(len(wanted)))
+            self._together(op, f"{op.kind}_grad", reads, wanted, work)
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -139,11 +142,24 @@ class Backward:
                 phase=phase,
                 work=_ONE,
             )
+            if len(op.inputs) > 2:
+                made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias
             m, n, inner = (op.attributes.get(key) for key in "mnk")
             if m is not None and n is not None and inner is not None:
                 of = (m, inner, n) if k == 0 else (inner, n, m)
                 made.attributes = dict(zip("mnk", of, strict=True))
             self._give(op, tensor, made.name)
+
+    def _embedding(self, op: Record, dy: str, wanted: list[tuple[int, str]]) -> None:
+        """Sum rows of ``dy`` up by their indices; further tables (positions) get sums over the batch."""
+        (_, table), *more = wanted
+        size = (self.records.nbytes(table),)
+        made = self.add(
+            op, f"{op.name}/weight_grad", "embedding_grad", [dy, op.inputs[1][0]], size, phase="W"
+        )
+        made.flops = elements(self._nbytes(dy), op.dtype)
+        self._give(op, table, made.name)
+        self._broadcast(op, dy, more)
 
     def _mean(self, op: Record, dy: str, tensor: str) -> None:
         size = (self.records.nbytes(tensor),)

@@ -61,6 +61,7 @@ class Batch:
         if self.times == 1:
             return graph
         records = read(graph)
+        records.name += f" x {self.times}"
         grows = {name for name, given in records.externals.items() if given.role == Role.INPUT}
         for op in graph.topological_order.tolist():
             record = records.ops[graph.op_names[op]]

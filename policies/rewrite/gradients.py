@@ -28,6 +28,7 @@ __all__ = [
     "MOVEMENTS",
     "OPTIMISERS",
     "PASSES",
+    "SEVERAL",
     "Function",
     "Optimiser",
 ]
@@ -66,12 +67,18 @@ CONTRACTIONS: Final = {
 FUNCTIONS: Final[dict[str, Function]] = {
     **_functions("y", relu="1", relu6="1/2", sigmoid="3/4", tanh="3", softmax="3/5", log_softmax="3/5"),
     **_functions("y", exp="1", sqrt="2", rsqrt="4", reciprocal="2"),
-    **_functions("x", gelu="1", silu="6/5", elu="1", leaky_relu="1", softplus="5/3", log="1", abs="1"),
+    **_functions("x", gelu="11/5", silu="6/5", elu="1", leaky_relu="1", softplus="5/3", log="1", abs="1"),
     **_functions("x", square="2", layer_norm="13/7", rms_norm="2", instance_norm="13/7", lrn="2", erf="4"),
     **_functions("xy", max_pool="1", global_max_pool="1", reduce_max="1"),
     **_functions("", average_pool="1", global_average_pool="1", neg="1"),
 }
 """Kind → what makes the gradient of its first input (and, of a norm, of its scale and offset)."""
+
+SEVERAL: Final = {"attention": Fraction(5, 2)}
+"""Kind → work of an op that makes the gradients of all inputs from them, ``dy`` and the output.
+
+Attention: five products instead of two, as FlashAttention does it (arXiv 2205.14135, algorithm 4).
+"""
 
 KEPT_OUTPUT: Final = frozenset({"softmax_cross_entropy", "sparse_softmax_cross_entropy"})
 """Kinds whose second output is the gradient already, up to a product with ``dy``."""

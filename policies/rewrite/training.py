@@ -100,6 +100,7 @@ class Training:
             record.phase = record.phase or "F"
             read_ = [updates[tensor] for tensor, _ in record.inputs if tensor in updates]
             record.after = [*record.after, *dict.fromkeys((update.name, 1) for update in read_)]
+        records.name += " (training)"
         made = [*backward.made, *updates.values()]
         records.ops |= {record.name: record for record in made}
         return write(records)

@@ -1,6 +1,10 @@
 """Greedy, HEFT and auto-tuned placement of one graph over a CPU and two GPUs, against a lower bound.
 
     python -m scenarios.studies.placements GRAPH.json.gz ... [--budget 30]
+    python -m scenarios.studies.placements InceptionV3.json.gz ResNet50_train.json.gz --training --times 32
+
+A forward graph becomes a step of training with ``--training``, and a larger one with ``--times``; what is a
+step of training already stays as it is.
 
 HEFT and the greedy placer plan with durations and copies alone; the simulator adds what they do not see (a
 host that launches op after op, links that carry one copy at a time), so that a single GPU can be better than
@@ -21,6 +25,10 @@ from policies.placement.auto_tune import AutoTune
 from policies.placement.greedy import Greedy
 from policies.placement.heft import Heft
 from policies.placement.single import Single
+from policies.rewrite.batch import Batch
+from policies.rewrite.batch_norm import BatchNorm
+from policies.rewrite.gradients import OPTIMISERS
+from policies.rewrite.training import Training
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
 from sim.graph import UNSET, longest_path_ns
@@ -30,7 +38,7 @@ from sim.model import Placement
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CPU_AND_TWO_GPUS", "compare_placements", "placement_bound_ns"]
+__all__ = ["CPU_AND_TWO_GPUS", "compare_placements", "placement_bound_ns", "training_step"]
 
 CPU_AND_TWO_GPUS: Final[Mapping[str, Any]] = {
     "devices": {
@@ -68,6 +76,31 @@ def placement_bound_ns(graph: Graph, machine: Machine) -> int:
     path = int(longest_path_ns(graph, cost.min(axis=0).astype(np.int64)).max())
     work = float((cost / lanes[:, None]).min(axis=0).sum()) / len(machine.devices)
     return max(path, int(work))
+
+
+def training_step(graph: Graph, times: int = 1) -> Graph:
+    """Return a step of training, with `times` the samples of a forward graph; a step remains what it is.
+
+    Parameters
+    ----------
+    graph : Graph
+        As imported, with no op of an optimiser or gradient when it is a forward graph.
+    times : int
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> step = training_step(b.build(), 2)
+    >>> step.op_names, len(training_step(step))
+    (['a', 'a/loss_grad', 'a/weight_grad', 'w/update'], 4)
+    """
+    updates = {"assign", "assign_sub", "assign_add", *OPTIMISERS}
+    if not updates.isdisjoint(graph.kinds):
+        return graph
+    return Training().apply(Batch(times).apply(BatchNorm().apply(graph)))
 
 
 def compare_placements(graph: Graph, machine: Machine, *, budget: int = 30, seed: int = 0) -> pd.DataFrame:
@@ -115,9 +148,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Placements of graphs over a CPU and two GPUs.")
     parser.add_argument("graphs", nargs="+", help="graph files of any known format")
     parser.add_argument("--budget", type=int, default=30, help="simulations of the search")
+    parser.add_argument("--training", action="store_true", help="make steps of training of forward graphs")
+    parser.add_argument("--times", type=int, default=1, help="samples of those for each that was recorded")
     given = parser.parse_args()
     machine = make_machine(CPU_AND_TWO_GPUS)
-    tables = [compare_placements(load_graph(path), machine, budget=given.budget) for path in given.graphs]
+    graphs = [load_graph(path) for path in given.graphs]
+    if given.training:
+        graphs = [training_step(graph, given.times) for graph in graphs]
+    tables = [compare_placements(graph, machine, budget=given.budget) for graph in graphs]
     print(pd.concat(tables).to_string(index=False))
 
 

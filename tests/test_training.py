@@ -1,0 +1,357 @@
+"""Training steps made of forward graphs, larger batches, and batch norms as one op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.machine import make_machine
+from policies.issue.ready_queue import ReadyQueue
+from policies.rewrite.batch import Batch
+from policies.rewrite.batch_norm import BatchNorm
+from policies.rewrite.prune import Prune
+from policies.rewrite.records import Record, read, write
+from policies.rewrite.training import Training
+from scenarios.build.gpt import gpt_graph
+from scenarios.build.transformer import Transformer
+from scenarios.importers import load_graph
+from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
+from sim import Graph, GraphBuilder, simulate
+from sim.errors import GraphError, InputError, UnknownNameError
+
+
+def layers(ops: dict[str, dict[str, Any]], parameters: dict[str, int], x: int = 400) -> Graph:
+    b = GraphBuilder("net")
+    b.input("x", x)
+    for name, nbytes in parameters.items():
+        b.parameter(name, nbytes)
+    for name, fields in ops.items():
+        b.op(name, **{"outputs": 400, "dtype": "fp32", **fields})
+    return b.build()
+
+
+def records(g: Graph) -> dict[str, Record]:
+    return read(g).ops
+
+
+def reads(g: Graph) -> dict[str, tuple[str, list[str]]]:
+    """Return {op: (kind, inputs)}."""
+    return {r.name: (r.kind, [t for t, _ in r.inputs]) for r in records(g).values()}
+
+
+# -- rules, op by op ----------------------------------------------------------------------------------
+
+
+def test_a_layer_worked_by_hand() -> None:
+    """y = relu(x w + b): 100 elements, w 200, b 10."""
+    mnk = {"m": 10, "n": 10, "k": 20}
+    g = layers(
+        {
+            "p": {"kind": "matmul", "inputs": ["x", "w"], "flops": 4000, "attributes": mnk},
+            "s": {"kind": "bias_add", "inputs": ["p", "b"], "flops": 100},
+            "y": {"kind": "relu", "inputs": ["s"], "flops": 100},
+        },
+        {"w": 800, "b": 40},
+        x=800,
+    )  # fmt: skip
+    step = Training().apply(g)
+    assert reads(step) == {
+        "p": ("matmul", ["x", "w"]),
+        "s": ("bias_add", ["p", "b"]),
+        "y": ("relu", ["s"]),
+        "y/loss_grad": ("loss_grad", ["y"]),
+        "y/grad": ("relu_grad", ["y/loss_grad", "y"]),
+        "s/grad1_sum": ("bias_add_grad", ["y/grad"]),
+        "p/weight_grad": ("matmul", ["y/grad", "x"]),
+        "w/update": ("sgd", ["p/weight_grad", "w"]),
+        "b/update": ("sgd", ["s/grad1_sum", "b"]),
+    }
+    made = records(step)
+    assert {name: made[name].flops for name in reads(step)} == {
+        "p": 4000,
+        "s": 100,
+        "y": 100,
+        "y/loss_grad": 100,
+        "y/grad": 100,
+        "s/grad1_sum": 100,
+        "p/weight_grad": 4000,
+        "w/update": 400,
+        "b/update": 20,
+    }
+    assert made["p/weight_grad"].attributes == {"m": 20, "n": 10, "k": 10}
+    assert made["p/weight_grad"].outputs == (800,)
+    assert (made["y/grad"].bytes_read, made["y/grad"].bytes_written) == (800, 400)
+    assert (made["w/update"].bytes_read, made["w/update"].bytes_written) == (1600, 800)
+    assert [made[n].phase for n in ("p", "y/grad", "p/weight_grad", "w/update")] == ["F", "I", "W", None]
+    assert made["p"].after == [("w/update", 1)]
+    assert made["s"].after == [("b/update", 1)]
+
+
+def test_gradients_of_what_is_read_twice_are_summed() -> None:
+    g = layers(
+        {
+            "a": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10},
+            "l": {"kind": "relu", "inputs": ["a"], "flops": 1},
+            "r": {"kind": "neg", "inputs": ["a"], "flops": 1},
+            "y": {"kind": "sub", "inputs": ["l", "r"], "flops": 1},
+        },
+        {"w": 400},
+    )
+    made = records(Training().apply(g))
+    assert made["y/grad1_neg"].inputs == [("y/loss_grad", 0)]
+    assert made["a/grad_sum"].kind == "add_n"
+    assert made["a/grad_sum"].inputs == [("r/grad", 0), ("l/grad", 0)]
+    assert made["a/grad_sum"].flops == 100
+
+
+def test_a_weight_that_is_used_twice_is_updated_once() -> None:
+    g = layers(
+        {
+            "a": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10},
+            "b": {"kind": "matmul", "inputs": ["a", "w"], "flops": 10},
+        },
+        {"w": 400},
+    )
+    made = records(Training().apply(g))
+    assert made["w/grad_sum"].inputs == [("b/weight_grad", 0), ("a/weight_grad", 0)]
+    assert made["w/update"].inputs == [("w/grad_sum", 0), ("w", 0)]
+    assert made["a"].after == made["b"].after == [("w/update", 1)]
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "states", "flops"),
+    [("sgd", [], 2), ("momentum", ["velocity"], 4), ("adam", ["first_moment", "second_moment"], 14)],
+)
+def test_what_an_optimiser_keeps(optimiser: str, states: list[str], flops: int) -> None:
+    g = layers({"y": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10}}, {"w": 400})
+    step = Training(optimiser=optimiser).apply(g)
+    update = records(step)["w/update"]
+    assert [t for t, _ in update.inputs] == ["y/weight_grad", *(f"w/{s}" for s in states), "w"]
+    assert (update.flops, update.bytes_read) == (100 * flops, 400 * (2 + len(states)))
+    assert update.bytes_written == 400 * (1 + len(states))
+    assert step.external_names == ["x", "w", *(f"w/{s}" for s in states)]
+
+
+def test_frozen_parameters_and_what_leads_to_them_alone_get_none() -> None:
+    g = layers(
+        {
+            "a": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10},
+            "b": {"kind": "matmul", "inputs": ["a", "v"], "flops": 10},
+        },
+        {"w": 400, "v": 400},
+    )
+    made = reads(Training(frozen=["w"]).apply(g))
+    assert set(made) == {"a", "b", "b/loss_grad", "b/weight_grad", "v/update"}
+
+
+def test_measured_durations_are_taken_over() -> None:
+    g = layers(
+        {
+            "a": {"kind": "matmul", "inputs": ["x", "w"], "duration_ns": 10, "duration_by_kind": {"cpu": 70}},
+            "y": {"kind": "sigmoid", "inputs": ["a"], "duration_ns": 5, "flops": 400},
+        },
+        {"w": 400},
+    )
+    made = records(Training().apply(g))
+    assert (made["a/weight_grad"].duration_ns, made["a/weight_grad"].duration_by_kind) == (10, {"cpu": 70})
+    assert made["y/grad"].duration_ns == 4  # 3/4 of 5
+    assert made["y/grad"].flops == 300
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "message"),
+    [
+        (layers({"a": {}}, {}), {}, "must be one; found none"),
+        (layers({"a": {"inputs": ["w"]}, "b": {"inputs": ["w"]}}, {"w": 4}), {}, "found 'a', 'b'; name it"),
+        (layers({"a": {"inputs": ["x"]}}, {"w": 4}), {"loss": "a"}, "no parameter that could be"),
+        (layers({"p": {}, "s": {"kind": "switch", "inputs": ["x", "p"]}}, {}), {}, "has control flow"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained(graph: Graph, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        Training(**options).apply(graph)
+
+
+def test_unknown_words() -> None:
+    g = layers({"y": {"inputs": ["w"]}}, {"w": 4})
+    with pytest.raises(InputError, match="optimiser must be one of sgd, momentum, adam; found 'lamb'"):
+        Training(optimiser="lamb")
+    with pytest.raises(UnknownNameError, match="did you mean 'w'"):
+        Training(frozen=["ww"]).apply(g)
+    with pytest.raises(UnknownNameError, match="unknown op or tensor 'loss'"):
+        Training(loss="loss").apply(g)
+
+
+# -- any graph ----------------------------------------------------------------------------------------
+
+TWO = ["matmul", "add", "mul", "div", "sub", "concat", "squared_difference", "unheard_of"]
+ONE = ["relu", "reshape", "max_pool", "softmax", "reduce_mean", "batch_norm", "gelu", "stop_gradient"]
+
+
+@settings(max_examples=150)
+@given(data=st.data(), n=st.integers(1, 10))
+def test_every_parameter_that_leads_to_the_loss_is_updated_once(data: st.DataObject, n: int) -> None:
+    b = GraphBuilder("random")
+    b.input("x", 400)
+    tensors = ["x"]
+    for i in range(n):
+        w = b.parameter(f"w{i}", data.draw(st.sampled_from([4, 400])))
+        kind = data.draw(st.sampled_from([*ONE, *TWO]))
+        first, second = (data.draw(st.sampled_from([*tensors, w])) for _ in range(2))
+        inputs = [first, second] if kind in TWO else [first]
+        tensors.append(b.op(f"op{i}", kind=kind, inputs=inputs, outputs=400, flops=100))
+    b.op("loss", kind="add_n", inputs=tensors, outputs=400, flops=100)
+    g = b.build()
+    trained = {t for t in g.external_names if t != "x"}
+    stops = {name for name in g.op_names if g.kind(g.index(name)) == "stop_gradient"}
+    leads: set[str] = set()
+    stack = ["loss"]
+    while stack:
+        tensor = stack.pop()
+        if tensor in leads or tensor in stops:
+            continue
+        leads.add(tensor)
+        if tensor in g.op_names:
+            stack += [t for t, _ in read(g).ops[tensor].inputs]
+    if not leads & trained:
+        with pytest.raises(GraphError, match="no parameter that could be trained"):
+            Training(loss="loss").apply(g)
+        return
+    step = Training(loss="loss").apply(g)
+    updated = Counter(r.name.removesuffix("/update") for r in records(step).values() if r.kind == "sgd")
+    assert updated == Counter(leads & trained)
+    forward = {name: record.inputs for name, record in read(g).ops.items()}
+    assert {name: records(step)[name].inputs for name in forward} == forward
+    for record in records(step).values():  # a gradient has the size of what it is a gradient of
+        if record.kind == "sgd":
+            assert read(step).nbytes(record.inputs[0][0]) == read(g).nbytes(record.inputs[-1][0])
+    trace = simulate(
+        step, make_machine({"devices": {"gpu0": {"preset": "h200-sxm"}}}), ReadyQueue(), iterations=2
+    )
+    trace.check()
+
+
+# -- against what others have made ----------------------------------------------------------------------
+
+
+def by_kind(g: Graph) -> dict[str, tuple[int, int]]:
+    """Return {kind: (ops, flop)}."""
+    ops: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
+    for op in range(len(g)):
+        ops[g.kind(op)] += 1
+        flops[g.kind(op)] += int(g.flops[op])
+    return {kind: (ops[kind], flops[kind]) for kind in ops}
+
+
+def test_the_recorded_step_of_resnet_50(data_dir: Path) -> None:
+    """The forward that TensorFlow recorded within a step, differentiated: kind by kind what it recorded."""
+    recorded = load_graph(data_dir / "tensorflow" / "ResNet50_train_b32.json.gz")
+    forward = read(recorded)
+    for record in forward.ops.values():  # from one iteration to the next
+        record.after = [(name, distance) for name, distance in record.after if not distance]
+    (loss,) = (r.name for r in forward.ops.values() if r.kind == "sparse_softmax_cross_entropy")
+    step = Training(loss=loss).apply(Prune([loss]).apply(write(forward)))
+    ours, theirs = by_kind(step), by_kind(recorded)
+    same = ["conv", "conv_weight_grad", "matmul", "add_n", "relu", "relu_grad", "bias_add", "bias_add_grad"]
+    same += ["reduce_sum", "squared_difference", "rsqrt", "rsqrt_grad", "max_pool", "max_pool_grad", "sub"]
+    assert {kind: ours[kind] for kind in same} == {kind: theirs[kind] for kind in same}
+    # TensorFlow also made the gradient of the images, which nobody reads.
+    first = next(r for r in records(step).values() if r.kind == "conv")
+    assert ours["conv_input_grad"] == (52, theirs["conv_input_grad"][1] - first.flops)
+    # It updates the moving averages op by op besides.
+    assert int(step.flops.sum()) + first.flops == pytest.approx(int(recorded.flops.sum()), rel=1e-3)
+    moved = [int(g.bytes_read.sum() + g.bytes_written.sum()) for g in (step, recorded)]
+    assert moved[0] == pytest.approx(moved[1], rel=6e-3)
+    assert ours["sgd"][0] == theirs["assign_sub"][0]
+
+
+def test_a_decoder_that_was_built_for_training() -> None:
+    """Our own GPT builder's step, made from its forward: the builder fuses Adam by layer, and sums with add."""
+    small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
+    built, forward = gpt_graph(small, training=True), gpt_graph(small)
+    step = Training(optimiser="adam").apply(forward)
+    ours, theirs = by_kind(step), by_kind(built)
+    same = ["matmul", "gelu_grad", "layer_norm_grad", "bias_add_grad", "embedding_grad", "reduce_sum"]
+    assert {kind: ours[kind] for kind in same} == {kind: theirs[kind] for kind in same}
+    assert ours["adam"][1] == theirs["adam"][1]
+    assert ours["attention_grad"][1] == pytest.approx(theirs["attention_grad"][1], rel=0.03)
+
+
+@pytest.mark.parametrize("times", [2, 32])
+def test_a_larger_batch_is_what_the_importer_says(root: Path, times: int) -> None:
+    path = root / "graphs" / "inception_v1.json.gz"
+    ours, theirs = Batch(times).apply(load_graph(path)), load_graph(path, batch=times)
+    for column in ("flops", "bytes_read", "bytes_written", "tensor_nbytes"):
+        assert getattr(ours, column).tolist() == getattr(theirs, column).tolist()
+
+
+def test_a_measured_op_has_no_duration_at_another_batch() -> None:
+    g = layers({"a": {"inputs": ["x"], "duration_ns": 10}}, {})
+    with pytest.raises(GraphError, match="op 'a' has a duration"):
+        Batch(2).apply(g)
+    assert Batch(1).apply(g) is g
+
+
+def written_out(gamma: bool) -> Graph:
+    vectors = dict.fromkeys(["beta", "mean", "var", "eps", *(["gamma"] if gamma else [])], 40)
+    scale = {"g": {"kind": "mul", "inputs": ["r", "gamma"], "outputs": 40}} if gamma else {}
+    s = "g" if gamma else "r"
+    ops = {
+        "v": {"kind": "add", "inputs": ["var", "eps"], "outputs": 40},
+        "r": {"kind": "rsqrt", "inputs": ["v"], "outputs": 40},
+        **scale,
+        "m": {"kind": "mul", "inputs": ["x", s]},
+        "q": {"kind": "mul", "inputs": ["mean", s], "outputs": 40},
+        "d": {"kind": "sub", "inputs": ["beta", "q"], "outputs": 40},
+        "y": {"kind": "add", "inputs": ["m", "d"]},
+        "z": {"kind": "relu", "inputs": ["y"]},
+    }
+    return layers(ops, vectors)
+
+
+@pytest.mark.parametrize("gamma", [False, True])
+def test_a_batch_norm_that_is_written_out(gamma: bool) -> None:
+    g = BatchNorm().apply(written_out(gamma))
+    vectors = ["gamma"] * gamma + ["beta", "mean", "var"]
+    assert reads(g) == {"y": ("batch_norm", ["x", *vectors]), "z": ("relu", ["y"])}
+    assert records(g)["y"].flops == 200
+    assert records(g)["y"].bytes_read == 400 + 40 * len(vectors)
+    step = records(Training().apply(g))
+    assert step["y"].flops == 700  # with the statistics of the batch
+    assert step["y/grad"].kind == "batch_norm_grad"
+    assert step["y/grad"].flops == 900
+    trained = {name.removesuffix("/update") for name in step if name.endswith("/update")}
+    assert trained == set(vectors) - {"mean", "var"}
+
+
+def test_what_others_read_stays() -> None:
+    g = written_out(False)
+    forward = read(g)
+    forward.ops["other"] = Record("other", "neg", [("q", 0)], [], (40,))
+    kept = reads(BatchNorm().apply(write(forward)))
+    assert set(kept) == {"v", "r", "q", "y", "z", "other"}
+    del forward.ops["q"].inputs[1]
+    assert "batch_norm" not in {kind for kind, _ in reads(BatchNorm().apply(write(forward))).values()}
+
+
+def test_inception_v3_as_a_step_of_training(data_dir: Path) -> None:
+    """94 convolutions with a batch norm each; over a CPU and two GPUs beside the bound."""
+    forward = load_graph(data_dir / "tensorflow" / "InceptionV3_infer_b1.json.gz")
+    step = training_step(forward, 32)
+    kinds = by_kind(step)
+    counts = [kinds[k][0] for k in ("conv", "conv_input_grad", "conv_weight_grad", "batch_norm_grad", "sgd")]
+    assert counts == [94, 93, 94, 94, 2 * 94 + 2]
+    assert kinds["conv"][1] == kinds["conv_weight_grad"][1] == 32 * by_kind(forward)["conv"][1]
+    assert kinds["batch_norm"][1] == Fraction(7, 2) * kinds["relu"][1] * 2
+    machine = compare_placements(step, make_machine(CPU_AND_TWO_GPUS), budget=6).set_index("placement")
+    makespan = machine["makespan_ms"]
+    assert (makespan >= machine["bound_ms"]).all()
+    assert makespan["auto-tuned"] <= makespan.min()
+    assert training_step(step) is step
