@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.cost.fitted import FittedCosts
+from devices.cost.gemm import gemm_blocks
 from devices.cost.roofline import KindEfficiency, roofline_ns
 from devices.cost.table import CostTable
 from devices.fields import DEFAULT
@@ -200,8 +201,7 @@ class FittedCost:
         """Return one duration per op in ns; -1 for an op that no model fits."""
         duration_ns = np.full(len(graph), UNSET)
         sm_count: int = device.details.get("sms_in_use") or 132
-        half = np.array([dtype_name(name) in ("bf16", "fp16") for name in graph.dtypes] + [False])
-        fits = half[graph.dtype_code]  # the code of no data type is -1, which is the last
+        fits = _in_half_precision(graph)
         for kind, axes, model in (
             ("matmul", ["m", "n", "k"], self.fitted.gemm_ns),
             ("gemm", ["m", "n", "k"], self.fitted.gemm_ns),
@@ -211,6 +211,23 @@ class FittedCost:
             if ops:
                 duration_ns[ops] = model(**sizes, sm_count=sm_count)
         return duration_ns
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
+        blocks = np.full(len(graph), UNSET)
+        sm_count: int = device.details.get("sms_in_use") or 132
+        fits = _in_half_precision(graph)
+        for kind in ("matmul", "gemm"):
+            ops, sizes = _shapes(graph, kind, ["m", "n", "k"], fits)
+            if ops:
+                blocks[ops] = gemm_blocks(**sizes, parameters=self.fitted.gemm, sm_count=sm_count)
+        return blocks
+
+
+def _in_half_precision(graph: Graph) -> npt.NDArray[np.bool_]:
+    half = np.array([dtype_name(name) in ("bf16", "fp16") for name in graph.dtypes] + [False])
+    fits: npt.NDArray[np.bool_] = half[graph.dtype_code]  # the code of no data type is -1, which is the last
+    return fits
 
 
 def _shapes(
@@ -243,6 +260,15 @@ class FirstCost:
                 break
             duration_ns = np.where(missing, model.durations_ns(graph, device), duration_ns)
         return duration_ns
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return what the first model that knows says of an op's thread blocks; -1 where none does."""
+        found = np.full(len(graph), UNSET)
+        for model in self.models:
+            blocks = getattr(model, "blocks", None)
+            if blocks is not None:
+                found = np.where(found == UNSET, blocks(graph, device), found)
+        return found
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
         """Return what the first model that refuses an op with a reason says of it."""

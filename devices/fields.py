@@ -203,6 +203,13 @@ _DEVICE = [
     Field("partitions", "counts by name", "split the SMs: SMs of each partition (green contexts)", _GPU),
     Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
+    Field(
+        "fitted_grids",
+        "flag",
+        "blocks of a matrix product that gives none are those of the fitted model, if there is one; default "
+        "true, false: it fills the device",
+        _GPU,
+    ),
     Field("max_resident", "positive count", "kernels resident at once; default 128", _GPU),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", _GPU),
     # -- memory and copies

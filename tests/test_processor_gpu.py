@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from devices.machine import make_device
 from devices.processor.dram import fair_shares
 from devices.processor.gpu import SharedSMs
-from devices.processor.kernels import Demand, demand
+from devices.processor.kernels import Demand, demand, demands
 from devices.processor.leftover import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.round_robin import RoundRobin
 from sim import GraphBuilder, Job, Machine, simulate
 from sim.bounds import bounds
 from sim.errors import InputError
+from sim.job import make_job
 from sim.model import Task
 from sim.noise import Noise
 from sim.trace import WAITS
@@ -343,3 +344,38 @@ def test_streams_of_a_preset_do_not_exceed_its_peak(preset: str) -> None:
     assert makespan_ns() >= least_ns
     assert makespan_ns(sharing="none") < least_ns
     assert makespan_ns(ideal=True) < least_ns
+
+
+def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
+    """On an H200 a product of 64 x 64 x 64 has 8 blocks of 64 x 8, so that 16 of them run side by side.
+
+    One of 8192 x 8192 x 8192 has thousands: two of them run one after the other.
+    """
+    b = GraphBuilder("products")
+    for size in (64, 8192):
+        for i in range(2):
+            shape = {"m": size, "n": size, "k": size}
+            b.op(f"{size}_{i}", kind="matmul", dtype="bf16", flops=2 * size**3, attributes=shape)
+    b.op("own", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64, "sm_fraction": 0.5})
+    b.op("fp32", kind="matmul", dtype="fp32", attributes={"m": 64, "n": 64, "k": 64})
+
+    def asked(**more: Any) -> list[tuple[int, int]]:
+        spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "ideal": True, **more}
+        machine = Machine((make_device("gpu0", spec),))
+        job = make_job(b.build(), machine)
+        return [(one.loads, one.waves) for _, one in sorted(demands(machine.devices[0], job, None).items())]
+
+    assert asked() == [(8, 1), (8, 1), (8192, 63), (8192, 63), (66, 1), (132, 1)]
+    assert asked(fitted_grids=False) == [(132, 1)] * 4 + [(66, 1), (132, 1)]
+
+    spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "ideal": True}
+    small = GraphBuilder("small")
+    for i in range(2):
+        small.op(f"{i}", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64})
+    ends = []
+    for fitted in (True, False):
+        machine = Machine((make_device("gpu0", {**spec, "fitted_grids": fitted}),))
+        trace = simulate(small.build(), machine, ReadyQueue(), streams=RoundRobin())
+        trace.check()
+        ends.append(trace.makespan_ns)
+    assert ends[1] == 2 * ends[0]

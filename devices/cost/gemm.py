@@ -25,6 +25,7 @@ observation on the measured table: an 8192 x k by k x 32 product falls from 6 to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ import numpy.typing as npt
 from devices.cost.parameters import parameter
 from sim.errors import InputError
 
-__all__ = ["SPLITS", "TILES", "GemmParameters", "gemm_ns"]
+__all__ = ["SPLITS", "TILES", "GemmParameters", "gemm_blocks", "gemm_ns"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -130,19 +131,59 @@ def gemm_ns(
     InputError
         A size is not a positive whole number, or there is no SM.
     """
+    duration = _in_chunks(_gemm, (m, n, k), parameters, sm_count)
+    rounded: IntArray = np.floor(duration + 0.5).astype(np.int64)
+    return rounded
+
+
+def gemm_blocks(
+    m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, parameters: GemmParameters, *, sm_count: int = 132
+) -> IntArray:
+    """Return in how many thread blocks, one an SM, the model computes a product: its grid.
+
+    Tiles of the shape and split with which the SMs are done first; those of a product that waits for the
+    memory are not told from others that would do as well.
+
+    Parameters
+    ----------
+    m, n, k, parameters, sm_count
+        As for `gemm_ns`.
+
+    Raises
+    ------
+    InputError
+        A size is not a positive whole number, or there is no SM.
+
+    Examples
+    --------
+    >>> from devices.cost.fitted import load_fit
+    >>> h200 = load_fit("h200").gemm
+    >>> int(gemm_blocks(8192, 8192, 8192, h200)), int(gemm_blocks(64, 64, 64, h200)) < 132
+    (8192, True)
+    """
+    return _in_chunks(_blocks, (m, n, k), parameters, sm_count).astype(np.int64)
+
+
+def _in_chunks(
+    model: Callable[..., FloatArray],
+    sizes: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    parameters: GemmParameters,
+    sm_count: int,
+) -> FloatArray:
+    """Return what a model says of shapes, some at a time, in their broadcast shape."""
     if sm_count < 1:
         raise InputError(f"a kernel on {sm_count} SMs never ends; sm_count is at least 1")
-    sizes = [np.asarray(size) for size in (m, n, k)]
-    for name, size in zip("mnk", sizes, strict=True):
+    given = [np.asarray(size) for size in sizes]
+    for name, size in zip("mnk", given, strict=True):
         if size.size and (size.dtype.kind not in "iu" or int(size.min()) < 1):
             raise InputError(f"{name} of a matrix product must be positive whole numbers, not {size}")
-    rows, columns, depth = np.broadcast_arrays(*sizes)
+    rows, columns, depth = np.broadcast_arrays(*given)
     flat = [array.astype(float).ravel() for array in (rows, columns, depth)]
-    duration = np.empty(flat[0].size)
-    for begin in range(0, duration.size, _CHUNK):
+    out = np.empty(flat[0].size)
+    for begin in range(0, out.size, _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        duration[part] = _gemm(flat[0][part], flat[1][part], flat[2][part], parameters, sm_count)
-    return np.floor(duration + 0.5).astype(np.int64).reshape(rows.shape)
+        out[part] = model(flat[0][part], flat[1][part], flat[2][part], parameters, sm_count)
+    return out.reshape(rows.shape)
 
 
 def _gemm(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
@@ -154,6 +195,21 @@ def _gemm(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_cou
 
 def _compute_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
     """Return the time on the SMs with the best tile and split, shape (shapes,)."""
+    best: FloatArray = _candidates_ns(m, n, k, p, sm_count).min(axis=1)
+    return best
+
+
+def _blocks(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
+    """Return the thread blocks of the best tile and split, shape (shapes,)."""
+    tile_m, tile_n, split = _CANDIDATES[:, _candidates_ns(m, n, k, p, sm_count).argmin(axis=1)]
+    blocks: FloatArray = np.ceil(m / tile_m) * np.ceil(n / tile_n) * split
+    return blocks
+
+
+def _candidates_ns(
+    m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int
+) -> FloatArray:
+    """Return the time on the SMs with each tile and split, shape (shapes, candidates)."""
     tile_m, tile_n, split = _CANDIDATES
     flops = 2 * m * n * k
     sm_flop_per_ns = p.sm_flop_per_s / 1e9 * (1 - p.throttle * flops / (flops + p.throttle_half_flops))
@@ -164,8 +220,8 @@ def _compute_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, 
     tile_ns = np.ceil(k[:, None] / split) * k_ns + p.epilogue_ns * tile_m * tile_n / 128**2
     partials_ns = _PARTIAL * split * (m * n)[:, None] / (p.l2_bytes_per_s / 1e9)
     joining_ns = np.where(split > 1, p.split_ns + partials_ns, 0)
-    best: FloatArray = (waves * tile_ns + joining_ns).min(axis=1)
-    return best
+    every: FloatArray = waves * tile_ns + joining_ns
+    return every
 
 
 def _memory_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters) -> FloatArray:

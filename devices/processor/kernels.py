@@ -136,18 +136,19 @@ def demand(
 def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     """Return what each op that is placed on `device` asks for."""
     graph = job.graph
+    attributes = _with_fitted_grids(device, job)
     here = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
     sms, blocks_per_sm = device.details["sms_in_use"], device.details.get("blocks_per_sm", 1)
     nothing: dict[str, Any] = {}
     if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
         asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
-        here = np.array([op for op in graph.attributes if op in asked], dtype=np.int64)
+        here = np.array([op for op in attributes if op in asked], dtype=np.int64)
     else:
         asked = {}
     nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
     asked |= {
         op: demand(
-            graph.attributes.get(op, nothing),
+            attributes.get(op, nothing),
             duration_ns,
             sms=sms,
             blocks_per_sm=blocks_per_sm,
@@ -160,6 +161,24 @@ def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict
         )
     }
     return asked
+
+
+def _with_fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
+    """Return the attributes of ops, with the grids that the device's cost model knows where they say nothing.
+
+    A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
+    """
+    attributes = job.graph.attributes
+    blocks_of = getattr(device.cost, "blocks", None)
+    if blocks_of is None or not device.details.get("fitted_grids", True):
+        return attributes
+    blocks = blocks_of(job.graph, device)
+    grids = {
+        op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
+        for op in np.flatnonzero(blocks >= 0).tolist()
+        if not any(key in attributes[op] for key in ("grid", "sms", "sm_fraction"))
+    }
+    return {**attributes, **grids} if grids else attributes
 
 
 def _count(value: object, what: str, op: str) -> int:
