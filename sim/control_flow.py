@@ -16,8 +16,10 @@ TensorFlow white paper 2015, section 4.4; rules numbered as in TensorFlow's exec
                                           └────────────────────────────────────────────────┘
 
 A *dead* op executes nothing and makes all its outputs dead; that is how the branch not taken is
-skipped, and how a loop learns that it is over. At most `parallel_iterations` iterations of a frame
-are in flight; a token that would begin one more is parked until the oldest is over.
+skipped, and how a loop learns that it is over. A non-strict op (`sim.strictness`) passes on its first live
+input as a merge does; it is dead when all of them are, or when it follows a dead op by a control edge. At
+most `parallel_iterations` iterations of a frame are in flight; a token that would begin one more is parked
+until the oldest is over.
 
 What predicates say comes from the graph's attributes (`sim.outcomes`): ops compute nothing here.
 """
@@ -27,12 +29,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from sim.errors import InputError, RunError
+import numpy as np
+
+from sim.errors import RunError
 from sim.frames import FrameStructure, frame_structure
 from sim.job import Job
 from sim.model import Task
 from sim.outcomes import Outcomes
-from sim.strictness import non_strict_ops
+from sim.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
 from sim.transfers import Flow
 
 __all__ = ["TaggedTokenReadiness"]
@@ -45,6 +49,8 @@ class _Iteration:
     number: int
     pending: dict[int, int] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
+    killed: set[int] = field(default_factory=set)
+    """Non-strict ops that follow a dead op by a control edge."""
     says: dict[int, int] = field(default_factory=dict)
     """Predicate → what it said here: all switches that ask it agree."""
     producers: dict[int, list[Task]] = field(default_factory=dict)
@@ -113,8 +119,8 @@ class TaggedTokenReadiness:
 
     Raises
     ------
-    InputError
-        A non-strict op: which of its tokens would be the first, when one is dead, nobody has defined.
+    InfeasibleError
+        A non-strict op that would be launched on a stream.
     """
 
     MAX_ITERATIONS = 100_000
@@ -124,12 +130,7 @@ class TaggedTokenReadiness:
         graph = job.graph
         self.job, self.flow = job, flow
         non_strict = non_strict_ops(graph)
-        if non_strict.any():
-            raise InputError(
-                f"op {graph.op_names[int(non_strict.argmax())]!r} has strict: false, and graph "
-                f"{graph.name!r} has control flow, where only a merge passes on its first live input; "
-                "use a merge, or leave strict out"
-            )
+        refuse_launched(job, non_strict)
         self.structure: FrameStructure = frame_structure(graph)
         self.outcomes = Outcomes(job)
         self.asynchronous = at_issue
@@ -153,6 +154,13 @@ class TaggedTokenReadiness:
         self.early = [
             at_issue and launched[op] and all(launched[c] for c, _ in self.edges[op]) for op in range(n)
         ]
+        # Ops that pass on their first live input; 0 where one is there from the start.
+        self.first = {op: 1 for op in range(n_ops) if self.kind[op] == "merge"}
+        if non_strict.any():
+            there = inputs_from_the_start(graph, flow, 0)
+            for op in np.flatnonzero(non_strict).tolist():
+                in_loop = self.structure.frame_of[op] > 0  # where the first token says in which iteration
+                self.first[op] = int(self.n_data[op] > 0 and (in_loop or not there[op]))
         self.entries = [0] * len(self.structure.parent)
         self.alive: dict[int, Task] = {}
         self.waits_for: dict[int, list[Task]] = {}
@@ -167,7 +175,7 @@ class TaggedTokenReadiness:
             frame = _Frame("", 0, None, None, 1, 0, repetition)
             root = frame.iterations[0] = _Iteration(0)
             for op in range(len(self.kind)):
-                if not self.n_data[op] and not self.n_control[op]:
+                if not self.n_control[op] and not self.first.get(op, self.n_data[op]):
                     self._make(op, frame, root, False, ready)
         return ready
 
@@ -295,7 +303,7 @@ class TaggedTokenReadiness:
         pending, n_dead = iteration.pending, iteration.dead
         if self.early[task.op] and self.launched[op] and not task.dead:
             iteration.producers.setdefault(op, []).append(task)
-        if self.kind[op] != "merge":
+        if op not in self.first:
             left = pending.get(op, self.n_data[op] + self.n_control[op]) - 1
             pending[op] = left
             if dead:
@@ -304,23 +312,27 @@ class TaggedTokenReadiness:
                 kills = n_dead.get(op, 0) > 0 and self.kind[op] != "control_trigger"
                 self._make(op, frame, iteration, kills, ready)
             return
-        # A merge counts two for each control input, and one for the first live data input.
-        left = pending.get(op, 1 + 2 * self.n_control[op])
+        # Such an op counts two for each control input, and one for the first live data input.
+        left = pending.get(op, self.first[op] + 2 * self.n_control[op])
+        merges = self.kind[op] == "merge"
         if control:
             left -= 2
+            if dead and not merges:
+                iteration.killed.add(op)
             all_dead = n_dead.get(op, 0) == self.n_data[op]
             pending[op] = left
             if left == 0 or (left == 1 and all_dead):
-                self._make(op, frame, iteration, left == 1, ready)
+                pending[op] = 0
+                self._make(op, frame, iteration, left == 1 or op in iteration.killed, ready)
         elif dead:
             n_dead[op] = n_dead.get(op, 0) + 1
-            if left == 1 and (n_dead[op] == self.n_data[op] or self.kind[task.op] == "enter"):
+            if left == 1 and (n_dead[op] == self.n_data[op] or (merges and self.kind[task.op] == "enter")):
                 pending[op] = 0
                 self._make(op, frame, iteration, True, ready)
         else:
             pending[op] = left - left % 2
             if left == 1:
-                self._make(op, frame, iteration, False, ready)
+                self._make(op, frame, iteration, op in iteration.killed, ready)
 
     # -- frames --------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
         producer, consumer, distance, delay = (c[all_of] for c in (producer, consumer, distance, delay))
     if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
         waits = np.array([kind != "merge" for kind in graph.kinds])[graph.kind_code[consumer]]
+        inputs = {}  # those of non-strict ops are gone already, and may be dead
         producer, consumer, distance, delay = (c[waits] for c in (producer, consumer, distance, delay))
         delay = np.zeros_like(delay)  # and what is dead travels in no time
 

@@ -131,7 +131,8 @@ def _with_met(trace: Trace, found: Dependencies) -> Dependencies:
 def waited_for(trace: Trace, edges: Dependencies) -> Dependencies:
     """Return the edges that held their consumer back: into a non-strict op, of its inputs only the first.
 
-    An input that was there from the start leaves none of them.
+    An input that was there from the start leaves none of them. With control flow all that had come stay, as
+    those of a merge do: which of the runs of a producer was first in its iteration, a trace does not tell.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ def waited_for(trace: Trace, edges: Dependencies) -> Dependencies:
         What `dependencies` returned.
     """
     data = np.flatnonzero(_into_non_strict(trace, edges))
-    if not len(data):
+    if not len(data) or has_control_flow(trace.job.graph):
         return edges
     flow, iterations = trace.flow, trace.job.iterations
     rows = min(iterations, int(flow.distance.max(initial=0)) + 1)

@@ -11,6 +11,9 @@ of its inputs. Its ``1 + 2 * controls`` count down by two for each control edge,
 lowest bit, as often as it comes: how TensorFlow's executor counts a merge, and what TFRT calls a
 non-strict kernel.
 
+With control flow it is the first live input that counts, as for a merge; when all are dead, or something that
+it follows by a control edge is, so is the op.
+
 A worker can begin with what is there. A stream cannot: an event wait is for one event, and several
 are waited for one after another; so launched ops are strict.
 """

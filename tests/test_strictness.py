@@ -8,20 +8,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from drawn_runs import draw_graph, draw_machine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
+from program_helpers import programs
 
 from devices.memory.tensors import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, Replay
+from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.rewrite.fusion import Fusion
+from scenarios.build.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, plugins, simulate
 from sim.bounds import critical_path_ns, lower_bound_ns
 from sim.dependencies import dependencies
-from sim.errors import GraphError, InfeasibleError, InputError, InvariantError
+from sim.errors import GraphError, InfeasibleError, InvariantError
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.job import make_job
@@ -39,11 +42,11 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
-def join(strict: bool = False, *, after: str | None = None) -> Graph:
+def join(strict: bool = False, *, after: str | None = None, sizes: bool = False) -> Graph:
     """Return fast (10) and slow (50) into join (10), then last (10); `gate` takes 30."""
     b = GraphBuilder("join")
-    b.op("fast", duration_ns=10)
-    b.op("slow", duration_ns=50)
+    b.op("fast", outputs=100 * sizes, duration_ns=10)
+    b.op("slow", outputs=200 * sizes, duration_ns=50)
     b.op("gate", duration_ns=30)
     b.op(
         "join",
@@ -221,6 +224,152 @@ def test_a_start_before_a_control_edge_is_found() -> None:
         trace.check()
 
 
+# -- in branches and loops ------------------------------------------------------------------------
+
+
+def branch(outcome: bool, *, after: str = "", also: str = "") -> Graph:
+    """A join of both sides of a condition (the true one 10, the false one 20), and of another op."""
+    b = GraphBuilder("branch")
+    b.op("p", duration_ns=1, attributes={"outcome": outcome})
+    b.op("x", duration_ns=0)
+    b.op("s", kind="switch", inputs=["x", "p"], outputs=[1, 1], duration_ns=0)
+    b.op("f", inputs=["s:0"], duration_ns=20)
+    b.op("t", inputs=["s:1"], duration_ns=10)
+    b.op("other", duration_ns=50)
+    follows = [after] if after else []
+    b.op("join", inputs=["f", "t", *([also] if also else [])], after=follows, duration_ns=1, attributes=LOOSE)
+    b.op("end", kind="merge", inputs=["join", "f"], duration_ns=0)
+    return b.build()
+
+
+def runs(trace: Trace, name: str) -> list[tuple[int, bool]]:
+    """Return start and deadness of every run of an op."""
+    mine = trace.tasks["op"] == trace.job.graph.index(name)
+    return list(
+        zip(trace.tasks["start_ns"][mine].tolist(), (trace.tasks["dead"][mine] != 0).tolist(), strict=True)
+    )
+
+
+@every_policy
+@pytest.mark.parametrize(
+    ("outcome", "options", "expected"),
+    [
+        (True, {}, (11, False)),  # the dead side does not count
+        (False, {}, (21, False)),
+        (True, {"also": "other"}, (11, False)),
+        (True, {"after": "other"}, (50, False)),
+        (True, {"after": "f"}, (11, True)),  # it follows what is dead
+        (False, {"after": "f"}, (21, False)),
+    ],
+)
+def test_the_first_live_input_counts(
+    policy: Callable[[], Policy], outcome: bool, options: dict[str, str], expected: tuple[int, bool]
+) -> None:
+    trace = simulate(branch(outcome, **options), cpu(4), policy())
+    trace.check()
+    assert runs(trace, "join") == [expected]
+    assert critical_path_ns(trace) <= trace.makespan_ns
+
+
+def test_when_all_inputs_are_dead_so_is_the_op() -> None:
+    b = GraphBuilder("dead")
+    b.op("p", duration_ns=1, attributes={"outcome": True})
+    b.op("s", kind="switch", inputs=["p", "p"], outputs=[1, 1], duration_ns=0)
+    for name in ("f", "g"):
+        b.op(name, inputs=["s:0"], duration_ns=9)
+    b.op("join", inputs=["f", "g"], duration_ns=9, attributes=LOOSE)
+    b.op("end", kind="merge", inputs=["join", "s:1"], duration_ns=0)
+    trace = simulate(b.build(), cpu(4), ReadyQueue())
+    trace.check()
+    assert runs(trace, "join") == [(1, True)]
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "tfrt"])  # which has one thread here
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_in_a_loop_it_runs_once_in_each_iteration(policy: str, parallel: int) -> None:
+    """The join passes fast (10) on, beside slow (15), which holds the iteration all the same."""
+
+    def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("fast", inputs=[v["i"]], duration_ns=10)
+        b.op("slow", inputs=[v["i"]], duration_ns=15)
+        return {"i": b.op("join", inputs=["slow", "fast"], duration_ns=1, attributes=LOOSE)}
+
+    b = GraphBuilder("loop")
+    b.op("zero", duration_ns=0)
+    while_loop(b, "loop", {"i": "zero"}, body, trips=3, parallel_iterations=parallel)
+    trace = simulate(b.build(), cpu(4), POLICIES[policy]())
+    trace.check()
+    step = 15 if parallel == 1 else 11  # one at a time: the next begins when slow has ended
+    assert [start for start, dead in runs(trace, "join") if not dead] == [10 + step * k for k in range(3)]
+    assert [dead for _, dead in runs(trace, "join")] == [False] * 3 + [True]
+
+
+@settings(max_examples=60)
+@given(g=programs(), loose=st.lists(st.booleans(), min_size=1, max_size=5), cores=st.integers(1, 4))
+def test_programs_run_the_same_ops_strict_or_not(g: Graph, loose: list[bool], cores: int) -> None:
+    """Which ops run, and how often, does not depend on who waits for what."""
+    ops = [op for op in range(len(g)) if g.kind(op) == "op"]
+    attributes = {op: {**g.attributes.get(op, {}), "strict": not loose[op % len(loose)]} for op in ops}
+    changed = dataclasses.replace(g, attributes={**g.attributes, **attributes})
+    counts = []
+    for graph in (g, changed):
+        trace = simulate(graph, cpu(cores), TensorFlowExecutor())
+        trace.check()
+        assert critical_path_ns(trace) <= trace.makespan_ns
+        counts.append(np.bincount(trace.tasks["op"][trace.tasks["dead"] == 0], minlength=len(g)).tolist())
+    assert counts[0] == counts[1]
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_what_nobody_waited_for_is_given_back(iterations: int) -> None:
+    """Fast is held until join has read it (10..20); slow until it is made (50): its reader is through."""
+    trace = simulate(join(sizes=True), cpu(3), ReadyQueue(), memory=tensor_memory(), iterations=iterations)
+    trace.check()
+    assert trace.memory is not None
+    log = trace.memory
+    assert log["change"].sum() == 0
+    graph = trace.job.graph
+    freed = {
+        (graph.tensor_name(int(t)), int(at))
+        for t, at, change, i in zip(
+            *(log[c] for c in ("tensor", "time_ns", "change", "iteration")), strict=True
+        )
+        if change < 0 and not i
+    }
+    if iterations == 1:
+        assert {("fast", 20), ("slow", 50)} <= freed
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3))
+def test_memory_comes_back_whatever_is_not_strict(seed: int, iterations: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph, machine = draw_graph(rng, int(rng.integers(1, 25)), iterations > 1), draw_machine(rng)
+    device_of: list[int] = rng.integers(0, len(machine.devices), len(graph)).tolist()
+    by_worker = [machine.devices[d].workers > 0 for d in device_of]
+    loose = {op: {"strict": bool(rng.random() < 0.5)} for op in range(len(graph)) if by_worker[op]}
+
+    class Drawn:
+        def place(self, graph: object, machine: object, cost_ns: object) -> list[int]:
+            return device_of
+
+    for lifetime in ("execution", "issue"):
+        trace = simulate(
+            dataclasses.replace(graph, attributes=loose),
+            machine,
+            ReadyQueue(synchronisation="issue"),
+            placement=Drawn(),
+            memory=tensor_memory(lifetime=lifetime),
+            iterations=iterations,
+        )
+        trace.check()
+        assert trace.memory is not None
+        here = trace.memory["iteration"] >= 0  # not what is there from the beginning
+        assert trace.memory["change"][here].sum() == 0
+
+
 # -- what is refused ----------------------------------------------------------------------------
 
 
@@ -232,21 +381,9 @@ def test_streams_refuse(synchronisation: str) -> None:
         simulate(join(), gpu(2), ReadyQueue(synchronisation=synchronisation))
 
 
-def test_control_flow_refuses() -> None:
-    b = GraphBuilder("branch")
-    b.op("p", attributes={"outcome": True})
-    b.op("x")
-    b.op("s", kind="switch", inputs=["x", "p"], outputs=[1, 1])
-    b.op("f", inputs=["s:0"])
-    b.op("t", inputs=["s:1"], attributes=LOOSE)
-    b.op("m", kind="merge", inputs=["f", "t"])
-    with pytest.raises(InputError, match="op 't' has strict: false, and graph 'branch' has control flow"):
-        simulate(b.build(), cpu(1), ReadyQueue())
-
-
-def test_an_allocator_refuses() -> None:
-    with pytest.raises(InputError, match="an allocator counts readers"):
-        simulate(join(), cpu(3), ReadyQueue(), memory=tensor_memory())
+def test_streams_refuse_in_a_loop_too() -> None:
+    with pytest.raises(InfeasibleError, match="op 'join' has strict: false and is launched on a stream"):
+        simulate(branch(True), gpu(2), ReadyQueue())
 
 
 def test_a_word_is_no_truth() -> None:

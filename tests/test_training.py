@@ -273,7 +273,7 @@ def test_the_recorded_step_of_resnet_50(data_dir: Path) -> None:
 
 
 def test_a_decoder_that_was_built_for_training() -> None:
-    """Our own GPT builder's step, made from its forward: the builder fuses Adam by layer, and sums with add."""
+    """Our GPT builder's step, made from its forward; the builder fuses Adam by layer, and sums with add."""
     small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
     built, forward = gpt_graph(small, training=True), gpt_graph(small)
     step = Training(optimiser="adam").apply(forward)
@@ -303,7 +303,7 @@ def written_out(gamma: bool) -> Graph:
     vectors = dict.fromkeys(["beta", "mean", "var", "eps", *(["gamma"] if gamma else [])], 40)
     scale = {"g": {"kind": "mul", "inputs": ["r", "gamma"], "outputs": 40}} if gamma else {}
     s = "g" if gamma else "r"
-    ops = {
+    ops: dict[str, dict[str, Any]] = {
         "v": {"kind": "add", "inputs": ["var", "eps"], "outputs": 40},
         "r": {"kind": "rsqrt", "inputs": ["v"], "outputs": 40},
         **scale,

@@ -9,7 +9,8 @@ is made once, before time 0; `devices.memory.tensors` lets it live.
                      │                                      n_tensors + t    the copy transfer t makes
     gpu1:            └─transfer─► [a on gpu1] ──► c
 
-A view (`sim.storage`) has no buffer: who reads it reads the buffer that it is a view of.
+A view (`sim.storage`) has no buffer: who reads it reads the buffer that it is a view of. What a non-strict
+op reads (`sim.strictness`) counts as read by its maker, too, so that it stays until it is made and read.
 
 A buffer of one iteration has the key ``iteration * n_buffers + buffer``, and a read at distance d the
 offset ``buffer - d * n_buffers`` to the reader's iteration, whatever that is (as edges have in
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from sim.graph import Csr, IntArray, Role
 from sim.job import Job
 from sim.storage import storage_of
+from sim.strictness import non_strict_ops
 from sim.transfers import Flow
 
 __all__ = ["Buffers", "make_buffers"]
@@ -122,11 +124,18 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     offset = read - distance * len(nbytes)
     counts = ~external[read] & (nbytes[read] > 0)
     counts[counts] = _first(reader[counts], offset[counts])
+    reads = (reader[counts], offset[counts])
+    loose = np.append(non_strict_ops(graph), np.zeros(n_transfers, bool))
+    if loose.any():  # who does not wait for it may have ended before it is there: its maker holds it, too
+        held = np.unique(read[counts & loose[reader]])
+        maker = np.zeros(len(nbytes), np.int64)
+        maker[made] = made_by
+        reads = (np.append(reads[0], maker[held]), np.append(reads[1], held))
     return Buffers(
         nbytes,
         np.concatenate((home, flow.destination)),
         Csr.group(made_by[written], made[written], n + n_transfers),
-        Csr.group(reader[counts], offset[counts], n + n_transfers),
+        Csr.group(*reads, n + n_transfers),
         [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
     )
 

@@ -29,7 +29,6 @@ from sim.model import Issuer, Network, Policy, Processor, Task
 from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
 from sim.rendezvous import Rendezvous, with_meeting_transfers
 from sim.rows import task_rows, transfer_rows
-from sim.strictness import non_strict_ops
 from sim.transfers import Flow, check_routes, make_flow
 
 __all__ = ["Event", "State", "Stream", "by_index"]
@@ -102,11 +101,6 @@ class State:
         if dynamic and memory is not None:
             raise InputError(
                 "an allocator cannot follow tensors through frames: leave memory out for control flow"
-            )
-        if memory is not None and non_strict_ops(job.graph).any():
-            raise InputError(
-                "an allocator counts readers, and an op with strict: false does not wait for all that it "
-                "reads: leave memory out, or strict"
             )
         self.duration_ns: list[int] = job.duration_ns.tolist()
         self.noisy_ns: list[list[int]] | None = None if job.noisy_ns is None else job.noisy_ns.tolist()

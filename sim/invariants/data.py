@@ -219,7 +219,9 @@ def control_edges(c: Columns) -> None:
 
 
 def first_tokens(c: Columns) -> None:
-    """With control flow, an op does not run before each of its producers has run; a merge needs only one.
+    """With control flow, an op does not run before each of its producers has run.
+
+    A merge needs only one, and so does a non-strict op of those that it reads.
 
     A dead op executes nothing: the host may pass it by while its producer is still on a stream.
     """
@@ -231,9 +233,10 @@ def first_tokens(c: Columns) -> None:
     np.minimum.at(first_start, c.op[c.live], c.start[c.live])
     np.minimum.at(first_end, c.op, c.end)
     merges = np.array([kind == "merge" for kind in c.graph.kinds])[c.graph.kind_code]
+    one_of = merges[edges.consumer] | (c.non_strict[edges.consumer] & (edges.tensor != UNSET))
     early = first_start[edges.consumer] < first_end[edges.producer]
     refuse(
-        early & ~merges[edges.consumer],
+        early & ~one_of,
         lambda k: (
             f"op {c.graph.op_names[edges.consumer[k]]!r} ran at {first_start[edges.consumer[k]]} ns, before "
             f"{c.graph.op_names[edges.producer[k]]!r}, which it needs, had ended once"
