@@ -35,16 +35,23 @@ from sim.units import format_bytes, format_duration
 
 __all__ = ["ALLOCATORS", "Row", "allocator_rows", "events_of", "markdown"]
 
+DEVICE_MALLOC_NS: Final = 50_000
+"""`cudaMalloc`: about 50 us a call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
+overhead*, University of Virginia, cs.virginia.edu/~mwb7w/cuda_support; an old GPU); 432 us were reported for
+400 MB (github.com/kokkos/kokkos/issues/317). Here larger blocks cost no more: set your own where it matters."""
+DEVICE_FREE_NS: Final = 50_000
+"""`cudaFree` without its wait for an idle device: assumed to take as long as `cudaMalloc`, as no published
+figure was found that tells the call from the wait."""
+
 ALLOCATORS: Final[Mapping[str, MemorySpec]] = {
     "pool": MemorySpec("pool"),
     "bfc": MemorySpec("bfc", options={"allow_growth": True}),
-    "caching": MemorySpec("caching", 150_000, 100_000),
-    "counted": MemorySpec("counted", 150_000, 100_000),
+    "caching": MemorySpec("caching", DEVICE_MALLOC_NS, DEVICE_FREE_NS),
+    "counted": MemorySpec("counted", DEVICE_MALLOC_NS, DEVICE_FREE_NS),
     "planned (greedy by size)": MemorySpec("planned"),
     "planned (TVM's tokens)": MemorySpec("planned", options={"planner": "tokens"}),
 }
-"""What is compared. A device malloc of 150 us and a free of 100 us are round numbers for `cudaMalloc` and
-`cudaFree` of megabytes; measure your own where it matters."""
+"""What is compared."""
 
 
 @dataclass(frozen=True)

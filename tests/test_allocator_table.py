@@ -32,11 +32,11 @@ def test_a_step_by_hand() -> None:
     assert rows["pool"].peak_reserved_bytes == 9 * MIB  # c lies where a was
     # w in a small segment of 2 MiB; a and b, below 10 MiB, share a segment of 20 MiB, and c lies in it, too.
     assert rows["caching"].peak_reserved_bytes == 22 * MIB
-    assert rows["caching"].makespan_ns == 150_000 + 3000  # w's segment was there before time 0
-    # malloc a 150 us, a runs to 151; malloc b and free a, which waits for a: 151 + 250; b runs to 402; malloc
-    # c, free b and c (which nobody reads), waiting for b: 402 + 350; c runs to 753.
+    assert rows["caching"].makespan_ns == 50_000 + 3000  # w's segment was there before time 0
+    # malloc a 50 us, a runs to 51; malloc b and free a, which waits for a: 51 + 100; b runs to 152; malloc
+    # c, free b and c (which nobody reads), waiting for b: 152 + 150; c runs to 303.
     assert rows["counted"].peak_reserved_bytes == 9 * MIB
-    assert rows["counted"].makespan_ns == 753_000
+    assert rows["counted"].makespan_ns == 303_000
     assert rows["planned (greedy by size)"].fits_into_bytes == 9 * MIB
 
 
