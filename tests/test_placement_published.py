@@ -17,7 +17,7 @@ from policies.placement.optimal import Optimal
 from policies.placement.peft import Peft
 from policies.placement.problem import Problem
 from policies.placement.ranks import downward_ranks, upward_ranks
-from policies.placement.schedule import ListPlacement
+from policies.placement.schedule import Builder, ListPlacement
 from sim import simulate
 
 PUBLISHED = [(Heft(), 80), (Cpop(), 86), (Peft(), 85)]
@@ -50,6 +50,22 @@ def test_the_tie_of_n3_and_n4_is_one(problem: Problem) -> None:
     assert rank[2] == rank[3] == 80
     order = sorted(range(10), key=lambda op: (-rank[op], op))
     assert [op + 1 for op in order] == [1, 3, 4, 2, 5, 6, 9, 7, 8, 10]
+
+
+@pytest.mark.parametrize(("tie", "length"), [(0, 80), (-1, 86)])
+def test_n4_first_is_worse_only_where_the_last_of_equal_devices_wins(
+    problem: Problem, tie: int, length: int
+) -> None:
+    builder = Builder(problem)
+    ties = {}
+    for op in [0, 3, 2, 1, 4, 5, 8, 6, 7, 9]:
+        slots = builder.slots(op)
+        best = [slot for slot in slots if slot.end_ns == min(slots).end_ns]
+        if len(best) > 1:
+            ties[f"n{op + 1}"] = [f"P{slot.device + 1}" for slot in best]
+        builder.put(op, best[tie])
+    assert ties["n4"] == ["P2", "P3"]
+    assert builder.schedule().makespan_ns == length
 
 
 def test_greedy_is_only_locally_best(problem: Problem) -> None:

@@ -5,7 +5,9 @@
 
 w is the mean cost over the devices and c the mean travel time over pairs of devices (Topcuoglu, Hariri
 and Wu 2002, equations 2, 3, 5 and 6). Ranks are exact fractions, so that a tie is one and breaks by the
-topological order: n3 and n4 of the paper's example both have 80, and in floating point n4 has more.
+topological order: n3 and n4 of the paper's example both have 80, and in floating point n4 has more. HEFT's 80
+needs that tie only where equal finish times go to the last device: n4, put first, ends at 26 on P2 and on P3,
+of which P3 leads to 86 and P2, the first, as here, to 80 all the same.
 """
 
 from __future__ import annotations
