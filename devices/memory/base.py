@@ -213,6 +213,18 @@ class Allocator(ABC):
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether this request could be met with nothing else allocated."""
 
+    def room(self) -> int | None:
+        """Return how many bytes are certain to be had in requests that each count as `at_most`.
+
+        Until then no such request is refused, or synchronises, in whatever order they come and whatever is
+        freed between them. None: nothing is certain.
+        """
+        return None
+
+    def at_most(self, nbytes: int) -> int:
+        """Return how many bytes of `room` a request takes at most."""
+        return self.rounded(nbytes)
+
     @abstractmethod
     def spans(self) -> Iterator[Span]:
         """Yield what is where, in address order; only live and waiting ranges where nothing is cached."""

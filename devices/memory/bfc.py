@@ -122,6 +122,15 @@ class BfcAllocator(SegmentedAllocator):
         left = self._left(held=0)
         return need <= left and (self.memory.capacity is None or need <= self.memory.capacity)
 
+    def room(self) -> int | None:
+        """Return the largest free chunk; without any end, regions can always be added."""
+        endless = self._limit is None and self.memory.capacity is None
+        return ANY_SIZE if endless else self.largest_free()
+
+    def at_most(self, nbytes: int) -> int:
+        """Return twice the need: a chunk that is not as large is handed out whole (rule 3)."""
+        return 2 * self.rounded(nbytes)
+
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell when regions that lie apart are what stands in the way."""
         free = self.reserved - self.in_use

@@ -196,6 +196,17 @@ class CachingAllocator(SegmentedAllocator):
         segment = _segment_bytes(self.rounded(nbytes))
         return all(most is None or segment <= most for most in (self._limit, self.memory.capacity))
 
+    def room(self) -> int | None:
+        """Return what may still be reserved: a request that fits nowhere else gets a segment of its own."""
+        ends = [self._limit - self.reserved] if self._limit is not None else []
+        if self.memory.capacity is not None:
+            ends.append(self.memory.capacity - self.memory.used)
+        return min(ends, default=ANY_SIZE)
+
+    def at_most(self, nbytes: int) -> int:
+        """Return the size of a segment for it."""
+        return _segment_bytes(self.rounded(nbytes)) if nbytes else 0
+
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell what lies free for other streams, or in segments that a live block holds."""
         need = self.rounded(nbytes)

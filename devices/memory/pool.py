@@ -143,6 +143,10 @@ class PoolAllocator(SegmentedAllocator):
         need = self.rounded(nbytes)
         return need <= min(self._arena_bytes, self._limits.get(self._group_of(owner), ANY_SIZE))
 
+    def room(self) -> int | None:
+        """Return the largest free block: what fits nowhere else fits there. With limits: who asks?"""
+        return None if self._limits else self.largest_free()
+
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name the owner's limit when that is what stands in the way."""
         if self._within_limit(self.rounded(nbytes), owner):

@@ -11,39 +11,36 @@ Two lifetimes, because runtimes differ in when they ask:
     on one stream; a reader on another stream holds the block until an event of it (`record_use`).
     CPU workers execute what they take: what they read is given back when they have read it.
 
+As long as an allocator is certain to have room (`Allocator.room`), and its calls to the device cost nothing,
+its answer is known without asking. Then what happens is only put down, and done later, many tasks at once, in
+the same order and with the same outcome: the processor's caches then hold one thing at a time, and it takes
+half as long. A request for which there may be no room is asked at once, after all that came before it.
+
 Out of memory is an outcome: an error at that instant, or, with ``when_full="wait"``, the task waits
 until something is freed. A buffer that could not be had on an empty device is refused before time 0.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import numpy as np
-
-from devices.memory.base import FREE, Allocator, Block
-from devices.memory.buffers import make_buffers
-from devices.memory.counted import CountedAllocator
-from devices.memory.log import MemoryLog
-from devices.memory.make import make_allocator
-from devices.memory.oom import largest_holders, out_of_memory
-from devices.memory.program_order import events_in_order, program_events
+from devices.memory.lifetimes import Lifetimes
+from devices.memory.program_order import program_events
 from devices.memory.spec import MemorySpec
 from sim.engine import State
 from sim.engine.collector import collector_paused
 from sim.errors import InputError
 from sim.graph import IntArray
 from sim.job import Job
-from sim.model import WAIT, Task
-from sim.units import format_bytes, format_duration
+from sim.model import Task
 
 __all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
 
 LIFETIMES: Final = ("execution", "issue")
-_NOWHERE: Final = Block(0, 0, 0, 0, None, FREE, None)
-"""Where a buffer lies that has no memory (yet, or any more): freeing it is an error."""
+
+AT_ONCE: Final = 1024
+"""So many takings and endings are put down before they are done."""
 
 
 def tensor_memory(
@@ -86,287 +83,63 @@ class TensorMemory:
     def __init__(
         self, job: Job, engine: State, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
     ) -> None:
-        machine = job.machine
-        for name in specs:
-            machine.device_index(name)
+        self.engine = engine
         self.at_issue = lifetime == "issue"
-        self.waits = waits
-        self.job, self.engine, self.flow = job, engine, engine.flow
-        self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
-        self.allocators: list[Allocator] = [
-            CountedAllocator(device.memory_bytes, name=device.name)
-            if spec.allocator == "planned"
-            else make_allocator(spec.allocator, device.memory_bytes, name=device.name, **spec.options)
-            for device, spec in zip(machine.devices, self.specs, strict=True)
-        ]
-        self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
-        self.buffers = buffers = make_buffers(job, engine.flow)
-        self.n_buffers = len(buffers.nbytes)
-        self.nbytes: list[int] = buffers.nbytes.tolist()
-        self.names = buffers.names(job, engine.flow)
-        # By key, iteration * n_buffers + buffer: where a buffer lies, and how often it is still to be read.
-        self.home: list[int] = buffers.device.tolist() * job.iterations
-        self.blocks = [_NOWHERE] * len(self.home)
-        uses = buffers.uses(job.iterations)
-        self.uses: list[int] = uses.ravel().tolist()
-        # What node k writes and reads is at the places from [k] to [k + 1]: a list each would cost more.
-        self.first_write, self.written = (_packed(column) for column in buffers.writes)
-        self.first_read, self.read = (_packed(column) for column in buffers.reads)
-        # Node → what it writes, and nobody reads (in some iterations).
-        self.unread = buffers.writers((uses == 0).any(axis=0))
-        self.granted: set[int] = set()  # tasks that have their memory and may ask again
-        self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
-        self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
-        self.awaited: dict[int, list[tuple[Allocator, Block]]] = {}  # task → blocks that its end sets free
-        self.late: dict[int, list[int]] = {}  # task → what it reads that had not arrived when it was issued
-        # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
-        # issued, because the order of streams protects what it reads.
-        transfers = engine.flow.n_nodes - engine.flow.n_ops
-        self.device_of = [*engine.device_of, *engine.flow.destination.tolist()]
-        self.stream_of = [*(engine.stream_of or [0] * engine.flow.n_ops), *([0] * transfers)]
-        self.launched = [self.at_issue and not executed for executed in engine.executed] + [False] * transfers
-        self.last_on_stream: list[Task | None] = [None] * (max(self.stream_of, default=0) + 1)
-        # Whether a reader that is issued has to look where what it reads lies: on another stream, or still
-        # on its way.
-        self.looks = bool(transfers) or any(allocator.by_stream for allocator in self.allocators)
-        # Of each device, whether its allocator's calls to the device may cost something or wait.
-        self.charged = [
-            bool(spec.malloc_ns or spec.free_ns or spec.synchronise_ns) or allocator.may_synchronise
-            for spec, allocator in zip(self.specs, self.allocators, strict=True)
-        ]
-        # Whether the end of what was launched is of no consequence.
-        self.calm = not self.looks and not any(self.charged)
-        self.reserved = [allocator.reserved for allocator in self.allocators]
-        tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
-        self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
-        self._load()
-        self._refuse_impossible()
-
-    def _load(self) -> None:
-        """Take the memory of what is there from the beginning; then plan for the rest, where that is asked.
-
-        A static plan is for what is computed: parameters and inputs lie beside it, as in TVM.
-        """
-        for device, nbytes, tensor in self.buffers.resident:
-            allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
-            block = allocator.try_alloc(nbytes, 0, name)
-            if block is None:
-                raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
-            self.log.load(device, block.nbytes, tensor)
-            self._reserve(device)
-        for device, spec in enumerate(self.specs):
-            if spec.allocator != "planned":
-                continue
-            beside = self.allocators[device]
-            events = events_in_order(self.buffers, self.job, self.flow, device)
-            self.apart[device] = beside.in_use
-            self.allocators[device] = make_allocator(
-                "planned", beside.memory, name=beside.name, events=events, **spec.options
-            )
-            self.reserved[device] = -1  # what the plan reserves counts from its first row on
-
-    def _refuse_impossible(self) -> None:
-        """Refuse what would not even fit into an empty device.
-
-        Of each device its largest buffer decides, unless it matters who asks.
-        """
-        written = self.buffers.writes.indices
-        nbytes, homes = self.buffers.nbytes[written], self.buffers.device[written]
-        for device, allocator in enumerate(self.allocators):
-            here = np.flatnonzero(homes == device)
-            if len(here) and (allocator.limit is not None or allocator.by_owner):
-                suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
-                for buffer in written[suspects].tolist():
-                    size, name = self.nbytes[buffer], self.names[buffer]
-                    if not allocator.fits_empty(size, 0, name):
-                        raise out_of_memory(allocator, size, owner=name, where="before time 0")
-
-    # -- sim.engine.Memory -------------------------------------------------------------------
+        self.lives = lives = Lifetimes(job, engine, specs, lifetime, waits)
+        self.device_of = lives.device_of
+        # What is put down and not done yet: tasks, and when; an end at t as ~t.
+        self.tasks: list[Task] = []
+        self.when: list[int] = []
+        self.counts_ends = not (lives.calm and all(lives.launched))
+        # Bytes that each device is certain to have left, and that each node may need at most.
+        self.room = lives.room() if self.at_issue else None
+        self.at_most = lives.at_most() if self.room else []
 
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
-        if self.granted and task.id in self.granted:
-            return self._again(task)
-        node = task.op
-        device = self.device_of[node]
-        allocator, stream = self.allocators[device], self.stream_of[node]
-        calls = _calls(allocator) if self.charged[device] else None
-        first = task.iteration * self.n_buffers
-        log = self.log
-        place, end = self.first_write[node], self.first_write[node + 1]
-        while place < end:
-            buffer = self.written[place]
-            place += 1
-            block = allocator.try_alloc(self.nbytes[buffer], stream, self.names[buffer])
-            if block is None:
-                return self._full(task, allocator, stream, buffer)
-            key = first + buffer
-            self.blocks[key] = block
-            log.when.append(self.engine.now_ns)
-            log.key.append(key)
-            log.taken.append(block.nbytes)
-            if allocator.reserved != self.reserved[device]:
-                self._reserve(device)
-        if self.launched[node]:
-            self._read(task, stream)
-        if not self.at_issue:
-            self.granted.add(task.id)
-        return self._charge(task, device, calls) if calls else 0
-
-    def _charge(self, task: Task, device: int, calls: tuple[int, int, int]) -> int:
-        """Return what the calls to the device since `calls` cost; `WAIT` if one waits until it is idle."""
-        spec, allocator = self.specs[device], self.allocators[device]
-        mallocs, frees, synchronised = (
-            now - before for now, before in zip(_calls(allocator), calls, strict=True)
-        )
-        cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronise_ns * synchronised
-        if synchronised and self.outstanding[device]:
-            self.granted.add(task.id)
-            self.synchronising[task.id] = cost
-            return WAIT
-        if self.launched[task.op]:
-            self.outstanding[device] += 1
-        return cost
-
-    def _again(self, task: Task) -> int:
-        """Answer a task that has its memory already: it may still have to wait until the device is idle."""
-        if task.id not in self.synchronising:
-            return 0
+        if self.room is None:
+            return self.lives.take(task, self.engine.now_ns)
         device = self.device_of[task.op]
-        if self.outstanding[device]:
-            return WAIT
-        if self.launched[task.op]:
-            self.outstanding[device] += 1
-        return self.synchronising.pop(task.id)
-
-    def _full(self, task: Task, allocator: Allocator, stream: int, buffer: int) -> int:
-        """Give back what `task` has got so far, and let it wait; or raise."""
-        if not self.waits:
-            where = f"at {format_duration(self.engine.now_ns)}"
-            raise out_of_memory(
-                allocator, self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
-            )
-        for other in self._writes(task.op):
-            if other == buffer:
-                break
-            key = task.iteration * self.n_buffers + other
-            allocator.free(self.blocks[key])
-            self.blocks[key] = _NOWHERE
-            self.log.undo()  # it was taken at this instant, and never used
-        return WAIT
-
-    def _writes(self, node: int) -> list[int]:
-        return self.written[self.first_write[node] : self.first_write[node + 1]].tolist()
+        left = self.room[device] - self.at_most[task.op]
+        if left < 0 or len(self.tasks) > AT_ONCE:
+            return self._ask(task)
+        self.room[device] = left
+        self.tasks.append(task)
+        self.when.append(self.engine.now_ns)
+        return 0
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
-        if self.calm and self.launched[task.op]:
-            return False
-        freed = bool(self.synchronising)
-        if self.awaited and task.id in self.awaited:
-            for allocator, block in self.awaited.pop(task.id):
-                allocator.event_done(block)
-            freed = True
-        if not self.launched[task.op]:
-            return self._read(task, -1) or freed
-        self.outstanding[self.device_of[task.op]] -= 1
-        if self.late and task.id in self.late:
-            for key in self.late.pop(task.id):
-                self.uses[key] -= 1
-                if not self.uses[key]:
-                    self._free(key, task, -1)
-                    freed = True
-        return freed
+        if self.room is None:
+            return self.lives.give(task, self.engine.now_ns)
+        if self.counts_ends:
+            self.tasks.append(task)
+            self.when.append(~self.engine.now_ns)
+        return False  # nobody waits for memory as long as there is room
+
+    def _ask(self, task: Task) -> int:
+        """Do what was put down; then take the outputs of `task` at once."""
+        self._catch_up()
+        answer = self.lives.take(task, self.engine.now_ns)
+        self.room = self.lives.room() if answer == 0 else None  # it is tight: from now on everything at once
+        return answer
+
+    def _catch_up(self) -> None:
+        take, give = self.lives.take, self.lives.give
+        for task, when in zip(self.tasks, self.when, strict=True):
+            if when >= 0:
+                take(task, when)
+            else:
+                give(task, ~when)
+        self.tasks.clear()
+        self.when.clear()
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
-        writes = self._writes(task.op)
-        allocator = self.allocators[self.device_of[task.op]].serving(self.names[writes[0]])
-        need = sum(self.nbytes[buffer] for buffer in writes)
-        asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
-        limit = format_bytes(allocator.limit, iec=True)
-        holders = "; ".join(largest_holders(list(allocator.spans())))
-        return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}"
+        self._catch_up()
+        return self.lives.lacks(task)
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
-        return self.log.columns()
-
-    # -- lifetimes ---------------------------------------------------------------------------
-
-    def _read(self, task: Task, stream: int) -> bool:
-        """Count `task`'s reads, and free what it was the last to read; return whether there was any.
-
-        It reads on `stream` from now on (-1: it has read). What has not arrived yet, it reads when it ends.
-        """
-        looks = self.looks and stream >= 0
-        if looks:
-            self.last_on_stream[stream] = task
-        uses, blocks = self.uses, self.blocks
-        node = task.op
-        first = task.iteration * self.n_buffers
-        freed = False
-        place, end = self.first_read[node], self.first_read[node + 1]
-        while place < end:
-            key = first + self.read[place]
-            place += 1
-            if key < 0:  # of an iteration before the first
-                continue
-            if looks:
-                block = blocks[key]
-                if block is _NOWHERE:
-                    self.late.setdefault(task.id, []).append(key)
-                    continue
-                if block.stream != stream:
-                    self.allocators[self.home[key]].record_use(block, stream)
-            left = uses[key] - 1
-            uses[key] = left
-            if not left:
-                self._free(key, task, stream)
-                freed = True
-        if node in self.unread:
-            for buffer in self.unread[node]:
-                key = first + buffer
-                if not uses[key] and blocks[key] is not _NOWHERE:
-                    self._free(key, task, stream)
-                    freed = True
-        return freed
-
-    def _free(self, key: int, task: Task, stream: int) -> None:
-        device, block = self.home[key], self.blocks[key]
-        self.blocks[key] = _NOWHERE
-        allocator = self.allocators[device]
-        others = allocator.free(block)
-        if others:
-            self._await(others, allocator, block, task, stream)
-        log = self.log
-        log.when.append(self.engine.now_ns)
-        log.key.append(~key)
-        if allocator.reserved != self.reserved[device]:
-            self._reserve(device)
-
-    def _await(
-        self, streams: tuple[int, ...], allocator: Allocator, block: Block, task: Task, stream: int
-    ) -> None:
-        """Tell the allocator when these streams have done what was put on them so far."""
-        for used_on in streams:
-            last = task if used_on == stream else self.last_on_stream[used_on] or task
-            if last.end_ns >= 0:
-                allocator.event_done(block)
-            else:
-                self.awaited.setdefault(last.id, []).append((allocator, block))
-
-    def _reserve(self, device: int) -> None:
-        """Put down that the allocator of `device` holds more or less than before."""
-        self.reserved[device] = held = self.allocators[device].reserved
-        self.log.mark(device, held + self.apart[device])
-
-
-def _calls(allocator: Allocator) -> tuple[int, int, int]:
-    """Return what was asked of the device so far: mallocs, frees, synchronisations."""
-    return allocator.device_mallocs, allocator.device_frees, allocator.synchronisations
-
-
-def _packed(column: IntArray) -> array[int]:
-    """Return the same numbers, faster to read one by one."""
-    return array("q", column.tobytes())
+        self._catch_up()
+        return self.lives.log.columns()
