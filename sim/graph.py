@@ -60,7 +60,15 @@ class Csr(NamedTuple):
     indices: IntArray
 
     def row(self, i: int) -> IntArray:
-        """Return row `i` as a view."""
+        """Return row `i` as a view.
+
+        Raises
+        ------
+        IndexError
+            There is no such row; rows are not counted from the end.
+        """
+        if i < 0:
+            raise IndexError(f"row {i} of {len(self.indptr) - 1}: rows count from 0")
         return self.indices[self.indptr[i] : self.indptr[i + 1]]
 
     def counts(self) -> IntArray:
