@@ -95,7 +95,7 @@ def test_ideal_drops_overheads_and_losses_and_keeps_what_is_given() -> None:
     assert (device.issue_ns, device.launch_latency_ns, device.event_ns) == (0, 0, 0)
     assert device.queue_depth is None
     assert device.gap_ns == 1000
-    assert device.memory_bytes == 143771 * 2**20
+    assert device.memory_bytes == 143156 * 2**20
     assert "efficiency" not in device.details
 
 

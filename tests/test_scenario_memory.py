@@ -59,7 +59,7 @@ def test_what_does_not_fit_ends_with_the_story(tmp_path: Path) -> None:
 
 
 def test_a_preset_has_an_end(tmp_path: Path) -> None:
-    """An H200 has 143,771 MiB; parameters of 160 GB do not fit, whatever runs."""
+    """An H200 has 143,156 MiB; parameters of 160 GB do not fit, whatever runs."""
     text = TEXT.replace("{kind: gpu, memory: 100MB}", "{preset: h200-sxm}").replace(
         "workload:\n", "workload:\n  parameters: {w: 160GB}\n"
     )
@@ -68,7 +68,7 @@ def test_a_preset_has_an_end(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith(
         "out of memory on gpu0 (counted allocator): 'w' asks for 149 GiB on stream 0, before time 0\n"
-        "  limit            140.4 GiB\n"
+        "  limit            139.8 GiB\n"
     )
     assert "Traceback" not in result.output
 
