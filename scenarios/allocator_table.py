@@ -37,8 +37,9 @@ __all__ = ["ALLOCATORS", "Row", "allocator_rows", "events_of", "markdown"]
 
 DEVICE_MALLOC_NS: Final = 50_000
 """`cudaMalloc`: about 50 us a call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
-overhead*, University of Virginia, cs.virginia.edu/~mwb7w/cuda_support; an old GPU); 432 us were reported for
-400 MB (github.com/kokkos/kokkos/issues/317). Here larger blocks cost no more: set your own where it matters."""
+overhead*, University of Virginia, cs.virginia.edu/~mwb7w/cuda_support; an old GPU); 432 us were reported
+for 400 MB (github.com/kokkos/kokkos/issues/317). Larger blocks cost no more here: set your own if it matters.
+"""
 DEVICE_FREE_NS: Final = 50_000
 """`cudaFree` without its wait for an idle device: assumed to take as long as `cudaMalloc`, as no published
 figure was found that tells the call from the wait."""
