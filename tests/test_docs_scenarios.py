@@ -1,4 +1,4 @@
-"""docs/scenarios.md and npu.md: each scenario runs and comes out as it expects; every key is shown."""
+"""Scenarios in docs/scenarios.md, npu.md, runtimes.md run and come out as expected; every key is shown."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")
 BLOCKS = [
     block
-    for page in (PAGE, (DOCS / "npu.md").read_text(encoding="utf-8"))
+    for page in (PAGE, *((DOCS / name).read_text(encoding="utf-8") for name in ("npu.md", "runtimes.md")))
     for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    if not block.startswith(("ops:", "workload:"))  # a part of one
 ]
 
 

@@ -12,7 +12,7 @@ whose inputs are there first. Before they are, nothing could run, whatever the p
 dependency
     No task of the device has its inputs: the last producer (anywhere) has not ended.
 transfer
-    The last input is made and travels, or waits for a link.
+    The last input is made and travels, or waits for a link (or for the request for it, `sim.rendezvous`).
 issue
     The inputs are there, and every issuer that serves the device is busy or blocked.
 policy

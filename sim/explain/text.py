@@ -121,7 +121,10 @@ def _in_transit(f: Facts, row: int, at_ns: int) -> str:
 
 
 def _queued(f: Facts, transfer: int) -> str:
-    return "waits for a link" if f.copied_by[transfer - f.n] < 0 else "waits for a link, or for its host"
+    if f.copied_by[transfer - f.n] >= 0:
+        return "waits for a link, or for its host"
+    met = bool((f.trace.met[:, 0] == f.trace.transfers["id"][transfer - f.n]).any())
+    return "waits for its request, or for a link" if met else "waits for a link"
 
 
 def _issue(f: Facts, row: int, at_ns: int) -> str:
