@@ -295,7 +295,8 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         Field(
             "on_request",
             "flag",
-            "what a recv finds by key travels when its request has arrived (between processes); default false",
+            "what a recv finds by key travels when its request has arrived (between processes); default "
+            "false",
         ),
         Field("duplex", "flag", "a link of the same kind in each direction; default true"),
         Field(
