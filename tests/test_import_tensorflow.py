@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from import_helpers import recorded
 
+from devices.machine import make_machine
+from policies.issue.tensorflow_executor import TensorFlowExecutor
 from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import import_tensorflow_json
 from scenarios.importers.tensorflow_ops import kind_of
+from sim import simulate
 from sim.errors import InputError
 from sim.frames import frame_structure
 from sim.graph import Role
+from sim.meeting import find_meetings
 
 
 def node(name, op="Relu", inputs=(), shape=(4,), dtype="float32", **more):
@@ -193,6 +197,30 @@ def test_a_loop_runs(imported):
         "next",
         "exit",
     }
+
+
+def test_a_partitioned_graph_meets_by_key(imported):
+    """As TensorFlow cuts it: two devices, no edge between Send and Recv."""
+    cpu, gpu = "/job:w/task:0/device:CPU:0", "/job:w/task:0/device:GPU:0"
+    pair = {"send_device": cpu, "recv_device": gpu, "tensor_name": "edge_3_x"}
+    graph = imported(
+        node("x", "_Arg", device=cpu),
+        node("s", "_Send", ["x"], None, attributes=pair, device=cpu),
+        node("r", "_Recv", attributes=pair, device=gpu),
+        node("y", inputs=["r"], device=gpu),
+        node("out", "_Retval", ["y"], None, device=gpu),
+    )
+    assert [graph.kind(op) for op in range(5)] == ["arg", "send", "recv", "relu", "retval"]
+    assert find_meetings(graph).sends == {1: f"{cpu};{gpu};edge_3_x"}
+    machine = make_machine(
+        {
+            "devices": {"cpu0": {"kind": "cpu", "cores": 1}, "gpu0": {"preset": "h200-sxm"}},
+            "links": [{"from": "cpu0", "to": "gpu0", "bandwidth": "1GB/s"}],
+        }
+    )
+    trace = simulate(graph, machine, TensorFlowExecutor())
+    trace.check()
+    assert trace.transfers["nbytes"].tolist() == [16]
 
 
 def test_an_open_batch_is_filled(imported):

@@ -64,7 +64,7 @@ _VIEWS = """reshape flatten squeeze unsqueeze identity stop_gradient dropout rea
 VIEWS = frozenset(_VIEWS.split())
 """Kinds whose first output is their data input under another description: no work, no byte moved."""
 
-_WITHOUT_DATA = "shape size rank const no_op placeholder control_trigger"
+_WITHOUT_DATA = "shape size rank const no_op placeholder control_trigger arg retval send recv"
 _FILLS = "constant_of_shape fill range eye_like zeros_like ones_like one_hot"
 _MOVES = """concat transpose pad cast tile expand pack where compress depth_to_space space_to_depth
     reverse reverse_sequence scatter_elements scatter_nd trilu copy"""

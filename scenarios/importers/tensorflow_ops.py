@@ -65,6 +65,12 @@ _KINDS = {
     "LogicalNot": "not",
     "GreaterEqual": "greater_or_equal",
     "LessEqual": "less_or_equal",
+    "_Arg": "arg",
+    "_Retval": "retval",
+    "_Send": "send",
+    "_HostSend": "send",
+    "_Recv": "recv",
+    "_HostRecv": "recv",
     "RefSwitch": "switch",
     "RefMerge": "merge",
     "RefEnter": "enter",
@@ -124,4 +130,7 @@ def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     plain = {_NAMES.get(key, key): value for key, value in attributes.items()}
     if "_class" in attributes:
         plain["colocate"] = [str(group).removeprefix("loc:@") for group in attributes["_class"] or ()]
+    if "tensor_name" in attributes:  # of a Send or a Recv: they meet by this
+        ends = (attributes.get("send_device", ""), attributes.get("recv_device", ""))
+        plain["key"] = ";".join((*map(str, ends), str(attributes["tensor_name"])))
     return plain
