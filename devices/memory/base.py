@@ -22,9 +22,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
+
 from devices.memory.device import DeviceMemory
 from devices.memory.oom import out_of_memory
 from sim.errors import InputError, InvariantError
+from sim.graph import IntArray
 
 if TYPE_CHECKING:
     from devices.memory.best_fit import FreeList
@@ -221,9 +224,9 @@ class Allocator(ABC):
         """
         return None
 
-    def at_most(self, nbytes: int) -> int:
-        """Return how many bytes of `room` a request takes at most."""
-        return self.rounded(nbytes)
+    def at_most(self, nbytes: IntArray) -> IntArray:
+        """Return how many bytes of `room` each of these requests takes at most; one per buffer of a graph."""
+        return np.array([self.rounded(size) for size in nbytes.tolist()], np.int64)
 
     @abstractmethod
     def spans(self) -> Iterator[Span]:

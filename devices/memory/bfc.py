@@ -27,6 +27,7 @@ from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InputError
+from sim.graph import IntArray
 from sim.units import format_bytes
 
 __all__ = ["BfcAllocator"]
@@ -127,9 +128,9 @@ class BfcAllocator(SegmentedAllocator):
         endless = self._limit is None and self.memory.capacity is None
         return ANY_SIZE if endless else self.largest_free()
 
-    def at_most(self, nbytes: int) -> int:
+    def at_most(self, nbytes: IntArray) -> IntArray:
         """Return twice the need: a chunk that is not as large is handed out whole (rule 3)."""
-        return 2 * self.rounded(nbytes)
+        return 2 * (-(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES)
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell when regions that lie apart are what stands in the way."""

@@ -27,11 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from devices.memory.base import FREE, LIVE, WAITING, Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InputError, InvariantError
+from sim.graph import IntArray
 from sim.units import format_bytes
 
 __all__ = ["CachingAllocator"]
@@ -133,7 +136,10 @@ class CachingAllocator(SegmentedAllocator):
             if whole is None:
                 return None
             block = free.carve(whole, need, min_remainder, nbytes, stream, owner)
-        self._took(block)
+        self.requested += nbytes
+        self.in_use = in_use = self.in_use + block.nbytes
+        if in_use > self.peak_in_use:
+            self.peak_in_use = in_use
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:
@@ -203,9 +209,13 @@ class CachingAllocator(SegmentedAllocator):
             ends.append(self.memory.capacity - self.memory.used)
         return min(ends, default=ANY_SIZE)
 
-    def at_most(self, nbytes: int) -> int:
-        """Return the size of a segment for it."""
-        return _segment_bytes(self.rounded(nbytes)) if nbytes else 0
+    def at_most(self, nbytes: IntArray) -> IntArray:
+        """Return the size of a segment for each."""
+        need = -(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES
+        own = -(-need // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES
+        large: IntArray = np.where(need < MEDIUM_REQUEST_BYTES, LARGE_SEGMENT_BYTES, own)
+        segment: IntArray = np.where(need <= SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, large)
+        return segment * (nbytes > 0)
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell what lies free for other streams, or in segments that a live block holds."""

@@ -78,7 +78,7 @@ class Lifetimes:
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
-        self.ended: set[int] = set()  # tasks, as far as a free may have to wait for one
+        self.ended = bytearray(engine.flow.n_nodes * job.iterations)  # tasks, where a free may wait for one
         self.awaited: dict[int, list[tuple[Allocator, Block]]] = {}  # task → blocks that its end sets free
         self.late: dict[int, list[int]] = {}  # task → what it reads that had not arrived when it was issued
         # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
@@ -227,7 +227,7 @@ class Lifetimes:
             return False
         freed = bool(self.synchronising)
         if self.by_stream:
-            self.ended.add(task.id)
+            self.ended[task.id] = True
         if self.awaited and task.id in self.awaited:
             for allocator, block in self.awaited.pop(task.id):
                 allocator.event_done(block)
@@ -267,15 +267,14 @@ class Lifetimes:
 
     def at_most(self) -> list[int]:
         """Return what each node's outputs take of its device's room."""
-        need = [
-            self.allocators[device].at_most(nbytes) if device >= 0 else 0
-            for device, nbytes in zip(self.buffers.device.tolist(), self.nbytes, strict=True)
-        ]
-        total = np.concatenate(
-            (np.zeros(1, np.int64), np.cumsum(np.array(need)[self.buffers.writes.indices]))
-        )
-        ends = total[self.buffers.writes.indptr]
-        return np.diff(ends).tolist()  # type: ignore[no-any-return]
+        written = self.buffers.writes.indices
+        need, homes = self.buffers.nbytes[written], self.buffers.device[written]
+        for device, allocator in enumerate(self.allocators):
+            here = homes == device
+            need[here] = allocator.at_most(need[here])
+        total = np.concatenate((np.zeros(1, np.int64), np.cumsum(need)))
+        counts: list[int] = np.diff(total[self.buffers.writes.indptr]).tolist()
+        return counts
 
     # -- lifetimes ---------------------------------------------------------------------------
 
@@ -336,10 +335,12 @@ class Lifetimes:
         """Tell the allocator when these streams have done what was put on them so far."""
         for used_on in streams:
             last = task if used_on == stream else self.last_on_stream[used_on] or task
-            if last.id in self.ended:
+            if self.ended[last.id]:
                 allocator.event_done(block)
+            elif last.id in self.awaited:
+                self.awaited[last.id].append((allocator, block))
             else:
-                self.awaited.setdefault(last.id, []).append((allocator, block))
+                self.awaited[last.id] = [(allocator, block)]
 
     def _reserve(self, device: int) -> None:
         """Put down that the allocator of `device` holds more or less than before."""

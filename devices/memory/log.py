@@ -79,14 +79,17 @@ class MemoryLog:
         change = sign * np.concatenate((before[1], size[key]))
         tensor = np.concatenate((before[2], self.tensor[buffer]))
         requested = sign * self.nbytes[np.concatenate((before[2], buffer))]
+        order = np.argsort(
+            device.astype(np.uint16) if device.max(initial=0) < 1 << 16 else device, kind="stable"
+        )
         return {
             "time_ns": np.concatenate(
                 (np.zeros(len(self.resident), np.int64), np.array(self.when, np.int64))
             ),
             "device": device,
             "change": change,
-            "in_use": _running_sum(device, change),
-            "requested": _running_sum(device, requested),
+            "in_use": _running_sum(device, change, order),
+            "requested": _running_sum(device, requested, order),
             "reserved": self._reserved(device),
             "tensor": tensor,
             "iteration": np.concatenate((np.full(len(self.resident), UNSET), iteration)),
@@ -103,15 +106,15 @@ class MemoryLog:
         return reserved
 
 
-def _running_sum(group: IntArray, value: IntArray) -> IntArray:
-    """Return, for each entry, the sum of those of its group up to it.
+def _running_sum(group: IntArray, value: IntArray, order: IntArray) -> IntArray:
+    """Return, for each entry, the sum of those of its group up to it; `order` puts groups together.
 
     Examples
     --------
-    >>> _running_sum(np.array([0, 1, 0, 1]), np.array([5, 7, -2, 1])).tolist()
+    >>> group = np.array([0, 1, 0, 1])
+    >>> _running_sum(group, np.array([5, 7, -2, 1]), np.argsort(group, kind="stable")).tolist()
     [5, 7, 3, 8]
     """
-    order = np.argsort(group, kind="stable")
     total = np.cumsum(value[order])
     begins = np.flatnonzero(np.diff(group[order], prepend=UNSET))
     before = np.concatenate((np.zeros(1, np.int64), total))[begins]

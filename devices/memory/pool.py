@@ -20,6 +20,7 @@ from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.device import ALIGNMENT_BYTES, DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InfeasibleError, InputError
+from sim.graph import IntArray
 from sim.units import format_bytes
 
 __all__ = ["PoolAllocator", "virtual_devices"]
@@ -146,6 +147,10 @@ class PoolAllocator(SegmentedAllocator):
     def room(self) -> int | None:
         """Return the largest free block: what fits nowhere else fits there. With limits: who asks?"""
         return None if self._limits else self.largest_free()
+
+    def at_most(self, nbytes: IntArray) -> IntArray:
+        """Return the sizes, rounded up to the alignment."""
+        return -(-nbytes // self._alignment) * self._alignment
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name the owner's limit when that is what stands in the way."""
