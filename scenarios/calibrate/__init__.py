@@ -13,6 +13,7 @@ makespan.
     latency      an empty queue: from issue to start
     events       two streams take turns: from record to the start of who waits
     decisions    workers under a policy: from readiness to start
+    reads        threads: what it costs to read a result instead of a constant
     company      cuda: streams that share all SMs, and parts of the SMs alone
     probes       cuda: launch queue, copies, allocator, kernels cold, warm and beside others, event hops
 """
@@ -32,6 +33,7 @@ from scenarios.calibrate.journal import Journal
 from scenarios.calibrate.lanes import decisions, streams
 from scenarios.calibrate.models import models
 from scenarios.calibrate.probes import probes
+from scenarios.calibrate.reads import reads
 from scenarios.calibrate.session import ATTEMPTS, DisturbedError, Session
 from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
 
@@ -110,6 +112,7 @@ def _measure(session: Session) -> None:
         decisions(session)
     if backend == "threads":
         busy_workers(session)
+        reads(session)
     if backend == "cuda":
         gpu_streams(session)
         or_say_so(session, "driven", lambda: driven(session))

@@ -12,7 +12,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.calibrate.session import Samples, Session
 from scenarios.validate.case import Case, CaseOp
 
-__all__ = ["decisions", "reaction_ns", "streams"]
+__all__ = ["decisions", "reactions_ns", "streams"]
 
 MS: Final = 1_000_000
 
@@ -66,7 +66,7 @@ def streams(session: Session) -> None:
 
 
 def decisions(session: Session) -> None:
-    """From readiness (and a free worker) to start, under a ready queue on two workers."""
+    """From readiness (and a free worker) to start, under a ready queue on two workers, awake and woken."""
     backend = session.backend
     kind, facts = _SMALL[backend]
     rng = np.random.default_rng([*b"calibration/decisions"])
@@ -86,24 +86,34 @@ def decisions(session: Session) -> None:
     assert isinstance(case.make_policy(), ReadyQueue)
 
     def read(case: Case, seen: Observation) -> Samples:
-        return {"decision_ns": reaction_ns(seen)}
+        own, woken = reactions_ns(seen)
+        return {"decision_ns": own, "woken_ns": woken}
 
     session.keep(session.block("decisions", [case], read))
 
 
-def reaction_ns(seen: Observation) -> list[float]:
-    """Return, for every task of workers, the time from (inputs there and worker free) to its start."""
+def reactions_ns(seen: Observation) -> tuple[list[float], list[float]]:
+    """Return, for every task of workers, the time from (inputs there and worker free) to its start.
+
+    Returns
+    -------
+    tuple of list
+        Of workers that had just ended a task; of workers that had nothing to do, and were woken.
+    """
     trace = seen.trace
     tasks = trace.tasks
     end_of = dict(zip(tasks["op"].tolist(), tasks["end_ns"].tolist(), strict=True))
     predecessors = trace.job.graph.predecessors.lists()
     free: dict[int, int] = {}
-    reactions: list[float] = []
+    own: list[float] = []
+    woken: list[float] = []
     for op, lane, start, end in zip(
         *(tasks[name].tolist() for name in ("op", "stream", "start_ns", "end_ns")), strict=True
     ):
-        possible = max([free.get(lane, 0), *(end_of[p] for p in predecessors[op])])
-        if possible:
-            reactions.append(float(start - possible))
+        ready = max((end_of[p] for p in predecessors[op]), default=0)
+        if lane in free and free[lane] >= ready:
+            own.append(float(start - free[lane]))
+        elif ready:
+            woken.append(float(start - ready))
         free[lane] = end
-    return reactions
+    return own, woken

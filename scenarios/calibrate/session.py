@@ -5,14 +5,15 @@
     sentinel ─ warm-up ─ round 1 ─ round 2 ─ sentinel      accepted when the sentinels agree and no median of
                                                            a duration moves from one round to the next
 
-Where runs take the pulse of their threads, all pulses of a block have to agree, and with those of the blocks
-before: a calibration whose blocks saw different clocks is of no machine at all.
+Where runs take the pulse of their threads, every run has to be of the same speed
+(`scenarios.calibrate.state`): a calibration whose blocks saw different clocks is of no machine at all.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from devices.real.gate import MAX_DELAY, MAX_DRIFT, Sentinel
 from devices.real.work import Observation
 from scenarios.calibrate.journal import Journal
+from scenarios.calibrate.state import DisturbedError, Speed
 from scenarios.validate.backends import Executor, sentinel_ns
 from scenarios.validate.case import Case
 from sim.errors import RunError
@@ -33,15 +35,14 @@ ATTEMPTS: Final = 6
 PROBE_ATTEMPTS: Final = 3
 """The same, of what no prediction needs."""
 
-PAUSE_S: Final = 0.4
-"""After a block of threads that does not count, doubled each time: slow clocks last a second and more."""
+_RUNS: Final = {"threads": 3}
+"""Runs in a round where something else may disturb a run in its middle: their median does not mind one."""
+
+_MAX_MOVED: Final = {**MAX_DRIFT, "threads": 0.03}
+"""How far a median may move from one round to the next."""
 
 Samples = dict[str, list[float]]
 """name → ns of every sample."""
-
-
-class DisturbedError(RunError):
-    """The machine was not quiet enough to calibrate; nothing was written."""
 
 
 class Session:
@@ -54,6 +55,8 @@ class Session:
         self.deadline: float | None = None
         self.journal = journal or Journal(backend)
         self.sentinels: list[dict[str, Any]] = list(self.journal.sentinels)
+        self.speed = Speed(backend, executor)
+        self.runs = 1 if quick else _RUNS.get(backend, 1)
         self.quiet_ns: list[float] = [  # sentinels of accepted blocks
             ns for one in self.sentinels if one["accepted"] for ns in (one["before"], one["after"])
         ]
@@ -103,8 +106,8 @@ class Session:
             for case in cases:
                 job = case.job()
                 run_case(self.executor, case, job)  # warm: pages, caches, whatever is made lazily
-                for samples in [each for each in rounds for _ in range(repeats)]:
-                    seen = run_case(self.executor, case, job)
+                for samples in [each for each in rounds for _ in range(repeats * self.runs)]:
+                    seen = self.speed.quiet(name, partial(run_case, self.executor, case, job), self.sentinels)
                     runs.append(seen)
                     if seen.wrong:
                         raise RunError(f"calibrating {name!r}: wrong results of {', '.join(seen.wrong[:5])}")
@@ -163,15 +166,22 @@ class Session:
         if known is not None:
             return known
         why = ""
-        for attempt in range(attempts):
-            around = [sentinel_ns(self.backend, self.executor)]
+        for _ in range(attempts):
+            before = sentinel_ns(self.backend, self.executor)
             found, runs = measure()
             moved = moved_between()
-            around.append(sentinel_ns(self.backend, self.executor))
-            taken = [ns for ns in around if ns is not None] or [
-                ns for seen in runs for pulse in seen.pulses for ns in pulse
-            ]
-            why = self._disturbed(taken, max((seen.delayed for seen in runs), default=0.0), moved)
+            after = sentinel_ns(self.backend, self.executor)
+            taken = [ns for seen in runs for pulse in seen.pulses for ns in pulse]
+            why = ""
+            if before is not None and after is not None:
+                taken = [before, after]
+                drift = Sentinel(before, after).drift
+                why = f"the sentinel moved by {drift:.1%}" if drift > MAX_DRIFT[self.backend] else ""
+            worst = max((seen.delayed for seen in runs), default=0.0)
+            if not why and worst > MAX_DELAY:
+                why = f"the machine stood in the way for {worst:.1%} of a makespan"
+            if not why and moved > _MAX_MOVED[self.backend]:
+                why = f"a median moved by {moved:.1%} from one round to the next"
             self.sentinels.append(
                 {"block": name, "before": taken[0], "after": taken[-1], "accepted": not why}
                 | ({"why": why} if why else {})
@@ -180,32 +190,10 @@ class Session:
                 self.quiet_ns += taken
                 self.journal.add(key, found, self.sentinels)
                 return found
-            if len(taken) > 2:
-                time.sleep(PAUSE_S * 2**attempt)
         raise DisturbedError(
             f"calibrating {name!r}: {why}, {attempts} times in a row; nothing is written. "
             "Stop what else runs on this machine, or try later"
         )
-
-    def _disturbed(self, taken: Sequence[float], delayed: float, moved: float) -> str:
-        """Return what disturbed a block with these sentinels; empty when nothing did."""
-        most = MAX_DRIFT[self.backend]
-        usual = float(np.median(taken))
-        if len(taken) == 2:
-            drift = Sentinel(int(taken[0]), int(taken[1])).drift
-        else:  # threads take many: single ones against what is usual
-            drift = max(abs(ns - usual) for ns in taken) / usual
-        if drift > most:
-            return f"the sentinel moved by {drift:.1%}"
-        if len(taken) > 2 and self.quiet_ns:
-            before = float(np.median(self.quiet_ns))
-            if abs(usual - before) > most * before:
-                return f"the sentinel is {usual / before - 1:+.1%} off what it was in the blocks before"
-        if delayed > MAX_DELAY:
-            return f"the machine stood in the way for {delayed:.1%} of a makespan"
-        if moved > most:
-            return f"a median moved by {moved:.1%} from one round to the next"
-        return ""
 
     def keep(self, found: Samples) -> None:
         """Add samples of quantities."""

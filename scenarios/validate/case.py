@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
+from devices.processor.waking import Waking
 from devices.real.follow import program_plan
 from devices.real.kernels import HOLDS_HOST
 from policies.issue.critical_path import CriticalPath
@@ -196,7 +197,12 @@ class Case:
         if "workers" in spec:
             if calibration is None:
                 return Device(name, "cpu", workers=spec["workers"])
-            return Device(name, "cpu", workers=spec["workers"], issue_ns=calibration.quantity("decision_ns"))
+            awake_ns = calibration.quantity("decision_ns")
+            wake_ns = calibration.quantity("woken_ns", awake_ns) - awake_ns
+            workers = Device(name, "cpu", workers=spec["workers"], issue_ns=awake_ns)
+            if wake_ns <= 0:
+                return workers
+            return replace(workers, processor=Waking, details={"wake_ns": wake_ns, "corun_slowdown": [1]})
         if calibration is None:
             return Device(name, "gpu", streams=spec["streams"])
         if calibration.backend == "cuda":

@@ -7,6 +7,7 @@ warm                  every op by itself: it reads what the op before it has jus
 cold - isolated       added where an input has left the L2 cache since it was made: where more bytes were
                       written in between than the cache holds (reuse distance; Mattson et al. 1970,
                       "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2))
+results               threads: added for a second result that an op reads, taken off where it reads none
 neighbours            ops beside others on the same SMs: `devices.processor.corun`, from two and four streams
 partition p (busy)    parts of the SMs: between alone and busy, by how busy the other parts are predicted
 ====================  ====================================================================================
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from devices.cost.calibration import Calibration
 from devices.real.kernels import MATRIX_KINDS
+from scenarios.calibrate.reads import READ_SIZE
 from scenarios.validate.case import Case
 from sim.graph import IntArray
 
@@ -49,6 +51,8 @@ def durations_ns(case: Case, calibration: Calibration) -> list[int]:
         The calibration does not know a kernel.
     """
     alone = case.durations_ns(calibration)
+    if calibration.backend == "threads":
+        return _with_reads(case, alone, calibration)
     cache_bytes = calibration.provenance.get("l2_bytes", 0)
     kinds = {context: _kinds(calibration, context) for context in ("cold", "isolated")}
     if calibration.backend != "cuda" or not cache_bytes or len(case.devices) > 1:
@@ -61,6 +65,17 @@ def durations_ns(case: Case, calibration: Calibration) -> list[int]:
             cold, warm = (calibration.lookup(op.kind, context=c, **sizes) for c in ("cold", "isolated"))
             ns += max(0, cold - warm) * n // _READ
         found.append(ns)
+    return found
+
+
+def _with_reads(case: Case, alone_ns: Sequence[int], calibration: Calibration) -> list[int]:
+    """Return the durations of ops that read none, one or two results, measured on a chain: one each."""
+    one_ns = calibration.quantity("read_ns", 0)
+    size = {op.name: op.facts.get("size", 0) for op in case.ops}
+    found = []
+    for op, ns in zip(case.ops, alone_ns, strict=True):
+        read = min(_READ, sum(size[name] == size[op.name] for name in op.inputs))
+        found.append(ns + (read - 1) * one_ns * size[op.name] ** 2 // READ_SIZE**2)
     return found
 
 

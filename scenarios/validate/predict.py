@@ -55,8 +55,9 @@ def with_interference(machine: Machine, calibration: Calibration) -> Machine:
     devices = tuple(
         replace(
             device,
-            processor=CorunSlowdown,
+            processor=device.processor or CorunSlowdown,
             details={
+                **device.details,
                 "corun_slowdown": factors,
                 "corun_exempt": ("h2d", "d2h", *HOLDS_HOST),
                 "corun_exempt_slowdown": [1, copies],

@@ -16,6 +16,7 @@ from typing import Any, Final
 from devices.cost.calibration import Calibration
 from devices.real.statistics import kendall_tau
 from scenarios.validate import files, memory
+from scenarios.validate.beside import own_calibration
 from scenarios.validate.case import digest
 from scenarios.validate.errors import Point, points_of, spread
 from scenarios.validate.measure import ENOUGH
@@ -193,7 +194,13 @@ def report(
             results.append(
                 memory.report(out, recompute=recompute)
                 if experiment == memory.NAME
-                else experiment_report(experiment, out, backend, calibration, recompute=recompute)
+                else experiment_report(
+                    experiment,
+                    out,
+                    backend,
+                    own_calibration(out, experiment) or calibration,
+                    recompute=recompute,
+                )
             )
         except InputError as error:
             results.append({"experiment": experiment, "status": "missed", "why": str(error)})

@@ -24,6 +24,7 @@ from devices.cost.calibration import Calibration, load_calibration, save_calibra
 from scenarios.calibrate import DisturbedError, calibrate
 from scenarios.validate import days, files, memory
 from scenarios.validate.backends import Executor, make_backend, provenance
+from scenarios.validate.beside import Beside
 from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
 from scenarios.validate.measure import RUNS, measure
 from sim.errors import InputError, RunError, SimError, UnknownNameError
@@ -209,13 +210,13 @@ def run(
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
     experiments = [name for name in experiments if _count(name, backend)]
+    aging = again or calibration_file is not None  # then one calibration is asked about, whatever its age
+    beside = Beside(out, calibration, executor, say, anew=not aging)
     for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
         for k, name in enumerate(experiments):
             until = deadline if once_more else _share(backend, experiments[k:], deadline)
             try:
-                _experiment(
-                    name, backend, out, executor, calibration, runs, until, again and not once_more, say
-                )
+                _experiment(name, backend, out, executor, beside, runs, until, again and not once_more, say)
             except SimError as error:
                 say(f"{name}: {error}")
             except Exception:  # whatever a library raises loses one experiment, and not the others
@@ -254,7 +255,7 @@ def _share(backend: str, experiments: Sequence[str], deadline: float | None) -> 
 
 
 def _experiment(
-    name: str, backend: str, out: Path, executor: Executor, calibration: Calibration,
+    name: str, backend: str, out: Path, executor: Executor, beside: Beside,
     runs: int, deadline: float | None, again: bool, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     from scenarios.validate.predict import draw_plans
@@ -272,6 +273,7 @@ def _experiment(
         memory.measure(out, backend, executor)
         return
     draw_plans(name, backend, out)
+    calibration = beside.choose(name)
     try:
         import simpy  # noqa: F401
     except ImportError:

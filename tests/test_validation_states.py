@@ -1,0 +1,281 @@
+"""Cores whose speed comes in states: pulses, gates, calibrations beside experiments, workers that were woken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.cost.calibration import Calibration, load_calibration
+from devices.processor.corun import CorunSlowdown
+from devices.processor.waking import Waking
+from devices.real.gate import Sentinel, verdict
+from devices.real.threads import Threads
+from devices.real.timer import Timer
+from devices.real.work import Observation
+from policies.issue.in_order import InOrder
+from policies.issue.ready_queue import ReadyQueue
+from scenarios.calibrate import DisturbedError, state
+from scenarios.calibrate.lanes import reactions_ns
+from scenarios.calibrate.state import Speed, looks_ns, usual
+from scenarios.validate import beside
+from scenarios.validate.beside import Beside, own_calibration
+from scenarios.validate.case import Case, CaseOp
+from scenarios.validate.contexts import durations_ns
+from scenarios.validate.measure import PATIENCE_S, Patience
+from scenarios.validate.predict import predict_case, with_interference
+from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim.job import make_job
+
+WORKERS = Device(
+    "cpu0", "cpu", workers=2, issue_ns=20, processor=Waking,
+    details={"wake_ns": 80, "corun_slowdown": [1]},
+)  # fmt: skip
+
+
+def graph() -> Graph:
+    b = GraphBuilder("late")
+    b.op("a", duration_ns=1000)
+    b.op("c", duration_ns=2000)
+    b.op("b", inputs=["a"], duration_ns=500)
+    b.op("d", inputs=["c", "b"], duration_ns=300)
+    return b.build()
+
+
+def run(device: Device = WORKERS) -> Trace:
+    trace = simulate(graph(), Machine((device,)), InOrder())
+    trace.check()
+    return trace
+
+
+def times(trace: Trace) -> dict[str, tuple[int, int]]:
+    names = trace.job.graph.op_names
+    return {
+        names[op]: (start, end)
+        for op, start, end in zip(
+            *(trace.tasks[column].tolist() for column in ("op", "start_ns", "end_ns")), strict=True
+        )
+    }
+
+
+# -- workers that were woken ----------------------------------------------------------------------
+
+
+def test_a_worker_that_slept_begins_later() -> None:
+    """By hand: both are woken first, b follows a at once, d waits for c and wakes the other worker."""
+    assert times(run()) == {"a": (100, 1100), "c": (100, 2100), "b": (1120, 1620), "d": (2200, 2500)}
+
+
+def test_without_a_wake_up_it_is_a_decision_alone() -> None:
+    awake = dataclasses.replace(WORKERS, processor=None, details={})
+    none = dataclasses.replace(WORKERS, details={"wake_ns": 0, "corun_slowdown": [1]})
+    assert times(run(awake)) == times(run(none))
+
+
+def test_woken_workers_slow_one_another_down_too() -> None:
+    slow = dataclasses.replace(WORKERS, details={"wake_ns": 80, "corun_slowdown": [1, 2]})
+    # Of c, 1000 ns beside a, 20 alone, 500 beside b, 480 alone.
+    assert times(run(slow)) == {"a": (100, 2100), "c": (100, 3600), "b": (2120, 3120), "d": (3700, 4000)}
+
+
+def test_reactions_tell_awake_from_woken() -> None:
+    own, woken = reactions_ns(Observation(run(), []))
+    assert (own, woken) == ([20.0], [100.0])
+
+
+# -- durations ------------------------------------------------------------------------------------
+
+
+def calibration(sentinel_ns: int = 1_000_000, **quantities: int) -> Calibration:
+    medians = {"sentinel_ns": sentinel_ns, "decision_ns": 20_000, **quantities}
+    return Calibration(
+        "threads",
+        "a machine",
+        {},
+        {name: {"median": ns} for name, ns in medians.items()},
+        [
+            {
+                "kind": "matmul", "axes": ["size", "repeat"], "context": "warm",
+                "rows": [[384, 1, 1_000_000], [384, 2, 2_000_000]], "statistics": [],
+            }
+        ],
+    )  # fmt: skip
+
+
+def case() -> Case:
+    facts = {"size": 384, "repeat": 1}
+    reads: dict[str, Sequence[str]] = {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["a", "b", "c"]}
+    ops = [CaseOp(name, "matmul", inputs, facts, "cpu0") for name, inputs in reads.items()]
+    return Case("reads", "e-random", "test", ops, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"})
+
+
+def test_results_that_are_read_cost_more_than_constants() -> None:
+    """A kernel reads two at most; the table was measured with one."""
+    found = durations_ns(case(), calibration(read_ns=50_000))
+    assert found == [950_000, 1_000_000, 1_050_000, 1_050_000]
+    assert durations_ns(case(), calibration()) == [1_000_000] * 4
+
+
+def test_a_calibration_that_knows_of_waking_simulates_it() -> None:
+    plain, waking = calibration(), calibration(woken_ns=100_000)
+    assert case().machine(plain).devices[0].processor is None
+    device = case().machine(waking).devices[0]
+    assert device.processor is Waking
+    assert device.details["wake_ns"] == 80_000
+    # A chain on two workers: whoever ends an op takes the next one; only the first was asleep.
+    difference = predict_case(case(), waking)["makespan_ns"] - predict_case(case(), plain)["makespan_ns"]
+    assert difference == 80_000
+
+
+def test_interference_keeps_the_wake_up() -> None:
+    both = calibration(woken_ns=100_000, corun_slowdown_ppm=1_500_000)
+    device = with_interference(case().machine(both), both).devices[0]
+    assert device.processor is Waking
+    assert device.details["wake_ns"] == 80_000
+    assert device.details["corun_slowdown"][1] == 1.5
+    alone = calibration(corun_slowdown_ppm=1_500_000)
+    assert with_interference(case().machine(alone), alone).devices[0].processor is CorunSlowdown
+
+
+# -- pulses and gates -----------------------------------------------------------------------------
+
+
+def pulsed(*pulses: tuple[int, int]) -> Observation:
+    return Observation(run(), [], pulses=pulses)
+
+
+def test_the_worst_thread_decides() -> None:
+    assert verdict("threads", pulsed((1000, 1010), (990, 1000)), None, 1000.0) == ""
+    assert "moved by 8.0%" in verdict("threads", pulsed((1000, 1010), (1000, 1080)), None, 1000.0)
+    slow = pulsed((1000, 1010), (1100, 1110))
+    assert verdict("threads", slow, None) == ""
+    assert "11.0% off what it was" in verdict("threads", slow, None, 1000.0)
+    assert "moved by 10.0%" in verdict("threads", pulsed((1000, 1000)), Sentinel(1000, 1100))
+
+
+def test_threads_that_compute_take_their_pulse() -> None:
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, kind="matmul", duration_ns=1, attributes={"size": 32})
+    job = make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),)))
+    pulses = Threads().drive(job, ReadyQueue()).pulses
+    assert len(pulses) == 2
+    assert all(ns > 0 for pulse in pulses for ns in pulse)
+    sleeping = make_job(graph(), Machine((Device("cpu0", "cpu", workers=2),)))
+    assert Timer().drive(sleeping, ReadyQueue()).pulses == ()
+    assert len(looks_ns(Threads(), 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("looks", "state_ns"),
+    [([100], 100), ([100, 110, 101, 111, 102], 101), ([110, 111, 100, 112], 111), ([100, 110], 100)],
+)
+def test_the_usual_state_is_the_most_frequent_and_of_two_the_faster(
+    looks: list[float], state_ns: float
+) -> None:
+    assert usual(looks, 0.03) == state_ns
+
+
+class Still:
+    """A clock that nobody waits for."""
+
+    def __init__(self) -> None:
+        self.slept_s: list[float] = []
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+    def monotonic(self) -> float:
+        self.now_s += 0.1
+        return self.now_s
+
+
+def test_runs_at_another_speed_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = Still()
+    monkeypatch.setattr(state, "time", still)
+    monkeypatch.setattr(state, "looks_ns", lambda executor, n: [1000.0] * n)
+    rejected: list[dict[str, Any]] = []
+    runs = iter([pulsed((1100, 1100)), pulsed((1000, 1100)), pulsed((1000, 1010)), pulsed((1500, 1500))])
+    speed = Speed("threads", Threads())
+    seen = speed.quiet("busy", lambda: next(runs), rejected)
+    assert seen.pulses == ((1000, 1010),)
+    assert [one["accepted"] for one in rejected] == [False, False]
+    assert still.slept_s == [0.2, 0.4]
+    with pytest.raises(DisturbedError, match=r"'busy': the sentinel is 50\.0% off"):
+        speed.quiet("busy", lambda: pulsed((1500, 1500)), rejected)
+    asleep = Observation(run(), [])
+    assert Speed("timer", Timer()).quiet("sleeps", lambda: asleep, rejected) is asleep
+
+
+def test_patience_ends() -> None:
+    patience = Patience()
+    first = [patience.pause_s() for _ in range(5)]
+    assert first == [0.4, 0.8, 1.6, 3.2, 3.2]
+    patience.reward()
+    assert patience.pause_s() == 0.4
+    later = [patience.pause_s() for _ in range(20)]
+    assert sum(first) + 0.4 + sum(ns for ns in later if ns > 0.4) <= PATIENCE_S
+    assert later[-1] == 0.4
+
+
+# -- a calibration beside each experiment ---------------------------------------------------------
+
+
+def chooser(
+    monkeypatch: pytest.MonkeyPatch, out: Path, speeds: list[float], made: Calibration | None
+) -> tuple[Beside, list[str]]:
+    def look(executor: Any, n: int) -> list[float]:
+        return [speeds.pop(0) if len(speeds) > 1 else speeds[0]]
+
+    def calibrate(backend: str, executor: Any) -> Calibration:
+        if made is None:
+            raise DisturbedError("never quiet")
+        return made
+
+    monkeypatch.setattr(beside, "time", Still())
+    monkeypatch.setattr(beside, "looks_ns", look)
+    monkeypatch.setattr(beside, "calibrate", calibrate)
+    said: list[str] = []
+    return Beside(out, calibration(), Threads(), said.append, anew=True), said
+
+
+def test_the_calibration_of_the_folder_is_used_while_it_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    choose, said = chooser(monkeypatch, tmp_path, [1_100_000, 1_100_000, 1_020_000], None)
+    assert choose.choose("a-chain") is choose.known[0]
+    assert own_calibration(tmp_path, "a-chain") is None
+    assert said == []
+
+
+def test_another_state_is_calibrated_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = calibration(1_100_000)
+    speeds = [1_100_000.0] * 50
+    choose, said = chooser(monkeypatch, tmp_path, speeds, slow)
+    assert choose.choose("d-head-of-line") is slow
+    assert "another speed" in said[0]
+    kept = own_calibration(tmp_path, "d-head-of-line")
+    assert kept is not None
+    assert kept.quantity("sentinel_ns") == 1_100_000
+    speeds[:] = [1_110_000.0]
+    assert choose.choose("e-random") is slow
+    assert len(said) == 1
+    speeds[:] = [990_000.0]
+    assert choose.choose("f-pipeline") is choose.known[0]
+    assert not (tmp_path / "calibrations" / "f-pipeline.json").exists()
+    assert load_calibration(tmp_path / "calibrations" / "e-random.json").quantities == slow.quantities
+
+
+def test_a_machine_that_cannot_be_calibrated_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    choose, said = chooser(monkeypatch, tmp_path, [1_300_000.0], None)
+    assert choose.choose("a-chain") is choose.known[0]
+    assert said[1] == "a-chain: never quiet"
+    fixed = Beside(tmp_path, calibration(), Threads(), said.append, anew=False)
+    assert fixed.choose("a-chain") is fixed.known[0]
