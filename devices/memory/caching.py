@@ -29,7 +29,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from devices.memory.base import FREE, LIVE, WAITING, Block, Owner, round_up
+from devices.memory.base import LIVE, WAITING, Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
@@ -177,7 +177,9 @@ class CachingAllocator(SegmentedAllocator):
         left = self._awaits.get(block)
         if left == 1:
             del self._awaits[block]
-            self._end_waiting(block)
+            self.waiting -= block.nbytes
+            assert block.home is not None
+            block.home.give(block)
         elif left:
             self._awaits[block] = left - 1
 
@@ -185,8 +187,10 @@ class CachingAllocator(SegmentedAllocator):
         """Wait until the device is idle: every outstanding event is reached."""
         self.synchronisations += 1
         self._awaits, waiting = {}, self._awaits
+        self.waiting = 0
         for block in waiting:
-            self._end_waiting(block)
+            assert block.home is not None
+            block.home.give(block)
 
     def empty_cache(self) -> None:
         """Synchronise, and give every wholly free segment back to the device."""
@@ -234,12 +238,6 @@ class CachingAllocator(SegmentedAllocator):
                 "a live block keeps from going back"
             )
         return hints
-
-    def _end_waiting(self, block: Block) -> None:
-        self.waiting -= block.nbytes
-        assert block.home is not None
-        block.home.give(block)
-        assert block.state == FREE
 
     def _segment_for(self, need: int, stream: int, free: FreeList) -> Block | None:
         """Return the block of a new segment for `need`, releasing cached ones if necessary (4 and 5)."""

@@ -234,7 +234,9 @@ class Lifetimes:
             freed = True
         if not self.launched[task.op]:
             return self._read(task, -1, now_ns) or freed
-        self.outstanding[self.device_of[task.op]] -= 1
+        device = self.device_of[task.op]
+        if self.charged[device]:
+            self.outstanding[device] -= 1
         if self.late and task.id in self.late:
             for key in self.late.pop(task.id):
                 self.uses[key] -= 1
@@ -320,20 +322,7 @@ class Lifetimes:
         device, block = self.home[key], self.blocks[key]
         self.blocks[key] = _NOWHERE
         allocator = self.allocators[device]
-        others = allocator.free(block)
-        if others:
-            self._await(others, allocator, block, task, stream)
-        log = self.log
-        log.when.append(now_ns)
-        log.key.append(~key)
-        if allocator.reserved != self.reserved[device]:
-            self._reserve(device)
-
-    def _await(
-        self, streams: tuple[int, ...], allocator: Allocator, block: Block, task: Task, stream: int
-    ) -> None:
-        """Tell the allocator when these streams have done what was put on them so far."""
-        for used_on in streams:
+        for used_on in allocator.free(block):  # when these have done what was put on them so far, it is free
             last = task if used_on == stream else self.last_on_stream[used_on] or task
             if self.ended[last.id]:
                 allocator.event_done(block)
@@ -341,6 +330,11 @@ class Lifetimes:
                 self.awaited[last.id].append((allocator, block))
             else:
                 self.awaited[last.id] = [(allocator, block)]
+        log = self.log
+        log.when.append(now_ns)
+        log.key.append(~key)
+        if allocator.reserved != self.reserved[device]:
+            self._reserve(device)
 
     def _reserve(self, device: int) -> None:
         """Put down that the allocator of `device` holds more or less than before."""
