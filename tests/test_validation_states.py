@@ -26,7 +26,7 @@ from scenarios.validate.beside import Beside, own_calibration
 from scenarios.validate.case import Case, CaseOp
 from scenarios.validate.contexts import durations_ns
 from scenarios.validate.measure import PATIENCE_S, Patience
-from scenarios.validate.predict import predict_case, with_interference
+from scenarios.validate.predict import predict_case, simulate_case
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.job import make_job
 
@@ -131,13 +131,14 @@ def test_a_calibration_that_knows_of_waking_simulates_it() -> None:
 
 
 def test_interference_keeps_the_wake_up() -> None:
-    both = calibration(woken_ns=100_000, corun_slowdown_ppm=1_500_000)
-    device = with_interference(case().machine(both), both).devices[0]
-    assert device.processor is Waking
-    assert device.details["wake_ns"] == 80_000
-    assert device.details["corun_slowdown"][1] == 1.5
-    alone = calibration(corun_slowdown_ppm=1_500_000)
-    assert with_interference(case().machine(alone), alone).devices[0].processor is CorunSlowdown
+    def device(**quantities: int) -> Device:
+        return simulate_case(case(), [1000] * 4, calibration(**quantities)).job.machine.devices[0]
+
+    both = device(woken_ns=100_000, corun_slowdown_ppm=1_500_000)
+    assert both.processor is Waking
+    assert both.details["wake_ns"] == 80_000
+    assert both.details["corun_slowdown"][1] == 1.5
+    assert device(corun_slowdown_ppm=1_500_000).processor is CorunSlowdown
 
 
 # -- pulses and gates -----------------------------------------------------------------------------
