@@ -1,4 +1,4 @@
-"""Cores whose speed comes in states: pulses, gates, calibrations beside experiments, workers that were woken."""
+"""Cores whose speed comes in states: pulses, gates, calibrations beside experiments, wake-ups."""
 
 from __future__ import annotations
 
