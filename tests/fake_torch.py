@@ -2,8 +2,9 @@
 
 Every stream has a clock in ms. A kernel advances the clock of the current stream by `KERNEL_MS` (a spin by
 its cycles); an event remembers the clock of the stream it is recorded on; waiting for it advances the
-waiter's. Matrices are numpy's, computed at once. Names that the real torch does not have would not be
-noticed here: `test_real_cuda` compares them.
+waiter's. Matrices are numpy's, of 16 x 16 whatever is asked for, computed at once. What things cost is
+`Cuda.kernel_ms` and `Cuda.spend`, which `fake_h200` replaces. Names that the real torch does not have would
+not be noticed here: `test_real_cuda` compares them.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ QUEUE_DEPTH = 1022
 class Tensor:
     """The few methods of a tensor that are used."""
 
-    def __init__(self, values: Any, cuda: Cuda | None = None) -> None:
+    def __init__(self, values: Any, cuda: Cuda | None = None, n: int = 1, place: str = "cuda") -> None:
         self.values, self.cuda = np.array(values, dtype=np.float32), cuda
+        self.n, self.where = n, place
 
     def fill_(self, value: float) -> Tensor:
         self.values[...] = value
+        if self.cuda is not None:
+            self.cuda.spend("fill", self)
         return self
 
     def random_(self) -> Tensor:
@@ -37,23 +41,31 @@ class Tensor:
 
     def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
         assert self.cuda is not None
-        self.cuda.launch(lambda: self.values.__setitem__(..., other.values))
+        places = {self.where, other.where}
+        kind = next((f"copy {place}" for place in ("pageable", "pinned") if place in places), "copy")
+        self.cuda.launch(
+            lambda: self.values.__setitem__(..., other.values), self.cuda.kernel_ms(kind, self.n)
+        )
+        if not non_blocking or "pageable" in places:
+            self.cuda.host_ms = max(self.cuda.host_ms, self.cuda.now.ms)
         return self
 
     def float(self) -> Tensor:
         return self
 
     def clone(self) -> Tensor:
-        return Tensor(self.values, self.cuda)
+        return Tensor(self.values, self.cuda, self.n)
 
     def norm(self) -> Tensor:
+        if self.cuda is not None:
+            self.cuda.spend("norm", self)
         return Tensor(np.linalg.norm(self.values))
 
     def item(self) -> float:
         return self.values.item()
 
     def __sub__(self, other: Tensor) -> Tensor:
-        return Tensor(self.values - other.values)
+        return Tensor(self.values - other.values, self.cuda, self.n)
 
     def t(self) -> Tensor:
         view = Tensor(0)
@@ -61,7 +73,7 @@ class Tensor:
         return view
 
     def __mul__(self, factor: float) -> Tensor:
-        return Tensor(self.values * factor, self.cuda)
+        return Tensor(self.values * factor, self.cuda, self.n)
 
 
 class Stream:
@@ -74,6 +86,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         assert event.ms is not None, "waits for an event that was not recorded"
+        event.cuda.spend("event")
         self.ms = max(self.ms, event.ms)
 
 
@@ -86,11 +99,13 @@ class Event:
         self.timing, self.ms = enable_timing, None
 
     def record(self, stream: Stream | None = None) -> None:
-        self.ms = (stream or self.cuda.now).ms
+        self.cuda.spend("event")
+        stream = stream or self.cuda.now
+        stream.ms = self.ms = max(stream.ms, self.cuda.host_ms)  # an idle stream records at once
 
     def query(self) -> bool:
         """Answer as a device whose host waits a little between two questions."""
-        self.cuda.host_ms += 0.01
+        self.cuda.host_ms += self.cuda.QUERY_MS
         return self.ms <= self.cuda.host_ms
 
     def synchronize(self) -> None:
@@ -99,6 +114,7 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         assert self.timing
         assert end.timing
+        self.cuda.spend("event")
         return end.ms - self.ms
 
 
@@ -122,12 +138,16 @@ class Graph:
     def replay(self) -> None:
         """Run as one launch: a place in the queue, and all kernels behind it."""
         self.cuda.launch(lambda: None, ms=0.0)
+        self.cuda.replaying = True
         for call in self.calls:
             call()
+        self.cuda.replaying = False
 
 
 class Cuda:
     """The namespace ``torch.cuda``."""
+
+    QUERY_MS = 0.01
 
     def __init__(self, available: bool = True) -> None:
         self.available = available
@@ -135,6 +155,7 @@ class Cuda:
         self.host_ms = 0.0
         self.streams = [self.default]
         self.capturing: Graph | None = None
+        self.replaying = False
         self.launches = 0
         self.allocator = FakeAllocator()
 
@@ -142,6 +163,7 @@ class Cuda:
             cuda = self
 
         self.Event = BoundEvent
+
         class BoundGraph(Graph):
             cuda = self
 
@@ -182,13 +204,23 @@ class Cuda:
     def _sleep(self, cycles: int) -> None:
         self.launch(lambda: None, cycles / CYCLES_PER_MS)
 
+    def kernel_ms(self, kind: str, n: int) -> float:
+        """Return how long a kernel on n x n matrices takes."""
+        return KERNEL_MS
+
+    def spend(self, what: str, tensor: Tensor | None = None) -> None:
+        """Spend what a call costs the host."""
+
     def launch(self, compute: Any, ms: float = KERNEL_MS) -> None:
         def kernel() -> None:
-            self.launches += 1
             compute()
-            self.wait_for_a_place(self.now)
+            if not self.replaying:
+                self.launches += 1
+                self.spend("launch")
+                self.wait_for_a_place(self.now)
+                self.now.ends.append(0.0)
             self.now.ms = max(self.now.ms, self.host_ms) + ms
-            self.now.ends.append(self.now.ms)
+            self.now.ends[-1] = self.now.ms
 
         if self.capturing is not None:
             self.capturing.calls.append(kernel)
@@ -238,45 +270,52 @@ class Torch:
         self.rng = np.random.default_rng(seed)
 
     def randn(self, *shape: int, device: str, dtype: str) -> Tensor:
-        return Tensor(self.rng.normal(size=[min(n, 16) for n in shape]), self.cuda)
+        return Tensor(self.rng.normal(size=[min(n, 16) for n in shape]), self.cuda, shape[0])
 
     def empty(self, n: int, dtype: str, device: str = "cpu", pin_memory: bool = False) -> Tensor:
-        tensor = Tensor(np.zeros(1), self.cuda)
+        place = "cuda" if device == "cuda" else "pinned" if pin_memory else "pageable"
+        tensor = Tensor(np.zeros(1), self.cuda, int((n / 2) ** 0.5), place)
         if device == "cuda":
             tensor.place = self.cuda.allocator.alloc(n, self.cuda.now.handle)
         return tensor
 
     def empty_like(self, other: Tensor, device: str) -> Tensor:
-        return Tensor(np.zeros_like(other.values), self.cuda)
+        return Tensor(np.zeros_like(other.values), self.cuda, other.n)
 
     def full(
         self, shape: tuple[int, ...], value: float, dtype: str, device: str = "cpu", pin_memory: bool = False
     ) -> Tensor:
         assert not (device == "cuda" and pin_memory)
-        return Tensor(np.full([min(n, 16) for n in shape], value), self.cuda)
+        place = "cuda" if device == "cuda" else "pinned" if pin_memory else "pageable"
+        tensor = Tensor(np.full([min(n, 16) for n in shape], value), self.cuda, shape[0], place)
+        self.cuda.spend("allocation", tensor)
+        return tensor
+
+    def _run(self, kind: str, out: Tensor, compute: Any) -> None:
+        self.cuda.launch(lambda: out.values.__setitem__(..., compute()), self.cuda.kernel_ms(kind, out.n))
 
     def mm(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        self.cuda.launch(lambda: out.values.__setitem__(..., a.values @ b.values))
+        self._run("mm", out, lambda: a.values @ b.values)
 
     def lerp(self, a: Tensor, b: Tensor, weight: float, out: Tensor) -> None:
-        self.cuda.launch(lambda: out.values.__setitem__(..., a.values + weight * (b.values - a.values)))
+        self._run("lerp", out, lambda: a.values + weight * (b.values - a.values))
 
     def mul(self, a: Tensor, factor: float, out: Tensor) -> None:
-        self.cuda.launch(lambda: out.values.__setitem__(..., a.values * factor))
+        self._run("mul", out, lambda: a.values * factor)
 
     def softmax(self, x: Tensor, dim: int) -> Tensor:
-        out = Tensor(x.values)
+        out = Tensor(x.values, self.cuda, x.n)
 
-        def compute() -> None:
+        def compute() -> Any:
             powers = np.exp(x.values - x.values.max(axis=dim, keepdims=True))
-            out.values[...] = powers / powers.sum(axis=dim, keepdims=True)
+            return powers / powers.sum(axis=dim, keepdims=True)
 
-        self.cuda.launch(compute)
+        self._run("softmax", out, compute)
         return out
 
     def relu(self, x: Tensor) -> Tensor:
-        out = Tensor(x.values)
-        self.cuda.launch(lambda: out.values.__setitem__(..., np.maximum(x.values, 0)))
+        out = Tensor(x.values, self.cuda, x.n)
+        self._run("relu", out, lambda: np.maximum(x.values, 0))
         return out
 
 

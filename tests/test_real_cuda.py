@@ -32,7 +32,10 @@ from sim.plan import Plan
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrate what the experiments here ask for, and nothing else."""
     grid = {
-        "matmul": [(256, 1), (2048, 1), (2048, 16), (4096, 1), (4096, 8)],
+        "matmul": [
+            *[(256, 1), (1024, 1), (1024, 80), (2048, 1), (2048, 4), (2048, 16), (4096, 1), (4096, 8)],
+            *[(512, 1), (512, 8)],
+        ],
         "h2d": [(4096, 1)],
         **{kind: [(4096, 1)] for kind in ("d2h", "h2d-pageable", "d2h-pageable")},
         "attention": [(1024, 1)],
@@ -171,7 +174,7 @@ def test_without_partitions_the_other_experiments_go_on(tmp_path: Path) -> None:
     lame = Cuda(Torch(), Old())
     result = steps.run("cuda", tmp_path, ["b-fork-join", "f-pipeline"], runs=3, executor=lame)
     by_name = {entry["experiment"]: entry for entry in result["experiments"]}
-    assert by_name["b-fork-join"]["cases"] == 2
+    assert by_name["b-fork-join"]["cases"] == 6
     assert by_name["f-pipeline"]["status"] == "inconclusive"
 
 

@@ -16,6 +16,7 @@ as the first.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -238,6 +239,9 @@ class Cuda:
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide: the host launches what it says and asks the events what has ended.
 
+        An op starts when it is launched and what is before it on its stream has ended: an event before it on an
+        idle stream would be recorded while the host is still launching.
+
         Raises
         ------
         InputError
@@ -261,8 +265,8 @@ class Cuda:
         zero = [now_ns()]
         driver = Driver(job, policy, lambda: now_ns() - zero[0])
         ended: dict[int, Any] = {}
-        flying: dict[int, tuple[Task, Any, Any]] = {}
-        done: list[tuple[Task, Any, Any]] = []
+        flying: list[deque[tuple[Task, Any]]] = [deque() for _ in streams]
+        done: list[tuple[Task, Any]] = []
         todo: list[tuple[Issuer, Task]] = []
         driver.prepare()
         waited = run_queue_ns()
@@ -273,32 +277,32 @@ class Cuda:
             while len(done) < driver.total:
                 while todo:
                     _, task = todo.pop(0)
-                    stream, begun, over = streams[task.stream], self._event(), self._event()
+                    stream, over = streams[task.stream], self._event()
                     with torch.cuda.stream(stream):
                         for id in driver.waits(task):
                             if id in ended:
                                 stream.wait_event(ended[id])
-                        begun.record(stream)
                         work.launch(task.op)
                         over.record(stream)
                     task.issue_ns = now_ns() - zero[0]
                     ended[task.id] = over
-                    flying[task.id] = (task, begun, over)
+                    flying[task.stream].append((task, over))
                     todo += driver.issued(task)
-                finished = [entry for entry in flying.values() if entry[2].query()]
-                if not flying:
+                if not any(flying):
                     raise StuckError(f"the run is stuck: {driver.total - len(done)} tasks were never issued")
-                for entry in finished:
-                    del flying[entry[0].id]
-                    done.append(entry)
-                    todo += driver.completed(entry[0])
+                for line in flying:  # the first of a stream ends first
+                    if line and line[0][1].query():
+                        done.append(line.popleft())
+                        todo += driver.completed(done[-1][0])
             host_ns = now_ns() - zero[0]
             self._finish(streams, gate, end)
         delayed = _since(waited)
-        for task, begun, over in done:
-            task.start_ns = elapsed_ns(start, begun)
+        free_ns = [0] * len(streams)
+        for task, over in done:  # those of a stream in order
             task.end_ns = elapsed_ns(start, over)
-        tasks = sorted((task for task, _, _ in done), key=lambda task: (task.start_ns, task.id))
+            task.start_ns = min(max(task.issue_ns, free_ns[task.stream]), task.end_ns)
+            free_ns[task.stream] = task.end_ns
+        tasks = sorted((task for task, _ in done), key=lambda task: (task.start_ns, task.id))
         trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
         wrong = work.wrong()
         self.state.busy()

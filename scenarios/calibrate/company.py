@@ -9,7 +9,7 @@ import numpy as np
 
 from devices.real.statistics import summary
 from devices.real.work import Observation
-from scenarios.calibrate.gpu import REPEATS, bare_ns
+from scenarios.calibrate.gpu import REPEATS, bare_ns, frame_ns
 from scenarios.calibrate.grid import serial, spans
 from scenarios.calibrate.session import Samples, Session
 from scenarios.validate.case import Case, CaseOp
@@ -18,11 +18,19 @@ from sim.errors import RunError
 __all__ = ["busy_workers", "partitions", "shared_sms"]
 
 
+SIZES: Final = (512, 1024, 2048)
+"""Of products on streams that share all SMs."""
+
+
 def shared_sms(session: Session) -> None:
-    """Products on 2 and 4 streams that share all SMs against one stream: what company costs each of them."""
+    """Products on 2 and 4 streams that share all SMs against one stream: what company costs each of them.
+
+    It depends on how much of the GPU a kernel fills, so it is measured for every size that plans have.
+    """
     n = 4 if session.quick else 8
-    facts = {"size": 2048, "repeat": 4}
-    for k, name in ((2, "corun_slowdown_ppm"), (4, "corun_slowdown_4_ppm")):
+    for size, (k, more) in itertools.product(SIZES, ((2, ""), (4, "_4"))):
+        name = f"corun_{size}_slowdown{more}_ppm"
+        facts = {"size": size, "repeat": 8}
         alone, busy = (
             Case(
                 f"{label}-{k}", "calibration", "calibration",
@@ -37,10 +45,10 @@ def shared_sms(session: Session) -> None:
         )  # fmt: skip
 
         def read(case: Case, seen: Observation) -> Samples:
-            return {case.name: [float(seen.makespan_ns)]}
+            return {case.name: [seen.makespan_ns - frame_ns(session, k)]}  # noqa: B023
 
         rounds = [
-            session.block(f"{k} streams", [alone, busy], read, REPEATS)
+            session.block(f"{k} streams of {size}", [alone, busy], read, REPEATS)
             for _ in range(1 if session.quick else 3)
         ]
         factors = [float(np.median(r[busy.name]) / np.median(r[alone.name])) for r in rounds]
@@ -88,6 +96,7 @@ def partitions(session: Session) -> None:
             session.tables.append(
                 {
                     "kind": "block", "axes": ["size", "repeat"], "context": context,
+                    "along": "repeat",
                     "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
                     "statistics": [s.to_json() for s in stats],
                 }

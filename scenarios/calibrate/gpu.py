@@ -148,7 +148,7 @@ def driven(session: Session) -> None:
         {
             "driven_issue_ns": got["issue"],
             "driven_latency_ns": _positive([ns / n - one_ns - issue_ns for ns in got["deep"]]),
-            "driven_gap_ns": _positive([ns / n - one_ns for ns in got["wide"]]),
+            "driven_gap_ns": _positive([(ns - issue_ns) / n - one_ns for ns in got["wide"]]),
             "driven_looked_latency_ns": _positive([ns - issue_ns for ns in got["reaction"]]),
             "driven_looked_gap_ns": _positive(got["gap"]),
         }

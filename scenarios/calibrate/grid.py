@@ -27,7 +27,9 @@ GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
     "cuda": {
         "matmul": [
             *[(n, 1) for n in (256, 512, 1024, 2048, 4096)],
-            *[(2048, r) for r in (2, 4, 8, 16)],  # several kernels are one graph: another launch than one
+            *[(512, r) for r in (2, 4, 8)],  # several kernels are one graph: another launch than one
+            *[(1024, r) for r in (2, 4, 8, 16, 40, 80)],
+            *[(2048, r) for r in (2, 4, 8, 16)],
             *[(4096, r) for r in (4, 8)],
         ],
         "softmax": [(n, 1) for n in (1024, 2048, 4096)],
@@ -92,6 +94,7 @@ def durations(session: Session) -> None:
                 "context": "warm",
                 "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
                 "statistics": [s.to_json() for s in stats],
+                **({"along": "repeat"} if backend == "cuda" else {}),
             }
         )
 

@@ -6,6 +6,7 @@ test plans are disjoint by construction. Letters are those of the matrix in docs
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from policies.pipeline import generate
 from scenarios.validate.case import Case, CaseOp
 from scenarios.validate.models import steps_of_models
 
-__all__ = ["EXPERIMENTS", "KERNELS", "draw"]
+__all__ = ["DRIVEN", "EXPERIMENTS", "KERNELS", "draw"]
 
 MS: Final = 1_000_000
 
@@ -34,14 +35,28 @@ def _numpy(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> F
     return "matmul", {"size": 384, "repeat": repeat}
 
 
-def _torch(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> Facts:
-    """Return matrix products; a millisecond of the others is ten microseconds here."""
-    repeat = int(rng.integers(max(1, round(low_ms)), max(2, round(high_ms)) + 1))
-    return "matmul", {"size": 2048, "repeat": repeat}  # of one size, so that all can read one another
+def _torch(
+    rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8, size: int = 2048, unit: int = 1
+) -> Facts:
+    """Return matrix products of a size that fills a GPU; `unit` of them for a millisecond of the others."""
+    repeat = int(rng.integers(unit * max(1, round(low_ms)), unit * max(2, round(high_ms)) + 1))
+    return "matmul", {"size": size, "repeat": repeat}  # of one size, so that all can read one another
+
+
+def _small_torch(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> Facts:
+    """Return products that leave most SMs free, some 40 us of them for a millisecond of the others.
+
+    Where a policy waits for ends, streams have to have room beside one another for its decisions to matter,
+    and its host takes some 20 us to react.
+    """
+    return _torch(rng, low_ms, high_ms, size=1024, unit=5)
 
 
 KERNELS: Final[Mapping[str, Callable[..., Facts]]] = {"timer": _sleep, "threads": _numpy, "cuda": _torch}
 """backend → how a kernel of some size is drawn."""
+
+DRIVEN: Final[Mapping[str, Callable[..., Facts]]] = {**KERNELS, "cuda": _small_torch}
+"""The same where a policy drives."""
 
 
 def _block(rng: np.random.Generator, low_ms: float, high_ms: float) -> Facts:
@@ -75,13 +90,15 @@ def chain(backend: str, split: str) -> Iterator[Case]:
 
 
 def fork_join(backend: str, split: str) -> Iterator[Case]:
-    """b. A fork over k streams, and a join."""
-    for k in (2,) if backend == "threads" else (2, 4):
+    """b. A fork over k streams, and a join; on a GPU of kernels that fill it, a quarter of it, or less."""
+    sizes = (2048, 1024, 512) if backend == "cuda" else (0,)
+    for k, size in itertools.product((2,) if backend == "threads" else (2, 4), sizes):
         rng = _rng("b-fork-join", split, k)
         device = "cpu0" if backend == "threads" else "dev0"
 
         def op(name: str, inputs: list[str], lane: int = 0) -> CaseOp:
             kind, facts = KERNELS[backend](rng)  # noqa: B023
+            facts |= {"size": size} if size else {}  # noqa: B023
             return CaseOp(name, kind, inputs, facts, device, lane)  # noqa: B023
 
         ops = [op("root", [])]
@@ -94,7 +111,8 @@ def fork_join(backend: str, split: str) -> Iterator[Case]:
             ops.append(op("join", ["join0", "join1"]))
         live = {"name": "ready-queue"} if backend == "threads" else None
         machine = {device: {"workers" if live else "streams": k}}
-        yield Case(f"fork-join-{k}", "b-fork-join", split, ops, machine, policy=live)
+        name = f"fork-join-{k}" + (f"-{size}" if size else "")
+        yield Case(name, "b-fork-join", split, ops, machine, policy=live)
 
 
 def overlap(backend: str, split: str) -> Iterator[Case]:
@@ -134,12 +152,12 @@ def head_of_line(backend: str, split: str) -> Iterator[Case]:
         ops: list[CaseOp] = []
         for block in range(3):
             before = [f"tail{block - 1}"] if block else []
-            kind, facts = KERNELS[backend](rng, 10, 14)
+            kind, facts = DRIVEN[backend](rng, 10, 14)
             ops.append(CaseOp(f"long{block}", kind, before, facts, device))
-            kind, facts = KERNELS[backend](rng, 2, 3)
+            kind, facts = DRIVEN[backend](rng, 2, 3)
             ops.append(CaseOp(f"tail{block}", kind, [f"long{block}"], facts, device))
             for i in range(4):
-                kind, facts = KERNELS[backend](rng, 2, 4)
+                kind, facts = DRIVEN[backend](rng, 2, 4)
                 ops.append(CaseOp(f"free{block}.{i}", kind, [], facts, device, lane))
         for label, policy in (
             ("in-order", {"name": "in-order"}),
@@ -158,13 +176,15 @@ def _two(backend: str) -> tuple[str, dict[str, dict[str, int]], int]:
     return "cpu0", {"cpu0": {"workers": 2}}, 0
 
 
-def random_graph(backend: str, rng: np.random.Generator, n: int, lanes: int, device: str) -> list[CaseOp]:
+def random_graph(
+    kernel: Callable[..., Facts], rng: np.random.Generator, n: int, lanes: int, device: str
+) -> list[CaseOp]:
     """Return ops that read up to two of the eight ops before them, on random streams."""
     ops: list[CaseOp] = []
     for i in range(n):
         width = min(int(rng.integers(0, 3)), i)
         chosen = sorted(rng.permutation(np.arange(max(0, i - 8), i))[:width].tolist())
-        kind, facts = KERNELS[backend](rng)
+        kind, facts = kernel(rng)
         ops.append(CaseOp(f"o{i}", kind, [f"o{j}" for j in chosen], facts, device, int(rng.integers(lanes))))
     return ops
 
@@ -176,7 +196,7 @@ def random_graphs(backend: str, split: str) -> Iterator[Case]:
             rng = _rng("e-random", split, 10 * lanes + number)
             live = {"name": "ready-queue"} if backend == "threads" else None
             device = "cpu0" if live else "dev0"
-            ops = random_graph(backend, rng, 60, lanes, device)
+            ops = random_graph(KERNELS[backend], rng, 60, lanes, device)
             machine = {device: {"workers" if live else "streams": lanes}}
             yield Case(f"random-{lanes}-{number}", "e-random", split, ops, machine, policy=live)
 
@@ -228,7 +248,7 @@ def ranking(backend: str, split: str) -> Iterator[Case]:
     lanes = lane + 1
     for number in range(2):
         rng = _rng("i-ranking", split, number)
-        ops = random_graph(backend, rng, 40, lanes, device)
+        ops = random_graph(DRIVEN[backend], rng, 40, lanes, device)
         policies: dict[str, dict[str, Any]] = {
             "fifo": {"name": "ready-queue"},
             "lifo": {"name": "ready-queue", "order": "lifo"},

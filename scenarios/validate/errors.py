@@ -22,6 +22,7 @@ import numpy as np
 
 from devices.cost.calibration import Calibration
 from devices.real.gate import MAX_PROBE
+from devices.real.kernels import HOLDS_HOST
 from devices.real.statistics import kendall_tau
 from scenarios.validate.case import Case
 from scenarios.validate.predict import with_interference
@@ -122,7 +123,7 @@ def _follow(
     case = case.simulated()
     machine = case.machine(calibration, looked=looked)
     if alone:
-        machine = with_interference(machine, calibration)
+        machine = with_interference(machine, case, calibration)
     if issue_ns is not None:
         machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
     trace = simulate(case.graph(duration_ns), machine, policy, **case.decisions())
@@ -131,7 +132,8 @@ def _follow(
 
 def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
     """Return how long issuing took the host of a run, each op alike; None where the host also had to wait."""
-    if case.policy is not None or not max(run["issue_ns"]):
+    held = any(op.kind in HOLDS_HOST for op in case.ops)
+    if case.policy is not None or held or not max(run["issue_ns"]):
         return None
     return int(max(run["issue_ns"]) / len(run["issue_ns"]) + 0.5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from sim.model import Machine
 from sim.trace import Trace
 
 __all__ = ["draw_plans", "predict", "predict_case", "predict_or_say_why", "with_interference"]
+
+CORUN_SIZES: Final = (512, 1024, 2048)
+"""Sizes of products of which company was measured on a GPU; the nearest one is taken."""
 
 
 def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
@@ -41,13 +44,16 @@ def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") ->
     files.write(out, "plans", experiment, {"backend": backend, "split": split, "cases": entries})
 
 
-def with_interference(machine: Machine, calibration: Calibration) -> Machine:
+def with_interference(machine: Machine, case: Case, calibration: Calibration) -> Machine:
     """Return the machine with the slowdown of company that was measured on its lanes, if there was one.
 
-    Kernels slow kernels down, and copies to the device copies from it.
+    Kernels slow kernels down, by how much of the device they fill, and copies to the device copies from it.
     """
-    two = calibration.quantity("corun_slowdown_ppm", 1_000_000) / 1_000_000
-    four = calibration.quantity("corun_slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
+    size = max((op.facts.get("size", 0) for op in case.ops), default=0)
+    measured = [n for n in CORUN_SIZES if f"corun_{n}_slowdown_ppm" in calibration.quantities]
+    fills = f"{min(measured, key=lambda n: abs(n - size))}_" if measured else ""
+    two = calibration.quantity(f"corun_{fills}slowdown_ppm", 1_000_000) / 1_000_000
+    four = calibration.quantity(f"corun_{fills}slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
     copies = max(1.0, calibration.quantity("duplex_slowdown_ppm", 1_000_000) / 1_000_000)
     if two == four == copies == 1:
         return machine
@@ -77,7 +83,7 @@ def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration |
     case = case.simulated()
     machine = case.machine(calibration)
     if calibration is not None:
-        machine = with_interference(machine, calibration)
+        machine = with_interference(machine, case, calibration)
     return simulate(case.graph(duration_ns), machine, case.make_policy(), **case.decisions())
 
 

@@ -214,9 +214,13 @@ def run(
     beside = Beside(out, calibration, executor, say, anew=not aging)
     for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
         for k, name in enumerate(experiments):
+            if once_more and not _unfinished(out, name):
+                continue
             until = deadline if once_more else _share(backend, experiments[k:], deadline)
             try:
-                _experiment(name, backend, out, executor, beside, runs, until, again and not once_more, say)
+                _experiment(
+                    name, backend, out, executor, beside, runs, until, again and not once_more, say
+                )
             except SimError as error:
                 say(f"{name}: {error}")
             except Exception:  # whatever a library raises loses one experiment, and not the others
