@@ -109,18 +109,11 @@ class _Run:
             threading.Thread(target=self._thread, args=(ready, number, *body), daemon=True)
             for number, body in enumerate(bodies)
         ]
+        threads.append(threading.Thread(target=self._open, args=(ready,), daemon=True))
         with quiet_interpreter():
             for thread in threads:
                 thread.start()
-            ready.wait()
-            self.brain.prepare()
-            self.zero_ns = now_ns()
             try:
-                with self.guard:
-                    assigned = self.brain.begin()
-                    self.active += len(assigned)
-                self._hand_out(assigned, None)
-                self._notice_stuck()
                 in_time = self.over.acquire(timeout=timeout_s)
             finally:
                 self._stop()
@@ -131,6 +124,27 @@ class _Run:
         if not in_time:
             raise StuckError(f"the real run did not end within {timeout_s:g} s: {self._remaining()}")
         return self.done
+
+    def _open(self, ready: threading.Barrier) -> None:
+        """Start the clock and hand out what can begin.
+
+        On a thread with the priority of those it wakes: a lesser one loses its core to the first of them,
+        and wakes the second when that is done, a hundred milliseconds later.
+        """
+        prefer_this_thread()
+        ready.wait()
+        try:
+            self.brain.prepare()
+            self.zero_ns = now_ns()
+            with self.guard:
+                assigned = self.brain.begin()
+                self.active += len(assigned)
+            self._hand_out(assigned, None)
+            self._notice_stuck()
+        except BaseException as error:  # reported by the thread that waits for the run
+            with self.guard:
+                self.failure = self.failure or error
+            self._end()
 
     def _remaining(self) -> str:
         over = {task.id for task in self.done}
