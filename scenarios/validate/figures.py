@@ -8,6 +8,7 @@ from typing import Any
 
 from devices.cost.calibration import Calibration
 from scenarios.validate import files
+from scenarios.validate.beside import own_calibration
 from scenarios.validate.errors import rebuild
 from scenarios.validate.predict import predict_case, simulate_case
 
@@ -54,6 +55,7 @@ def draw_worst(report: Mapping[str, Any], out: Path, calibration: Calibration, p
     case = next(case for case in files.read_cases(plans) if case.name == name)
     runs = next(entry["runs"] for entry in measurements["cases"] if entry["name"] == name)
     run = next(run for run in runs if run["clean"] and run["makespan_ns"] == measured_ns)
+    calibration = own_calibration(out, experiment) or calibration
     predicted = simulate_case(case, predict_case(case, calibration)["duration_ns"], calibration)
     figure = compare_gantt(
         {f"{name}, predicted ({100 * error:.1f} % off)": predicted, f"{name}, measured": rebuild(case, run)}

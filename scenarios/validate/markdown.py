@@ -83,7 +83,8 @@ def _section(result: Mapping[str, Any]) -> list[str]:
     if "memory" in result:
         return [*lines, *_memory(result)]
     goals = ", ".join(f"{name} <= {bound:g}" for name, bound in result["goals"].items()) or "none"
-    lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.", ""]
+    anew = " Calibrated anew: the machine ran at another speed." if result.get("calibrated_anew") else ""
+    lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.{anew}", ""]
     naive = {
         k.removeprefix("naive ").removesuffix(".mean"): v for k, v in m.items() if k.startswith("naive ")
     }

@@ -129,6 +129,8 @@ def experiment_report(
         return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(missing)}"}
     if measurements["plans"] != digest(plans) or (predictions and predictions["plans"] != digest(plans)):
         raise InputError(f"{experiment}: plans were changed after they were used; draw and measure again")
+    own = own_calibration(out, experiment)
+    calibration = own or calibration
     points: list[Point] = []
     left_out: list[dict[str, str]] = []
     wrong: list[str] = []
@@ -156,6 +158,7 @@ def experiment_report(
     result: dict[str, Any] = {
         "experiment": experiment,
         "predicted_before_measuring": before,
+        "calibrated_anew": own is not None,
         "cases": len(plans["cases"]),
         "inconclusive": left_out,
         "runs_rejected": rejected,
@@ -194,13 +197,7 @@ def report(
             results.append(
                 memory.report(out, recompute=recompute)
                 if experiment == memory.NAME
-                else experiment_report(
-                    experiment,
-                    out,
-                    backend,
-                    own_calibration(out, experiment) or calibration,
-                    recompute=recompute,
-                )
+                else experiment_report(experiment, out, backend, calibration, recompute=recompute)
             )
         except InputError as error:
             results.append({"experiment": experiment, "status": "missed", "why": str(error)})
