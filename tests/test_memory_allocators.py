@@ -137,10 +137,10 @@ def test_what_is_certain_is_never_refused(kind: str, picks: random.Random) -> No
         else:
             taken = allocator.try_alloc(int(2 ** picks.uniform(0, 25)), picks.randrange(2))
             live.extend([taken] if taken else [])
-    room = allocator.room()
+    room = allocator.room(2)
     synchronised = allocator.synchronisations
-    while room is not None and room < 1 << 40:
-        nbytes = int(room / picks.choice([1, 1.5, 2, 3, 10, 50])) if room else 0
+    while room is not None and 0 < room < 1 << 40:
+        nbytes = int(room / picks.choice([1, 1.5, 2, 3, 10, 50]))
         taken_at_most = int(allocator.at_most(np.array([nbytes]))[0])
         if taken_at_most > room or not nbytes:
             break

@@ -216,11 +216,11 @@ class Allocator(ABC):
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether this request could be met with nothing else allocated."""
 
-    def room(self) -> int | None:
+    def room(self, streams: int = 1) -> int | None:
         """Return how many bytes are certain to be had in requests that each count as `at_most`.
 
-        Until then no such request is refused, or synchronises, in whatever order they come and whatever is
-        freed between them. None: nothing is certain.
+        Until then no such request is refused, or synchronises, in whatever order they come, on whichever of
+        so many streams, and whatever is freed between them. None: nothing is certain.
         """
         return None
 

@@ -123,7 +123,7 @@ class BfcAllocator(SegmentedAllocator):
         left = self._left(held=0)
         return need <= left and (self.memory.capacity is None or need <= self.memory.capacity)
 
-    def room(self) -> int | None:
+    def room(self, streams: int = 1) -> int | None:
         """Return the largest free chunk; without any end, regions can always be added."""
         endless = self._limit is None and self.memory.capacity is None
         return ANY_SIZE if endless else self.largest_free()

@@ -92,7 +92,10 @@ class Lifetimes:
         # on its way.
         self.by_stream = any(allocator.by_stream for allocator in self.allocators)
         self.looks = bool(transfers) or self.by_stream
-        # Of each device, whether its allocator's calls to the device may cost something or wait.
+        pairs = set(zip(self.device_of, self.stream_of, strict=True))
+        # Of each device, how many streams allocate on it; and whether its allocator's calls to the device may
+        # cost something or wait.
+        self.streams = np.bincount([device for device, _ in pairs], minlength=len(self.specs)).tolist()
         self.charged = [
             bool(spec.malloc_ns or spec.free_ns or spec.synchronise_ns) or allocator.may_synchronise
             for spec, allocator in zip(self.specs, self.allocators, strict=True)
@@ -146,14 +149,18 @@ class Lifetimes:
 
     # -- what happens ------------------------------------------------------------------------
 
-    def take(self, task: Task, now_ns: int) -> int:
-        """Take the outputs of `task`; see `sim.engine.Memory.acquire`."""
+    def take(self, task: Task, now_ns: int, certain: bool = False) -> int:
+        """Take the outputs of `task`; see `sim.engine.Memory.acquire`.
+
+        With `certain` it is known that there is room, and that it costs nothing.
+        """
         if self.granted and task.id in self.granted:
             return self._again(task)
         node = task.op
         device = self.device_of[node]
         allocator, stream = self.allocators[device], self.stream_of[node]
-        calls = _calls(allocator) if self.charged[device] else None
+        charged = self.charged[device]
+        calls = _calls(allocator) if charged and not certain else None
         first = task.iteration * self.n_buffers
         log = self.log
         place, end = self.first_write[node], self.first_write[node + 1]
@@ -174,7 +181,11 @@ class Lifetimes:
             self._read(task, stream, now_ns)
         if not self.at_issue:
             self.granted.add(task.id)
-        return self._charge(task, device, calls) if calls else 0
+        if calls:
+            return self._charge(task, device, calls)
+        if charged and self.launched[node]:
+            self.outstanding[device] += 1
+        return 0
 
     def _charge(self, task: Task, device: int, calls: tuple[int, int, int]) -> int:
         """Return what the calls to the device since `calls` cost; `WAIT` if one waits until it is idle."""
@@ -260,8 +271,8 @@ class Lifetimes:
     def room(self) -> list[int] | None:
         """Return what each device is certain to have left (`Allocator.room`); None: of some nothing is."""
         rooms: list[int] = []
-        for allocator, spec in zip(self.allocators, self.specs, strict=True):
-            room = allocator.room()
+        for allocator, spec, streams in zip(self.allocators, self.specs, self.streams, strict=True):
+            room = allocator.room(streams)
             if room is None or spec.malloc_ns or spec.free_ns or spec.synchronise_ns:
                 return None
             rooms.append(room)

@@ -144,7 +144,7 @@ class PoolAllocator(SegmentedAllocator):
         need = self.rounded(nbytes)
         return need <= min(self._arena_bytes, self._limits.get(self._group_of(owner), ANY_SIZE))
 
-    def room(self) -> int | None:
+    def room(self, streams: int = 1) -> int | None:
         """Return the largest free block: what fits nowhere else fits there. With limits: who asks?"""
         return None if self._limits else self.largest_free()
 

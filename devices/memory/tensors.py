@@ -128,7 +128,7 @@ class TensorMemory:
         take, give = self.lives.take, self.lives.give
         for task, when in zip(self.tasks, self.when, strict=True):
             if when >= 0:
-                take(task, when)
+                take(task, when, True)
             else:
                 give(task, ~when)
         self.tasks.clear()
