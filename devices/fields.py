@@ -289,8 +289,8 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         Field(
             "sharing",
             "word",
-            "serial: one transfer after another (default); shared: max-min fair",
-            choices=("serial", "shared"),
+            "serial: one transfer after another (default); shared: max-min fair; independent: no contention",
+            choices=("serial", "shared", "independent"),
         ),
         Field(
             "on_request",

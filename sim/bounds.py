@@ -255,7 +255,7 @@ def _links(job: Job) -> dict[str, int]:
     """Bound each link by what must cross it.
 
     A serial link is held by one transfer at a time, latency included. On a shared one only the bytes
-    add up, and the last of them comes a latency after it was sent.
+    add up, and the last of them comes a latency after it was sent. On an independent one nothing adds up.
     """
     machine, graph = job.machine, job.graph
     crossing, home = crossing_reads(job)
@@ -264,7 +264,7 @@ def _links(job: Job) -> dict[str, int]:
     moved = np.unique(graph.inputs.indices[crossing] * n_devices + there)
     tensor, there = np.divmod(moved, n_devices)
     facts = np.stack((home[tensor], there, graph.tensor_nbytes[tensor]), axis=1)
-    held, nbytes = [0] * len(machine.links), [0] * len(machine.links)
+    held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
     used: set[int] = set()
     unique, counts = np.unique(facts, axis=0, return_counts=True)
     for (source, destination, size), count in zip(unique.tolist(), counts.tolist(), strict=True):
@@ -273,10 +273,12 @@ def _links(job: Job) -> dict[str, int]:
         used.update(route)
         for k in route:
             held[k] += ns * count * job.iterations
+            longest[k] = max(longest[k], ns)
             nbytes[k] += size * count * job.iterations
     out = {}
     for k in sorted(used):
         link, rate = machine.links[k], machine.links[k].bandwidth_bytes_per_s
         flowing = 0 if rate is None else -(-nbytes[k] * NS_PER_S // rate)
-        out[link.name] = held[k] if link.sharing == "serial" else link.latency_ns + flowing
+        by_sharing = {"serial": held[k], "shared": link.latency_ns + flowing, "independent": longest[k]}
+        out[link.name] = by_sharing[link.sharing]
     return out

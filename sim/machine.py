@@ -34,6 +34,7 @@ class Link:
     sharing : str
         ``"serial"``: transfers go one after another, in the order in which they became ready.
         ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
+        ``"independent"``: each has the bandwidth for itself, as in the literature on list scheduling.
     on_request : bool
         Whether what a Recv finds by key (`sim.rendezvous`) travels only when its request has arrived,
         which takes the latency of the route: between processes. Otherwise the bytes need no request.

@@ -22,6 +22,17 @@ def test_one_after_another() -> None:
     assert moved(machine, [Transfer(0, "a", "b", 100)] * 3) == [(0, 100), (100, 200), (200, 300)]
 
 
+def test_on_an_independent_link_nobody_waits() -> None:
+    machine = machine_of([Link("ab", "a", "b", 5, GB, "independent")])
+    assert moved(machine, [Transfer(0, "a", "b", 100), Transfer(20, "a", "b", 10)]) == [(0, 105), (20, 35)]
+
+
+def test_an_independent_link_does_not_lead_on_to_a_shared_one() -> None:
+    links = [Link("ab", "a", "b", 0, GB, "independent"), Link("bc", "b", "c", 0, GB, "shared")]
+    with pytest.raises(InputError, match="leads over 'ab', which is independent, and a shared link"):
+        moved(machine_of(links), [Transfer(0, "a", "c", 100)])
+
+
 def test_in_the_order_of_readiness() -> None:
     machine = machine_of([serial("a", "b")])
     transfers = [Transfer(30, "a", "b", 10), Transfer(0, "a", "b", 100), Transfer(20, "a", "b", 10)]
@@ -78,7 +89,11 @@ def test_copy_engines_of_different_devices_are_independent() -> None:
 @pytest.mark.parametrize(
     ("links", "details", "message"),
     [
-        ([Link("ab", "a", "b", 0, GB, "fair")], {}, "sharing must be serial or shared, found 'fair'"),
+        (
+            [Link("ab", "a", "b", 0, GB, "fair")],
+            {},
+            "sharing must be serial, shared or independent, found 'fair'",
+        ),
         ([serial("a", "b")], {"a": {"copy_engines": 3}}, "a.copy_engines: found 3"),
     ],
 )

@@ -6,6 +6,7 @@
           ──► latency: the sum over the route
           ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
                        shared     max-min fairly with the others (`flows`), when one of them is shared
+                       (an independent link gives each transfer its bandwidth, whoever else is there)
           ──► arrived: everything held is given back
 
 A serial link is held whole, from the first moment of the latency to the last byte, and so is every other
@@ -152,6 +153,13 @@ def _route(machine: Machine, source: int, destination: int, staging: int | None,
     finite = tuple(link for link in links if machine.links[link].bandwidth_bytes_per_s is not None)
     bandwidths = [staging, *(machine.links[link].bandwidth_bytes_per_s for link in finite)]
     shared = any(machine.links[link].sharing == "shared" for link in finite)
+    independent = next((link for link in finite if machine.links[link].sharing == "independent"), None)
+    if shared and independent is not None:
+        ends = f"from {machine.devices[source].name} to {machine.devices[destination].name}"
+        raise InputError(
+            f"the route {ends} leads over {machine.links[independent].name!r}, which is independent, and a "
+            "shared link; make both the same"
+        )
     engines = [_engine(machine, source, "out"), _engine(machine, destination, "in")]
     return _Route(
         (*held, *(engine for engine in engines if engine is not None)),
@@ -176,8 +184,10 @@ def _engine(machine: Machine, device: int, direction: str) -> Hashable | None:
 
 def _capacities(machine: Machine) -> dict[int, int]:
     for link in machine.links:
-        if link.sharing not in ("serial", "shared"):
-            raise InputError(f"link {link.name!r}: sharing must be serial or shared, found {link.sharing!r}")
+        if link.sharing not in ("serial", "shared", "independent"):
+            raise InputError(
+                f"link {link.name!r}: sharing must be serial, shared or independent, found {link.sharing!r}"
+            )
     return {
         k: link.bandwidth_bytes_per_s
         for k, link in enumerate(machine.links)
