@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from scenarios.validate import files
@@ -14,24 +14,39 @@ from scenarios.validate.predict import predict_case, simulate_case
 
 __all__ = ["draw_scatter", "draw_worst"]
 
+_BAND: Final = 5
+"""Percent: shaded, the bound that most goals have."""
+
 
 def draw_scatter(report: Mapping[str, Any], path: Path) -> bool:
-    """Draw every point, one colour an experiment; return whether there were any."""
+    """Draw every point, one colour an experiment, and its error below; return whether there were any."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     from sim.plot.figure import OKABE_ITO, new_figure, save
 
     shown = [result for result in report["experiments"] if result.get("points")]
     if not shown:
         return False
-    figure, (ax,) = new_figure(width=6.0, height=5.0)
+    figure, (above, below) = new_figure(2, width=6.0, height=7.0)
     low, high = float("inf"), 0.0
     for k, result in enumerate(shown):
         x = [point[2] / 1e6 for point in result["points"]]
         y = [point[1] / 1e6 for point in result["points"]]
+        errors = [100 * point[3] for point in result["points"]]
         low, high = min(low, *x, *y), max(high, *x, *y)
-        ax.scatter(x, y, s=12, label=result["experiment"], color=OKABE_ITO[k % len(OKABE_ITO)])
-    ax.plot([low, high], [low, high], linewidth=0.8, color="black")
-    ax.set(xscale="log", yscale="log", xlabel="measured makespan, ms", ylabel="predicted makespan, ms")
-    ax.legend(fontsize="small")
+        for ax, values in ((above, y), (below, errors)):
+            colour = OKABE_ITO[k % len(OKABE_ITO)]
+            ax.scatter(x, values, s=12, color=colour, alpha=0.7, linewidths=0, label=result["experiment"])
+    above.plot([low, high], [low, high], linewidth=0.8, color="black")
+    below.axhspan(-_BAND, _BAND, color="black", alpha=0.07, linewidth=0)
+    below.axhline(0, linewidth=0.8, color="black")
+    above.set(xscale="log", yscale="log", ylabel="predicted makespan, ms")
+    below.set(xlabel="measured makespan, ms", ylabel="error of the prediction, %")
+    for axis in (above.xaxis, above.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    above.legend(fontsize="small")
     save(figure, path)
     return True
 
