@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from sim import Device, Graph, GraphBuilder, Job, Machine, Trace, plugins
+from scenarios.studies.runtimes import frameworks
+from sim import Device, Graph, GraphBuilder, Job, Machine, Trace
 from sim.job import make_job
 
-FRAMEWORKS = {
-    name: runtime
-    for name in plugins.names("sim.runtimes")
-    if (runtime := plugins.lookup("sim.runtimes", name))["name"] in plugins.names("sim.policies")
-}
+FRAMEWORKS = frameworks()
 """The registered runtimes that run any graph; the others are of pipelines."""
 
 FIVE = {"a": [], "b": [], "c": ["b"], "d": ["a", "c"], "e": ["d"]}

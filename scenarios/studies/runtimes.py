@@ -2,10 +2,13 @@
 
 Three graphs that runtimes treat differently: one with branches, a transformer block (three products side by
 side, then a chain), and a loop whose body has a slow op beside the chain.
+
+    python -m scenarios.studies.runtimes graphs/inception_v1.json.gz     the branchy one: a file of any format
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,12 +17,13 @@ from devices.machine import make_machine
 from scenarios.build.control_flow import while_loop
 from scenarios.decisions import resolve
 from scenarios.document import Document
+from scenarios.importers import load_graph
 from scenarios.load import Case, Scenario
 from scenarios.run import run_case
 from scenarios.schema import Policy, ScenarioFile
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
-from sim import Graph, GraphBuilder, Machine, Trace
+from sim import Graph, GraphBuilder, Machine, Trace, plugins
 from sim.bounds import issue_costs_ns
 from sim.errors import InputError
 from sim.metrics import summary
@@ -27,7 +31,7 @@ from sim.metrics import summary
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MACHINES", "compare_runtimes", "loop", "run_under", "transformer_block"]
+__all__ = ["MACHINES", "compare_runtimes", "frameworks", "loop", "run_under", "transformer_block"]
 
 MACHINES: Final[Mapping[str, Mapping[str, Any]]] = {
     "four cores": {
@@ -115,6 +119,19 @@ def loop(trips: int = 8, parallel_iterations: int = 10) -> Graph:
     return b.build()
 
 
+def frameworks() -> dict[str, Mapping[str, Any]]:
+    """Return the registered runtimes that run any graph; the others are of pipelines.
+
+    Examples
+    --------
+    >>> "tvm-vm" in frameworks(), "torchgpipe" in frameworks()
+    (True, False)
+    """
+    found = {name: plugins.lookup("sim.runtimes", name) for name in plugins.names("sim.runtimes")}
+    policies = plugins.names("sim.policies")
+    return {name: runtime for name, runtime in found.items() if runtime["name"] in policies}
+
+
 def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
     """Run a graph under a runtime.
 
@@ -174,3 +191,16 @@ def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.Dat
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def main() -> None:
+    """Print the table for graph files, the transformer block and the loop."""
+    parser = argparse.ArgumentParser(description="Graphs under every runtime.")
+    parser.add_argument("graphs", nargs="*", help="graph files of any known format")
+    graphs = [load_graph(path) for path in parser.parse_args().graphs]
+    table = compare_runtimes([*graphs, transformer_block(), loop()], frameworks())
+    print(table.drop(columns="cannot run").to_string(index=False, na_rep="-"))
+
+
+if __name__ == "__main__":
+    main()
