@@ -154,17 +154,17 @@ class Rendezvous:
 
     def issued(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
-        ready = self._sift(self.inner.issued(task))
+        ready: list[Task] = []
         if task.op in self._at_issue and not task.dead:
             self._pass(task, ready)
-        return ready
+        return ready + self._sift(self.inner.issued(task))
 
     def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended, in edge order, and after that what it met."""
-        ready = self._sift(self.inner.ended(task))
+        """Return what became eligible because `task` ended: what it met, then its successors in edge order."""
+        ready: list[Task] = []
         if task.op not in self._at_issue or task.dead:
             self._pass(task, ready)
-        return ready
+        return ready + self._sift(self.inner.ended(task))
 
     def may_start(self, task: Task) -> bool:
         """Whether what the task waits for has ended, what was sent to it included."""

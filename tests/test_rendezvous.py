@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_helpers import programs
 
+import sim.meeting
 from devices.machine import make_machine
 from devices.memory.tensors import tensor_memory
 from policies.issue.in_order import InOrder
@@ -403,3 +405,32 @@ def test_a_request_takes_the_latency_of_the_whole_route() -> None:
     there = machine(on_request=True)
     trace = simulate(b.build(), there, ReadyQueue())
     assert time(trace, "r") == 10 + transfer_ns(trace.job, 0, 2, 10) == 10 + 10 + 10
+
+
+def test_a_recv_that_waited_completes_inside_the_send() -> None:
+    """As in test_partition, and by key: what the Recv makes ready goes to the pool, none inline.
+
+    The Recv has asked at time 0. ``a`` ends: e1 (the last) runs inline, e0 and send come from the pool; the
+    Recv comes right after its Send, before the Send's own successor ``log``.
+    """
+    b = GraphBuilder("recv")
+    b.op("a", outputs=8, duration_ns=1, device="cpu0")
+    b.op("send", kind="send", inputs=["a"], duration_ns=0, device="cpu0", attributes={"key": "k"})
+    b.op("log", after=["send"], duration_ns=1, device="cpu0")
+    b.op("recv", kind="recv", outputs=8, duration_ns=0, device="cpu0", attributes={"key": "k"})
+    for name in ("e0", "e1"):
+        b.op(name, inputs=["a"], duration_ns=1, device="cpu0")
+    for name in ("b0", "b1"):
+        b.op(name, inputs=["recv"], duration_ns=1, device="cpu0")
+    process = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1}}})
+    for threads, expected in (
+        ("pool", "a e1 e0 send recv log b1 b0"),
+        ("caller", "a send e0 e1 recv log b0 b1"),
+    ):
+        trace = simulate(b.build(), process, TensorFlowExecutor(threads))
+        names = [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
+        assert " ".join(names) == expected
+
+
+def test_the_example_of_the_page() -> None:
+    assert doctest.testmod(sim.meeting).failed == 0

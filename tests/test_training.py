@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -355,3 +357,15 @@ def test_inception_v3_as_a_step_of_training(data_dir: Path) -> None:
     assert (makespan >= machine["bound_ms"]).all()
     assert makespan["auto-tuned"] <= makespan.min()
     assert training_step(step) is step
+
+
+@pytest.mark.parametrize(
+    "name", ["backward", "batch", "batch_norm", "gradients", "partition", "prune", "training"]
+)
+def test_examples_of_rewrites(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"policies.rewrite.{name}")).failed == 0
+
+
+@pytest.mark.parametrize("name", ["placements", "runtimes"])
+def test_examples_of_studies(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"scenarios.studies.{name}")).failed == 0

@@ -61,7 +61,7 @@ def transformer_block(batch: int = 8, tokens: int = 512, hidden: int = 1024, hea
     Examples
     --------
     >>> transformer_block()
-    <Graph 'transformer block': 15 ops, 21 tensors, 18 edges>
+    <Graph 'transformer block': 15 ops, 22 tensors, 17 edges>
     """
     b = GraphBuilder("transformer block")
     rows, token = batch * tokens, 2 * batch * tokens * hidden
