@@ -88,6 +88,7 @@ class Cuda:
             raise InfeasibleError("torch finds no CUDA device here")
         self.torch, self.driver = torch, driver
         self.state = DeviceState(torch)
+        self.notes: dict[str, str] = {}
         self._streams: dict[tuple[int, int], list[Any]] = {}
         self._works: dict[int, tuple[Any, _Work]] = {}
         self._host_ns: dict[tuple[Any, ...], int] = {}
@@ -111,6 +112,7 @@ class Cuda:
                 "cuda": torch.version.cuda,
                 "dtype": "bfloat16",
                 **smi_facts(),
+                **self.notes,
             }
 
     def sentinel_ns(self) -> int:
@@ -239,8 +241,8 @@ class Cuda:
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide: the host launches what it says and asks the events what has ended.
 
-        An op starts when it is launched and what is before it on its stream has ended: an event before it on an
-        idle stream would be recorded while the host is still launching.
+        An op starts when it is launched and what is before it on its stream has ended: an event before it, on
+        an idle stream, would be recorded while the host is still launching.
 
         Raises
         ------
@@ -373,6 +375,8 @@ class Cuda:
         for task in plan:
             if task.stream in number:
                 work.capture(job.graph.index(task.op), streams[number[task.stream]])
+        if work.not_captured:
+            self.notes["not captured as CUDA graphs"] = work.not_captured
 
 
 def _since(waited_ns: int | None) -> int:

@@ -47,7 +47,7 @@ def partition_streams(count: int, device: int = 0, driver: Any = None) -> tuple[
                 f"the driver bindings have no {name}: they are older than CUDA 12.4; skipped"
             )
         code, *values = function(*arguments)
-        if int(code) != 0:
+        if getattr(code, "value", code) != 0:  # an enumeration, of whole numbers in some versions
             raise InfeasibleError(f"{name} failed with {code}; skipped")
         return values[0] if len(values) == 1 else values
 

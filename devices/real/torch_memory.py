@@ -28,12 +28,15 @@ def idle_streams(torch: Any, n: int) -> list[Any]:
     Raises
     ------
     InfeasibleError
-        All of them hold something.
+        All of them hold something, or the allocator is set to other rules in some other way than by name.
     """
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    held = {segment["stream"] for segment in torch.cuda.memory_snapshot()}
+    segments = torch.cuda.memory_snapshot()
+    if any(segment.get("is_expandable") for segment in segments):
+        raise InfeasibleError("the allocator has expandable segments: other rules than the ones compared")
+    held = {segment["stream"] for segment in segments}
     found: dict[int, Any] = {}
     for _ in range(64):
         stream = torch.cuda.Stream()

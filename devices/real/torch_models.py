@@ -66,6 +66,7 @@ class ModelWork:
         torch.manual_seed(0)
         self.input, self.target, self.segments = (self._gpt if self.model == "gpt" else self._resnet)()
         self.originals = [[p.detach().clone() for p in parameters] for _, parameters in self.segments]
+        self.not_captured = ""
         self.left: dict[str, Any] = {}
         self.gradients: dict[int, list[Any]] = {}
         self.serial: dict[int, list[Any]] | None = None

@@ -66,6 +66,7 @@ class TorchWork:
         self.scratch = [self._empty(kernel.size) for kernel in self.kernels]
         self.graphs: dict[int, Any] = {}
         self.pools: dict[int, Any] = {}
+        self.not_captured = ""
         self.serial: list[Any] | None = None
 
     def _random(self, n: int) -> Any:
@@ -89,8 +90,10 @@ class TorchWork:
 
         The kernels run once on that stream before: modules are loaded lazily and libraries make their
         workspaces, a handle and stream each, when they are first used, and neither may happen in a capture.
+        What cannot be captured (a driver may refuse the streams of its green contexts) is launched kernel by
+        kernel, all ops of the graph alike, and `not_captured` says why.
         """
-        if op in self.graphs or _kernels(self.kernels[op]) == 1:
+        if op in self.graphs or _kernels(self.kernels[op]) == 1 or self.not_captured:
             return
         with self.torch.cuda.stream(stream):
             self.compute(op)
@@ -100,11 +103,16 @@ class TorchWork:
         # context manager `torch.cuda.graph`: it empties the allocator's cache, some ms for each of 128 ops.
         pool = self.pools.setdefault(stream.cuda_stream, self.torch.cuda.graph_pool_handle())
         with self.torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
             try:
-                self.compute(op)
-            finally:
-                graph.capture_end()
+                graph.capture_begin(pool=pool)
+                try:
+                    self.compute(op)
+                finally:
+                    graph.capture_end()
+            except RuntimeError as error:
+                self.not_captured = str(error).partition("\n")[0] or type(error).__name__
+                self.graphs = {}
+                return
         self.graphs[op] = graph
 
     def launch(self, op: int) -> None:

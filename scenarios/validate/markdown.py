@@ -38,6 +38,9 @@ def to_markdown(report: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         lines += ["", *_section(result)]
     lines += ["", "## Provenance", ""]
     lines += [f"- {key}: {value}" for key, value in report["calibrated"].items()]
+    lost = report.get("not_calibrated", {})
+    if lost:
+        lines += ["", "## Not calibrated", "", *(f"- {block}: {why}" for block, why in lost.items())]
     return "\n".join(lines) + "\n"
 
 

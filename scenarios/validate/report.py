@@ -187,6 +187,14 @@ def experiment_report(
     }
 
 
+def not_calibrated(calibration: Calibration) -> dict[str, str]:
+    """Return the blocks of a calibration that never came out, with the last reason: what they were for is
+    predicted without, or not at all.
+    """  # fmt: skip
+    done = {one["block"] for one in calibration.sentinels if one["accepted"]}
+    return {one["block"]: one.get("why", "") for one in calibration.sentinels if one["block"] not in done}
+
+
 def report(
     out: Path, backend: str, calibration: Calibration, experiments: Sequence[str], *, recompute: bool = False
 ) -> dict[str, Any]:
@@ -206,6 +214,7 @@ def report(
         "backend": backend,
         "device": calibration.device,
         "calibrated": dict(calibration.provenance),
+        "not_calibrated": not_calibrated(calibration),
         "failed": any(result["status"] == "missed" for result in results),
         "experiments": results,
     }
