@@ -360,3 +360,39 @@ def test_options_of_allocators_are_checked() -> None:
         make_allocator("pool", alignment=0)
     with pytest.raises(InputError, match="rounding to 0"):
         make_allocator("counted", rounding=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pool_gives_the_addresses_of_a_literal_best_fit(seed: int) -> None:
+    """The rule once more, on a plain list: of the free ranges that fit the smallest, then the lowest."""
+    rng = random.Random(seed)
+    pool, free = PoolAllocator(1 << 18), [(0, 1 << 18)]  # address, size; neighbours are never both free
+    live: list[Block] = []
+    refused = 0
+    for _ in range(1500):
+        if live and rng.random() < 0.48:
+            block = live.pop(rng.randrange(len(live)))
+            pool.free(block)
+            free = sorted([*free, (block.address, block.nbytes)])
+            merged = free[:1]
+            for address, size in free[1:]:
+                last, length = merged[-1]
+                if last + length == address:
+                    merged[-1] = (last, length + size)
+                else:
+                    merged.append((address, size))
+            free = merged
+        else:
+            nbytes = rng.choice([1000, 5000, int(2 ** rng.uniform(0, 17))])
+            taken = pool.try_alloc(nbytes)
+            fitting = [(size, address) for address, size in free if size >= nbytes]
+            refused += taken is None
+            assert (taken is None) == (not fitting)
+            if taken is not None:
+                size, address = min(fitting)
+                assert (taken.address, taken.nbytes) == (address, nbytes)
+                free.remove((address, size))
+                free = sorted([*free, *([(address + nbytes, size - nbytes)] if size > nbytes else [])])
+                live.append(taken)
+    assert refused
+    assert [(s.address, s.nbytes) for s in pool.spans() if s.state == "free"] == free
