@@ -208,7 +208,7 @@ class TaggedTokenReadiness:
     def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield every task that became eligible and is not over."""
         for id in self.alive:
-            yield id, [producer.id for producer in self.waits_for.get(id, ())]
+            yield id, [producer.id for producer in self.waits_for.get(id, ()) if producer.end_ns < 0]
 
     def name(self, id: int) -> str:
         """Return what a task that is not over is called, its tag included."""

@@ -160,7 +160,7 @@ class Rendezvous:
         return ready + self._sift(self.inner.issued(task))
 
     def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended: what it met, then its successors in edge order."""
+        """Return what became eligible because `task` ended: what it met, then its successors."""
         ready: list[Task] = []
         if task.op not in self._at_issue or task.dead:
             self._pass(task, ready)

@@ -20,6 +20,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.sequential import Sequential
 from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import VirtualMachine
 from policies.rewrite.partition import Partition, rendezvous_keys
 from policies.rewrite.prune import Prune
 from scenarios.build.control_flow import cond, while_loop
@@ -385,6 +386,23 @@ def test_a_linear_runtime_meets_in_program_order() -> None:
         trace = simulate(b.build(), machine(cores=1), policy)
         trace.check()
         assert met(trace) == [("k.send0", "k.recv0"), ("k.send1", "k.recv1")]
+
+
+@pytest.mark.parametrize("policy", [Sequential(), VirtualMachine()])
+def test_one_program_that_asks_before_it_sends_is_stuck(policy: Any) -> None:
+    """Program order knows of no keys: the Recvs, which follow nothing, come before what they wait for."""
+
+    def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("remote", inputs=[v["i"]], outputs=10, duration_ns=20, device="gpu0")
+        return {"i": b.op("count", inputs=["remote"], outputs=10, duration_ns=5, device="cpu0")}
+
+    b = GraphBuilder("loop")
+    b.op("zero", outputs=10, duration_ns=1, device="cpu0")
+    while_loop(b, "loop", {"i": "zero"}, body, trips=4, device="cpu0")
+    there = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 2}, "gpu0": {"kind": "gpu"}}})
+    cut = Partition(rendezvous=True).apply(b.build())
+    with pytest.raises(StuckError, match="waits for a send with key 'cpu0;gpu0;"):
+        simulate(cut, there, policy)
 
 
 def test_a_graph_without_keys_has_no_rendezvous() -> None:
