@@ -23,9 +23,8 @@ tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.cc.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -82,13 +81,8 @@ def with_meeting_transfers(job: Job, flow: Flow, meetings: Meetings) -> Flow:
     )
 
 
-@dataclass(eq=False)
-class _Place:
-    """Where the Sends and Recvs of one key meet; one of the queues is always empty."""
-
-    offers: deque[Task] = field(default_factory=deque)
-    requests: deque[tuple[Task, int]] = field(default_factory=deque)
-    """Recvs, and when they asked."""
+_Key = tuple[str, int, str]
+"""Key, repetition of the graph, and frame with iteration."""
 
 
 class Rendezvous:
@@ -136,7 +130,8 @@ class Rendezvous:
             if inner.asynchronous and launched[receiver[key]] and (source >= n_ops or launched[source])
         )
         self._event_ns = {op: machine.devices[int(job.device_of[op])].event_ns for op in meetings.recvs}
-        self._places: dict[tuple[str, int, str], _Place] = defaultdict(_Place)
+        self._offers: dict[_Key, deque[Task]] = {}
+        self._requests: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs, and when they asked
         self._brings: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it
         self._event: dict[int, Task] = {}  # id of a Recv → what has to end before it starts
         self._refused: list[Task] = []
@@ -202,8 +197,8 @@ class Rendezvous:
         """Return for each Recv (id) that still asks what it waits for."""
         return {
             recv.id: f"a send with key '{key};{frame or f'0:{repetition}'}'"
-            for (key, repetition, frame), place in self._places.items()
-            for recv, _ in place.requests
+            for (key, repetition, frame), requests in self._requests.items()
+            for recv, _ in requests
         }
 
     # -- who comes, and who meets ----------------------------------------------------------------
@@ -221,22 +216,27 @@ class Rendezvous:
                 ready.append(task)
         return ready
 
-    def _place(self, task: Task, key: str) -> _Place:
-        return self._places[key, task.iteration, str(task.frame or "")]
-
     def _ask(self, recv: Task, key: str, ready: list[Task]) -> None:
-        place, now = self._place(recv, key), self._context.now_ns
-        if place.offers:
-            self._meet(place.offers.popleft(), recv, now, ready)
-        else:
-            place.requests.append((recv, now))
+        place, now = (key, recv.iteration, str(recv.frame or "")), self._context.now_ns
+        offers = self._offers.get(place)
+        if offers is None:
+            self._requests.setdefault(place, deque()).append((recv, now))
+            return
+        source = offers.popleft()
+        if not offers:
+            del self._offers[place]
+        self._meet(source, recv, now, ready)
 
     def _offer(self, source: Task, key: str, ready: list[Task]) -> None:
-        place = self._place(source, key)
-        if place.requests:
-            self._meet(source, *place.requests.popleft(), ready)
-        else:
-            place.offers.append(source)
+        place = (key, source.iteration, str(source.frame or ""))
+        requests = self._requests.get(place)
+        if requests is None:
+            self._offers.setdefault(place, deque()).append(source)
+            return
+        recv, asked_ns = requests.popleft()
+        if not requests:
+            del self._requests[place]
+        self._meet(source, recv, asked_ns, ready)
 
     def _meet(self, source: Task, recv: Task, asked_ns: int, ready: list[Task]) -> None:
         self.met.append((source.id, recv.id))
@@ -265,7 +265,7 @@ class Rendezvous:
 
     def _unasked(self) -> list[Task]:
         """Return the transfers that nobody has asked for."""
-        return [t for place in self._places.values() for t in place.offers if t.op in self._transfers]
+        return [t for offers in self._offers.values() for t in offers if t.op in self._transfers]
 
 
 def _request_ns(job: Job, source: int, destination: int) -> int:
