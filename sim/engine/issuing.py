@@ -15,6 +15,8 @@ __all__ = ["Issuing"]
 class Issuing(Starting):
     """Brings tasks from readiness through the policy onto streams and workers."""
 
+    __slots__ = ()
+
     def _eligible(self, cause: Task | None, tasks: list[Task], issuer: Issuer | None, tell: bool) -> None:
         """Stamp new tasks, tell the policy of them (of none at all only if `tell`), start transfers."""
         is_dirty = self.is_dirty

@@ -24,6 +24,8 @@ __all__ = ["Engine", "simulate"]
 class Engine(Issuing):
     """One run of a job under a policy; `simulate` makes both."""
 
+    __slots__ = ()
+
     def run(self) -> Trace:
         """Run to the end.
 

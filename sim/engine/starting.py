@@ -14,6 +14,8 @@ __all__ = ["Starting"]
 class Starting(State):
     """Starts what is issued, and frees the lane and the device's resources of what has ended."""
 
+    __slots__ = ()
+
     def _start_heads(self) -> None:
         dirty, self.dirty_streams = self.dirty_streams, []
         if len(dirty) > 1:
