@@ -20,7 +20,8 @@ from devices.real.torch_device import DeviceState
 from scenarios.calibrate import DisturbedError
 from scenarios.calibrate.grid import GRID
 from scenarios.calibrate.models import BATCHES
-from scenarios.validate import draws, files, steps
+from scenarios.validate import backends, draws, files, steps
+from scenarios.validate.__main__ import main
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +219,23 @@ def test_time_for_calibrating_that_is_up_leaves_out_what_can_be_done_without(
     assert found["a-chain"]["inconclusive"][0]["why"] == "the time was up"
     found, _ = session(torch, tmp_path, "a,b")
     assert [entry["status"] for entry in found.values()] == ["met", "met"]
+
+
+def test_the_command_itself_runs(
+    torch: fake_h200.Torch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As `make validate-gpu` calls it, from start to the page that it prints."""
+    monkeypatch.setitem(backends.BACKENDS, "cuda", lambda: Cuda(torch, fake_torch.Driver()))
+    monkeypatch.setattr("scenarios.calibrate.probes", lambda session, torch: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert main(["--backend", "cuda", "--limit", "420", "--experiments", "g,b", "--runs", "3"]) == 0
+    [folder] = (tmp_path / "validation" / "data").iterdir()
+    assert folder.name.startswith("fake-gpu-20")
+    assert [path.name for path in tmp_path.iterdir()] == ["validation"]
+    said = capsys.readouterr()
+    assert "| b-fork-join | 6 | 18 |" in said.out
+    assert "calibrating cuda" in said.err

@@ -14,8 +14,12 @@ makespan.
     events       two streams take turns: from record to the start of who waits
     decisions    workers under a policy: from readiness to start
     reads        threads: what it costs to read a result instead of a constant
-    company      cuda: streams that share all SMs, and parts of the SMs alone
+    company      cuda: streams that share all SMs, parts of the SMs alone and while the others are busy
+    models       cuda: the segments of whole training steps, at some batch sizes
     probes       cuda: launch queue, copies, allocator, kernels cold, warm and beside others, event hops
+
+On a GPU durations, hops and latencies are differences of makespans in which no op was looked at, and a policy
+that drives has costs of its own (`scenarios.calibrate.gpu`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a GPU has besides streams and kernels: queue, copies, allocator, contexts of kernels, event hops.
 
-No prediction here rests on these, so one that cannot be measured is said and the calibration goes on. Copies
-and kernels become tables in contexts of their own (`pinned`, `pageable`, `cold`, ...): a duration without the
+Predictions use the queue's depth, both directions at once and what a cold cache costs where they were
+measured, and do without where not, so a probe that fails is said and the calibration goes on. Copies and
+kernels become tables in contexts of their own (`pinned`, `pageable`, `cold`, ...): a duration without the
 company it was measured in is biased.
 """
 

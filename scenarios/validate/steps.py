@@ -27,7 +27,7 @@ from scenarios.validate import days, files, memory
 from scenarios.validate.backends import Executor, make_backend, provenance
 from scenarios.validate.beside import Beside
 from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
-from scenarios.validate.measure import RUNS, measure
+from scenarios.validate.measure import ATTEMPTS, RUNS, measure
 from sim.errors import InputError, RunError, SimError, UnknownNameError
 
 __all__ = ["ALL", "BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
@@ -57,6 +57,11 @@ There they are more than twice what a fake H200 counts (8 us a launch, 600 TFLOP
 calibrate, 15 s for `c-overlap`, whose results come back over the link, 6 s for `f-pipeline`, below 3 s else),
 to leave room for blocks and runs that are repeated, and for the models, which the fake does not know.
 """
+
+
+GPU_ATTEMPTS: Final = 8
+"""Runs of a case at most where the time is short and the machine is alone: noise is rare, and a state that is
+not the calibrated one does not come back by itself. What was refused is kept, with its sentinels."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: 
     lines += [f"{what:26}   not  {why}" for what, why in NOT_MEASURED.items()]
     lines.append(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
     lines += [
-        f"Nothing is written outside {out}.",
+        f"Nothing is written outside {out} but matplotlib's cache of fonts.",
         "What is interrupted goes on where it was when the command is given again: calibration.part has the",
         "blocks that are done, measurements/ every case that is done. A step that needs what is not here is",
         "left out: without simpy, measurements are predicted and reported afterwards, with --report-only.",
@@ -237,8 +242,8 @@ def run(
         The machine was too disturbed to calibrate, or the simulator cannot be imported.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    out.mkdir(parents=True, exist_ok=True)
     executor = executor or make_backend(backend)
+    out.mkdir(parents=True, exist_ok=True)
     file = calibration_file or out / "calibration.json"
     if not file.exists() and calibration_file is None:
         say(f"calibrating {backend}")
@@ -323,7 +328,18 @@ def _experiment(
         say(f"{name}: predicting")
         predict(name, out, calibration)
     say(f"{name}: measuring")
-    measure(name, out, backend, executor, calibration, runs=runs, deadline=deadline, again=again)
+    attempts = GPU_ATTEMPTS if backend == "cuda" else ATTEMPTS
+    measure(
+        name,
+        out,
+        backend,
+        executor,
+        calibration,
+        runs=runs,
+        attempts=attempts,
+        deadline=deadline,
+        again=again,
+    )
 
 
 def _unfinished(out: Path, name: str) -> bool:
