@@ -21,12 +21,14 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.calibrate import DisturbedError, state
 from scenarios.calibrate.lanes import reactions_ns
 from scenarios.calibrate.state import Speed, looks_ns, usual
-from scenarios.validate import beside
+from scenarios.validate import beside, files
 from scenarios.validate.beside import Beside, own_calibration
-from scenarios.validate.case import Case, CaseOp
+from scenarios.validate.case import Case, CaseOp, digest
 from scenarios.validate.contexts import durations_ns
+from scenarios.validate.draws import EXPERIMENTS
 from scenarios.validate.measure import PATIENCE_S, Patience
-from scenarios.validate.predict import predict_case, simulate_case
+from scenarios.validate.predict import draw_plans, predict, predict_case, simulate_case
+from scenarios.validate.report import experiment_report
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.job import make_job
 
@@ -280,3 +282,34 @@ def test_a_machine_that_cannot_be_calibrated_keeps_what_it_has(
     assert said[1] == "a-chain: never quiet"
     fixed = Beside(tmp_path, calibration(), Threads(), said.append, anew=False)
     assert fixed.choose("a-chain") is fixed.known[0]
+
+
+def test_a_goal_that_cannot_be_told_is_not_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio needs both cases of a group: without, the experiment is inconclusive, however good one is."""
+    cases = [
+        dataclasses.replace(case(), name=name, experiment="d-head-of-line", group="one", label=name)
+        for name in ("in-order", "out-of-order")
+    ]
+    monkeypatch.setitem(EXPERIMENTS, "d-head-of-line", lambda backend, split: iter(cases))
+    known = calibration()
+    draw_plans("d-head-of-line", "threads", tmp_path)
+    predict("d-head-of-line", tmp_path, known)
+    plans, predictions = (files.read(tmp_path, step, "d-head-of-line") for step in ("plans", "predictions"))
+    assert plans is not None
+    assert predictions is not None
+    entries = []
+    for one, predicted, quiet in zip(cases, predictions["cases"], (3, 1), strict=True):
+        run = {
+            **{key: predicted[key] for key in ("makespan_ns", "start_ns", "end_ns")},
+            "issue_ns": predicted["start_ns"], "stream": predicted["lane"], "wrong": [],
+        }  # fmt: skip
+        runs = [{**run, "clean": k < quiet, "why": "" if k < quiet else "slow"} for k in range(3)]
+        entries.append({"name": one.name, "runs": runs})
+    measured = {
+        "plans": digest(plans), "predictions": digest(predictions), "provenance": {}, "cases": entries,
+    }  # fmt: skip
+    files.write(tmp_path, "measurements", "d-head-of-line", measured)
+    found = experiment_report("d-head-of-line", tmp_path, "threads", known)
+    assert found["metrics"]["prediction.max"] < 1e-6
+    assert found["inconclusive"] == [{"case": "out-of-order", "why": "1 quiet runs of 3; slow"}]
+    assert (found["status"], found["why"]) == ("inconclusive", "ratio.max could not be told")

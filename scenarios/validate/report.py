@@ -171,11 +171,13 @@ def experiment_report(
     metrics = _metrics(points, groups)
     goals = GOALS.get(backend, {}).get(experiment, {})
     missed = {name: bound for name, bound in goals.items() if name in metrics and metrics[name] > bound}
+    unknown = [name for name in goals if name not in metrics]  # a group lacks a case, say
     return {
         **result,
-        "status": "missed" if missed or wrong else "met",
+        "status": "missed" if missed or wrong else "inconclusive" if unknown else "met",
         "why": "; ".join(
             [f"{name} is {metrics[name]:.4g}, the goal {bound:g}" for name, bound in missed.items()]
+            + [f"{name} could not be told" for name in unknown]
             + (["wrong results"] if wrong else [])
         ),
         "goals": dict(goals),
