@@ -1,0 +1,83 @@
+"""Static plans of devices that receive and send copies."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.memory.program_order import program_events
+from devices.memory.spec import MemorySpec
+from devices.memory.tensors import tensor_memory
+from devices.network import make_network
+from policies.issue.in_order import InOrder
+from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim.job import make_job
+
+
+def two_gpus(bandwidth_bytes_per_s: int | None = None) -> Machine:
+    links = tuple(
+        Link(f"{a}->{b}", a, b, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        for a, b in (("gpu0", "gpu1"), ("gpu1", "gpu0"))
+    )
+    return Machine((Device("gpu0"), Device("gpu1")), links, network=make_network)
+
+
+def story(graph: Graph, device: int) -> list[str]:
+    events = program_events(make_job(graph, two_gpus()), device)
+    return [f"{'+' if event.op == 'alloc' else '-'}{event.id}" for event in events]
+
+
+def test_a_copy_lives_from_where_it_may_arrive_and_a_sent_tensor_to_where_it_must_have_left() -> None:
+    """gpu0: a b c d, gpu1: x.  x is made from a and read by d; b and c know of neither.
+
+    On gpu0 the copy of x may arrive once a has ended, and a's own bytes may be on their way until d begins,
+    which needs x: both live beside b and c. On gpu1 a's copy is there from the beginning and dies with x; x
+    itself is on its way for ever, as far as gpu1 knows.
+    """
+    builder = GraphBuilder("there and back")
+    builder.op("a", outputs=1, duration_ns=1, device="gpu0")
+    builder.op("b", outputs=1, inputs=["a"], duration_ns=1, device="gpu0")
+    builder.op("c", outputs=1, inputs=["b"], duration_ns=1, device="gpu0")
+    builder.op("x", outputs=1, inputs=["a"], duration_ns=1, device="gpu1")
+    builder.op("d", outputs=1, inputs=["c", "x"], duration_ns=1, device="gpu0")
+    graph = builder.build()
+    assert " ".join(story(graph, 0)) == "+a +x on gpu0 +b +c -b -a +d -c -x on gpu0 -d"
+    assert " ".join(story(graph, 1)) == "+a on gpu1 +x -a on gpu1"
+
+
+def test_a_copy_of_what_is_there_from_the_beginning_may_come_at_once() -> None:
+    builder = GraphBuilder("input")
+    builder.op("a", outputs=1, duration_ns=1, device="gpu1")
+    builder.op("first", outputs=1, duration_ns=1, device="gpu0")
+    builder.op("b", inputs=["a", "first"], duration_ns=1, device="gpu0")
+    assert " ".join(story(builder.build(), 0)) == "+a on gpu0 +first -a on gpu0 -first"
+
+
+programs = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # device
+        st.integers(1, 9),  # duration
+        st.integers(0, 50),  # bytes
+        st.lists(st.integers(1, 4), max_size=3),  # how far back its inputs are
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=150)
+@given(programs, st.sampled_from([None, 10**9, 10**10]), st.sampled_from(["greedy", "tokens"]))
+def test_no_run_in_program_order_finds_a_place_taken(
+    rows: list[tuple[int, int, int, list[int]]], bandwidth: int | None, planner: str
+) -> None:
+    """However long ops and transfers take, what lies where something is to lie has gone by then."""
+    builder = GraphBuilder("random")
+    for i, (device, duration_ns, nbytes, back) in enumerate(rows):
+        inputs = [f"op{i - k}" for k in sorted(set(back)) if k <= i]
+        builder.op(f"op{i}", inputs=inputs, outputs=nbytes, duration_ns=duration_ns, device=f"gpu{device}")
+    memory = tensor_memory(
+        {name: MemorySpec("planned", options={"planner": planner}) for name in ("gpu0", "gpu1")},
+        lifetime="execution",
+    )
+    trace = simulate(builder.build(), two_gpus(bandwidth), InOrder(), memory=memory)
+    trace.check()
