@@ -37,7 +37,7 @@ ALL: Final = sorted([*EXPERIMENTS, memory.NAME])
 
 BUDGET_S: Final[dict[str, dict[str, int]]] = {
     "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
-    "threads": {"calibrate": 30, **dict.fromkeys(EXPERIMENTS, 30)},
+    "threads": {"calibrate": 60, **dict.fromkeys(EXPERIMENTS, 45)},
     "cuda": {
         "calibrate": 150,
         "a-chain": 15,
