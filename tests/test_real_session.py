@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,41 @@ from scenarios.validate import backends, draws, files, steps
 from scenarios.validate.__main__ import main
 
 
-@pytest.fixture(autouse=True)
-def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def few_sizes() -> Iterator[pytest.MonkeyPatch]:
     """Calibrate what the experiments ask for; no models, which a fake torch does not differentiate."""
-    kept = {kind: [size for size in GRID["cuda"][kind] if size[0] != 1024] for kind in ("h2d", "d2h")}
-    kept |= {f"{kind}-pageable": [(4096, 1)] for kind in kept}
-    monkeypatch.setitem(GRID, "cuda", {"matmul": GRID["cuda"]["matmul"], **kept})
-    for model in list(BATCHES):
-        monkeypatch.delitem(BATCHES, model)
+    with pytest.MonkeyPatch.context() as patch:
+        kept = {kind: [size for size in GRID["cuda"][kind] if size[0] != 1024] for kind in ("h2d", "d2h")}
+        kept |= {f"{kind}-pageable": [(4096, 1)] for kind in kept}
+        patch.setitem(GRID, "cuda", {"matmul": GRID["cuda"]["matmul"], **kept})
+        for model in list(BATCHES):
+            patch.delitem(BATCHES, model)
+        yield patch
+
+
+@pytest.fixture(autouse=True)
+def _few_sizes() -> Iterator[None]:
+    with few_sizes():
+        yield
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration of the fake device, without probes."""
+    out = tmp_path_factory.mktemp("calibration")
+    with few_sizes() as patch:
+        made = fake_h200.Torch()
+        fake_h200.own_clock(patch, made)
+        patch.setattr("scenarios.calibrate.probes", lambda session, torch: None)
+        session(made, out, "g")
+    return out / "calibration.json"
+
+
+@pytest.fixture
+def out(calibration: Path, tmp_path: Path) -> Path:
+    """A folder with that calibration."""
+    shutil.copy(calibration, tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -69,7 +98,7 @@ def test_what_is_known_of_a_device_is_predicted_within_the_budget(
     torch: fake_h200.Torch, tmp_path: Path
 ) -> None:
     """Calibrated, predicted, measured and reported; the device's own seconds are below the dry run's."""
-    found, told = session(torch, tmp_path, "a,b,c,d,e,f,g", limit_s=300)
+    found, told = session(torch, tmp_path, "a,b,c,d,e,f,g")
     for name, entry in found.items():
         assert entry["status"] == "met", (name, entry["why"], entry["inconclusive"])
         assert entry["predicted_before_measuring"], name
@@ -147,26 +176,22 @@ def _dies_after_calibrating(backend: Dies, executions: int) -> None:
     backend.provenance = provenance  # type: ignore[method-assign]
 
 
-@pytest.mark.usefixtures("no_probes")
 def test_an_experiment_that_raises_loses_no_other(
-    torch: fake_h200.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torch: fake_h200.Torch, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(backend: str, split: str) -> Iterator[Any]:
         yield from list(draws.fork_join(backend, split))[:1]
-        if (tmp_path / "calibration.json").exists():
-            raise ZeroDivisionError("a bug")
+        raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(steps, "_count", lambda name, backend: 1)
     monkeypatch.setitem(draws.EXPERIMENTS, "b-fork-join", broken)
-    found, told = session(torch, tmp_path, "a,b,e")
+    found, told = session(torch, out, "a,b,e")
     assert found["b-fork-join"]["status"] == "inconclusive"
     assert [found[name]["status"] for name in ("a-chain", "e-random")] == ["met", "met"]
     assert any("ZeroDivisionError: a bug" in text for text in told)
 
 
-@pytest.mark.usefixtures("no_probes")
-def test_no_memory_for_a_case_loses_the_case(torch: fake_h200.Torch, tmp_path: Path) -> None:
-    session(torch, tmp_path, "a")
+def test_no_memory_for_a_case_loses_the_case(torch: fake_h200.Torch, out: Path) -> None:
     full = torch.full
 
     def small(shape: tuple[int, int], *given: Any, **options: Any) -> Any:
@@ -175,12 +200,12 @@ def test_no_memory_for_a_case_loses_the_case(torch: fake_h200.Torch, tmp_path: P
         return full(shape, *given, **options)
 
     torch.full = small  # type: ignore[method-assign]
-    found, _ = session(torch, tmp_path, "a", again=True)
+    found, _ = session(torch, out, "a")
     [lost] = found["a-chain"]["inconclusive"]
     assert lost == {"case": "chain-3", "why": "torch: CUDA out of memory. Tried to allocate 32.00 MiB"}
     assert found["a-chain"]["metrics"]["prediction.n"] == 4 * 3
     torch.full = full  # type: ignore[method-assign]
-    found, _ = session(torch, tmp_path, "a")  # what was skipped is taken up
+    found, _ = session(torch, out, "a")  # what was skipped is taken up
     assert found["a-chain"]["inconclusive"] == []
 
 
@@ -189,21 +214,20 @@ def test_a_disturbed_device_gets_no_calibration_and_keeps_its_good_blocks(
 ) -> None:
     ns = iter(range(250_000, 10**9, 15_000))
     monkeypatch.setattr(DeviceState, "sentinel_ns", lambda self: next(ns))
+    monkeypatch.setattr("scenarios.calibrate.session.ATTEMPTS", 2)
     with pytest.raises(DisturbedError, match="the sentinel moved"):
         session(torch, tmp_path, "a")
     assert not (tmp_path / "calibration.json").exists()
 
 
 def test_a_disturbed_run_does_not_count(
-    torch: fake_h200.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torch: fake_h200.Torch, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scenarios.calibrate.probes", lambda session, torch: None)
-    session(torch, tmp_path, "g")
     right = DeviceState.sentinel_ns
     monkeypatch.setattr(DeviceState, "sentinel_ns", lambda self: int(1.05 * right(self)))
     monkeypatch.setattr("scenarios.validate.measure.PAUSE_S", 0.0)
     monkeypatch.setattr("scenarios.validate.measure.PATIENCE_S", 0.0)
-    found, _ = session(torch, tmp_path, "b")
+    found, _ = session(torch, out, "b")
     assert found["b-fork-join"]["status"] == "inconclusive"
     assert "off what it was when the machine was calibrated" in found["b-fork-join"]["why"]
 
