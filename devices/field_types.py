@@ -109,7 +109,8 @@ def read_mapping(value: object, what: str) -> dict[str, Any]:
 def _curve(value: object, what: str) -> dict[int, Fraction]:
     if not isinstance(value, Mapping) or not value:
         raise InputError(f"{what}: {value!r} is not a mapping of cores to speed-up, as in {{1: 1, 4: 3.4}}")
-    return {_positive(k, f"{what}: cores"): _factor(v, f"{what}.{k}") for k, v in sorted(value.items())}
+    read = {_positive(k, f"{what}: cores"): _factor(v, f"{what}.{k}") for k, v in value.items()}
+    return dict(sorted(read.items()))
 
 
 def _counts(value: object, what: str) -> dict[str, int]:

@@ -43,15 +43,16 @@ def one_of(policy: str, option: str, value: object, accepted: Sequence[str]) -> 
     raise InputError(f"{policy}: {option} must be one of {', '.join(accepted)}; found {value!r}{hint}")
 
 
-def whole(policy: str, option: str, value: object, *, least: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `least`.
+def whole(policy: str, option: str, value: object, *, least: int = 1, most: int | None = None) -> int:
+    """Return `value` if it is a whole number of at least `least`, and at most `most`.
 
     Parameters
     ----------
     policy, option : str
         Whose option it is, for the message.
     value : object
-    least : int
+    least, most : int
+        Bounds, both included; no `most`: none above.
 
     Raises
     ------
@@ -68,5 +69,7 @@ def whole(policy: str, option: str, value: object, *, least: int = 1) -> int:
     sim.errors.InputError: out-of-order: window must be a whole number of at least 1; found 0
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
+        if most is None or value <= most:
+            return value
+        raise InputError(f"{policy}: {option} may be at most {most:,}; found {value:,}")
     raise InputError(f"{policy}: {option} must be a whole number of at least {least}; found {value!r}")

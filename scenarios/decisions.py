@@ -25,6 +25,7 @@ from sim import plugins
 from sim.errors import InputError, UnknownNameError
 from sim.model import Linearizer, Placement, StreamAssignment
 from sim.model import Policy as IssuePolicy
+from sim.options import misfit, parameters
 from sim.units import parse_bytes, parse_duration
 
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
@@ -218,7 +219,7 @@ def _policy(spec: Policy, source: _Source, *, inherited: bool = False) -> IssueP
     assert spec.name is not None
     options = dict(spec.options)
     thing = _look_up("sim.policies", spec.name, _below(source, "name"))
-    taken = callable(thing) and "synchronisation" in _parameters(thing)
+    taken = callable(thing) and "synchronisation" in parameters(thing)
     if spec.synchronisation is not None and taken:
         options["synchronisation"] = spec.synchronisation
     policy: IssuePolicy = _call(thing, spec.name, options, source)
@@ -241,26 +242,20 @@ def _look_up(group: str, name: str, source: _Source) -> Any:
         raise document.error(source.loc, str(error)) from error
 
 
-def _parameters(thing: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters that can be given by name."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: p for name, p in inspect.signature(thing).parameters.items() if p.kind in named}
-
-
 def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
     """Call a class or function with options, each a parameter of it."""
-    parameters = _parameters(thing) if callable(thing) else {}
-    spelled = {_spelling(parameter): parameter for parameter in parameters}
+    named = parameters(thing) if callable(thing) else {}
+    spelled = {_spelling(parameter): parameter for parameter in named}
     arguments = {}
     document, loc = source.document, source.loc
     for key, value in options.items():
         if key not in spelled:
             near = hint(key, spelled) if spelled else "; it has none"
             raise document.error((*loc, key), f"{name} has no option {key!r}{near}", key=True)
-        arguments[spelled[key]] = _value(spelled[key], parameters[spelled[key]], value, source, key)
+        arguments[spelled[key]] = _value(spelled[key], named[spelled[key]], value, source, key)
     missing = [
         _spelling(key)
-        for key, parameter in parameters.items()
+        for key, parameter in named.items()
         if parameter.default is inspect.Parameter.empty and key not in arguments
     ]
     if missing:
@@ -292,4 +287,7 @@ def _value(name: str, parameter: inspect.Parameter, value: Any, source: _Source,
             except InputError as error:
                 message = str(error).removeprefix(": ")
                 raise source.document.error((*source.loc, key), message) from None
+    wanted = misfit(parameter.annotation, value)
+    if wanted is not None:
+        raise source.document.error((*source.loc, key), f"should be {wanted}, not {value!r}")
     return value

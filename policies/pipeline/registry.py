@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 from policies.pipeline.chimera import chimera
 from policies.pipeline.custom import custom
@@ -20,7 +20,7 @@ from policies.pipeline.interleaved import interleaved_1f1b
 from policies.pipeline.interleaved_zb import interleaved_zb
 from policies.pipeline.looped_bfs import looped_bfs
 from policies.pipeline.one_f_one_b import one_f_one_b
-from policies.pipeline.options import require_positive
+from policies.pipeline.options import require_choice, require_positive
 from policies.pipeline.pipedream import pipedream
 from policies.pipeline.recompute import Checkpoint, with_recompute
 from policies.pipeline.schedule import Schedule
@@ -30,6 +30,7 @@ from policies.pipeline.zb_h import zb_h1, zb_h2
 from policies.pipeline.zb_v import zb_v
 from sim import plugins
 from sim.errors import InputError, UnknownNameError, nearest
+from sim.options import misfit, parameters
 
 __all__ = ["default_chunks", "generate", "options", "schedules"]
 
@@ -167,6 +168,14 @@ def generate(
             close = nearest(key, known)
             hint = f"; did you mean {close!r}?" if close else ""
             raise InputError(f"{name} has no option {key!r}{hint} Known: {', '.join(known) or '(none)'}")
+    named = parameters(family.make)
+    for key, value in given.items():
+        annotation = named[key].annotation
+        if get_origin(annotation) is Literal and isinstance(value, str):
+            require_choice(key, value, get_args(annotation))
+        wanted = misfit(annotation, value)
+        if wanted is not None:
+            raise InputError(f"{name}: {key} should be {wanted}, not {value!r}")
     if name == "custom":
         if checkpoint != "never":
             raise InputError(

@@ -63,8 +63,8 @@ class Optimal(ListPlacement):
 
     def __init__(self, time_limit_ns: int = 30_000_000_000, workers: int = 1, seed: int = 0) -> None:
         self.time_limit_ns = whole("optimal", "time_limit_ns", time_limit_ns)
-        self.workers = whole("optimal", "workers", workers)
-        self.seed = whole("optimal", "seed", seed, least=0)
+        self.workers = whole("optimal", "workers", workers, most=10_000)
+        self.seed = whole("optimal", "seed", seed, least=0, most=2**31 - 1)
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the best schedule found."""

@@ -16,15 +16,18 @@ as a schedule has, so that schedules with and without chunks can be compared.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from policies.pipeline import Schedule, default_chunks, generate, options, schedules
+from policies.pipeline.options import require_positive
 from policies.pipeline.recompute import without_backward_dependency
+from policies.pipeline.registry import MOST_SLOTS
 from scenarios.build.pipeline import crossings, pipeline_graph, plain_machine
 from scenarios.build.pipeline_report import check_memory, pipeline_report
 from scenarios.build.pipeline_stage import Around, PipelineStage, Skip
@@ -36,6 +39,7 @@ from scenarios.workloads.pipeline_stages import Stages, make_stages, place_stage
 from sim.errors import InputError, ScenarioError, UnknownNameError
 from sim.graph import Graph
 from sim.model import Machine
+from sim.options import misfit
 from sim.units import NS_PER_S, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
@@ -109,6 +113,13 @@ def _work(
     assert policy.name is not None
     name, given = policy.name, dict(policy.options)
     chunks = given.pop("chunks", fields.chunks)
+    if chunks is not None:
+        require_positive(chunks=chunks)
+        if (fields.ranks or 1) * chunks > MOST_SLOTS:
+            raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
+    for size in ("ranks", "micro_batches"):
+        if size in given:
+            raise InputError(f"{name} takes no {size}: the workload says it (workload.pipeline.{size})")
     able = [] if machine is None else candidates(fields, machine)
     stages = make_stages(fields, document, able, chunks or default_chunks(name))
     sizes = _split(fields)
@@ -175,7 +186,7 @@ def _schedule(
     """Generate the schedule, giving it what it may know of the workload."""
     known = options(name)
     if name == "custom":
-        if "file" in given:
+        if isinstance(given.get("file"), str):
             given["file"] = str(document.file(given["file"]))
         return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
     if stages.replicas is not None and "replicas" in known:
@@ -184,8 +195,12 @@ def _schedule(
         given = {**_problem(fields, stages.each), **given}
         given["memory_limit"] = _limit(given.get("memory_limit"), given["activation"])
     count = len(stages.each)
-    ranks = sum(given["replicas"]) if given.get("replicas") else count // (chunks or default_chunks(name))
-    if not given.get("replicas") and count % (chunks or default_chunks(name)):
+    replicas = given.get("replicas")
+    if replicas and misfit(Sequence[int], replicas) is None:  # else it is refused below, in words
+        ranks = sum(replicas)
+    else:
+        ranks = count // (chunks or default_chunks(name))
+    if not replicas and count % (chunks or default_chunks(name)):
         raise InputError(
             f"{count} stages cannot be shared by ranks of {chunks or default_chunks(name)} chunks"
         )
@@ -216,6 +231,8 @@ def _limit(given: Any, activation: int | list[int]) -> int | None:
     if given is None or isinstance(given, bool):
         return None
     if isinstance(given, (int, float)):
+        if not math.isfinite(given):
+            raise InputError(f"memory_limit should be a size or a number of micro-batches, not {given!r}")
         return int(given * (max(activation) if isinstance(activation, list) else activation))
     return parse_bytes(given, what="memory_limit")
 
