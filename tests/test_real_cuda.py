@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -197,6 +198,25 @@ def test_every_name_exists_in_torch() -> None:
         assert hasattr(torch.cuda, name), f"torch.cuda.{name}"
     for name in sorted(set(re.findall(r"torch\.(\w+)", text)) - {"cuda"}):
         assert hasattr(torch, name), f"torch.{name}"
+
+
+def test_calls_fit_the_signatures_of_torch() -> None:
+    """Of what a CPU cannot call; keywords that another version lacks would be noticed on a GPU only."""
+    torch = pytest.importorskip("torch")
+    calls = [
+        (torch.cuda.CUDAGraph.capture_begin, (None,), {"pool": None}),
+        (torch.cuda.CUDAGraph.capture_end, (None,), {}),
+        (torch.cuda.CUDAGraph.replay, (None,), {}),
+        (torch.cuda.Event.__new__, (None,), {"enable_timing": True}),
+        (torch.cuda.Event.elapsed_time, (None, None), {}),
+        (torch.cuda.Stream.wait_event, (None, None), {}),
+        (torch.cuda.ExternalStream.__new__, (None, 1), {}),
+        (torch.cuda.graph_pool_handle, (), {}),
+        (torch.cuda.memory_snapshot, (), {}),
+        (torch.cuda._sleep, (1,), {}),
+    ]
+    for function, arguments, options in calls:
+        inspect.signature(function).bind(*arguments, **options)
 
 
 def test_the_kernels_are_the_same_in_torch_on_a_cpu() -> None:

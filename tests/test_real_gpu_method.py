@@ -1,4 +1,4 @@
-"""What a GPU is calibrated for: contexts, repeats, company of copies; the journal; the state of the device."""
+"""What a GPU is calibrated for: contexts, repeats, copies in company; the journal; the device's state."""
 
 from __future__ import annotations
 

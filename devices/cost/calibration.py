@@ -12,9 +12,9 @@ Quantities become the numbers of a `sim.Device`; tables become cost tables, in a
 ``cost: {table: calibration.json}``. A context is kept with its table, because a duration without
 the company it was measured in is biased; `warm` is what a scenario gets.
 
-A table may be ``"along": "repeat"``: between rows that differ in that axis alone it is a straight line, because
-a kernel that runs again adds what it takes. The power laws of `devices.cost.table`, which is what anything else
-gets, know nothing of that; they were 10 % off where a dozen sizes and repeats lay on one grid.
+A table may be ``"along": "repeat"``: between rows that differ in that axis alone it is a straight line,
+because a kernel that runs again adds what it takes. The power laws of `devices.cost.table`, which is what
+anything else gets, know nothing of that; they were 10 % off where a dozen sizes and repeats lay on one grid.
 """
 
 from __future__ import annotations
