@@ -87,8 +87,9 @@ class Processor(Protocol):
         does not know yet, it says `Context.started` at that instant.
         """
 
-    def end(self, task: Task) -> None:
-        """`task` is over: release what it held."""
+    @property
+    def end(self) -> Callable[[Task], None] | None:
+        """``end(task)``: `task` is over, release what it held. None: they hold nothing, and none waits."""
 
 
 class Network(Protocol):

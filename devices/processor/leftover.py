@@ -152,6 +152,7 @@ class LeftoverSMs:
     """
 
     least_ns = staticmethod(least_ns)
+    end = None  # it was known at its start when its SMs would be free
 
     def __init__(self, device: Device, context: Context) -> None:
         details = device.details
@@ -178,6 +179,3 @@ class LeftoverSMs:
             task.start_ns = start_ns
             task.wait = Wait.RESOURCES
         return end_ns - now
-
-    def end(self, task: Task) -> None:
-        """Do nothing: it was known when its SMs would be free."""

@@ -27,20 +27,24 @@ class Starting(State):
             if stream.running is not None or not stream.queue:
                 continue
             task = stream.queue[0]
-            if may_start is not None and not may_start(task):
-                task.wait = Wait.EVENT
-                continue
-            at = now
-            for bound in (task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns):
-                if bound > at:
-                    at = bound
-            if at > now:
-                task.wait = task.wait or Wait.LAUNCH
-                if not stream.certain:  # by then memory or the device may be short
-                    if not stream.waking:
-                        stream.waking = True
-                        self._schedule(task, self._on_wake, at - now)
+            if stream.woken:  # it waited for this instant
+                stream.woken = False
+                at = now
+            else:
+                if may_start is not None and not may_start(task):
+                    task.wait = Wait.EVENT
                     continue
+                at = now
+                for bound in (task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns):
+                    if bound > at:
+                        at = bound
+                if at > now:
+                    task.wait = task.wait or Wait.LAUNCH
+                    if not stream.certain:  # by then memory or the device may be short
+                        if not stream.waking:
+                            stream.waking = True
+                            self._schedule(task, self._on_wake, at - now)
+                        continue
             if stream.certain:
                 self._start(task, at)
             elif not self._admit(task, stream):
@@ -109,10 +113,10 @@ class Starting(State):
     def _leave_processor(self, task: Task) -> None:
         """Give back what the device's tasks share; whoever was refused may try again."""
         device = self.device_of[task.op]
-        processor = self.processors[device]
-        if processor is None:
+        give_back = self.give_back[device]
+        if give_back is None:
             return
-        processor.end(task)
+        give_back(task)
         blocked = self.blocked[device]
         if blocked:
             for what in blocked:

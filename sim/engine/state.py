@@ -50,6 +50,7 @@ class Stream:
 
     __slots__ = (
         "certain", "device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running", "waking",
+        "woken",
     )  # fmt: skip
 
     def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
@@ -59,6 +60,7 @@ class Stream:
         self.free_ns = 0
         self.dirty = False
         self.waking = False  # whether a wake-up lies ahead
+        self.woken = False  # whether it is at the present instant
         self.certain = False  # whether nothing can hold up a start that lies ahead
 
 
@@ -73,7 +75,8 @@ class State:
     __slots__ = (
         "_on_call", "_on_end", "_on_paid", "_on_wake", "asynchronous", "blocked", "by_group", "certain",
         "depth", "device_of", "direct", "dirty_groups", "dirty_streams", "duration_ns", "ended", "env",
-        "executed", "flow", "frames", "holding", "hosts", "idle", "is_dirty", "issue_ns", "issuers", "job",
+        "executed", "flow", "frames", "give_back", "holding", "hosts", "idle", "is_dirty", "issue_ns",
+        "issuers", "job",
         "limited", "memory", "network", "noisy_ns", "now_ns", "now_ready_at_issue", "now_ready_of",
         "observers", "outstanding", "paid", "parked", "plain", "policy", "policy_ended", "processors",
         "readiness", "rendezvous", "schedule", "settling", "shared", "starved", "stream_of", "streams",
@@ -151,7 +154,8 @@ class State:
         self.processors: list[Processor | None] = [
             device.processor(device, self) if device.processor else None for device in machine.devices
         ]
-        self.shared = any(self.processors)
+        self.give_back = [processor.end if processor else None for processor in self.processors]
+        self.shared = any(self.give_back)  # whether the end of a task has to be told
         self.blocked: list[deque[Stream | Task]] = [deque() for _ in machine.devices]  # by a processor's WAIT
         self.outstanding = [0] * len(machine.devices)
         self.depth = [device.queue_depth for device in machine.devices]
@@ -181,7 +185,7 @@ class State:
         self.settling: list[Callable[[], None]] = []
         # Without any of these all that the engine does at a start or an end is to put it down.
         unwatched = not (self.observers or self.noisy_ns or dynamic)
-        self.plain = unwatched and not self.shared and self.memory is None
+        self.plain = unwatched and not any(self.processors) and self.memory is None
         unheld = unwatched and (self.memory is None or self.memory.at_issue)  # memory is no reason to wait
         self.certain = [unheld and processor is None for processor in self.processors]
         for stream in self.streams:
@@ -232,7 +236,7 @@ class State:
 
     def _note_wake(self, task: Task) -> None:
         stream = self.streams[task.stream]
-        stream.waking = False
+        stream.waking, stream.woken = False, True
         self._touch(stream)
 
     def _note_call(self, event: Event) -> None:
