@@ -17,7 +17,8 @@ Graphs: a chain; layers 100 wide with up to three predecessors each, on eight de
     gpu+sm priority  ... and one stream before the other
     gpu+sm+dram      ... and DRAM bandwidth, which the kernels together exceed at times
     gpu+memory       the path gpu, and outputs of up to 4 MiB take memory from a pool of 80 GB, issue to issue
-    gpu+caching      ... from PyTorch's allocator, with events, as most readers are on another stream
+    gpu+sm+memory    ... and kernels that fill the device share its SMs: all that a GPU usually has
+    gpu+caching      the path gpu+memory, with memory from PyTorch's allocator, with events, as most readers are on another stream
     gpu+calls        ... where a call to the device costs time, so that the allocator has to be asked at once
 """
 
@@ -54,6 +55,8 @@ RATCHET = {
     ("gpu+sm priority", "layered"): 44,
     ("gpu+sm+dram", "chain"): 33,
     ("gpu+sm+dram", "layered"): 48,
+    ("gpu+sm+memory", "chain"): 20,
+    ("gpu+sm+memory", "layered"): 18,
     ("gpu+caching", "chain"): 21,
     ("gpu+caching", "layered"): 20,
     ("gpu+calls", "chain"): 33,
@@ -67,10 +70,12 @@ SHARING: dict[str, dict[str, Any]] = {
     "gpu+sm odd": {"sharing": "sm"},
     "gpu+sm priority": {"sharing": "sm", "stream_priorities": [0, -1]},
     "gpu+sm+dram": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},
+    "gpu+sm+memory": {"sharing": "sm"},
 }
 
 MEMORY = {
     "gpu+memory": MemorySpec("pool"),
+    "gpu+sm+memory": MemorySpec("pool"),
     "gpu+caching": MemorySpec("caching"),
     "gpu+calls": MemorySpec("caching", malloc_ns=1),
 }
@@ -269,7 +274,7 @@ def main() -> None:
     for name, make, devices in CASES:
         for n in sizes:
             graph = make(n)
-            for path in ("plain", *SHARING, *MEMORY):
+            for path in dict.fromkeys(("plain", *SHARING, *MEMORY)):
                 us, timeouts = ratio(graph, path, devices, rounds=5 if n <= 10_000 else 2)
                 print(f"| {name} | {path} | {n:,} | {us:.2f} | {timeouts:.1f} |", flush=True)
 
