@@ -18,7 +18,8 @@ Graphs: a chain; layers 100 wide with up to three predecessors each, on eight de
     gpu+sm+dram      ... and DRAM bandwidth, which the kernels together exceed at times
     gpu+memory       the path gpu, and outputs of up to 4 MiB take memory from a pool of 80 GB, issue to issue
     gpu+sm+memory    ... and kernels that fill the device share its SMs: all that a GPU usually has
-    gpu+caching      the path gpu+memory, with memory from PyTorch's allocator, with events, as most readers are on another stream
+    gpu+caching      the path gpu, and memory from PyTorch's allocator, with events: most readers are on
+                     another stream
     gpu+calls        ... where a call to the device costs time, so that the allocator has to be asked at once
 """
 
