@@ -12,6 +12,7 @@ changed, or set to zero, by itself::
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,14 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
         raise InputError(f"{name}.count: this is one device; only a machine has several of a sort")
     kind = values["kind"]
     family = kind if kind in _BUILDERS else "other"
+    meant = difflib.get_close_matches(kind.lower(), _BUILDERS, n=1, cutoff=0.85)
+    if (
+        family == "other" and meant
+    ):  # any other word is a device with streams: a slip of the pen would be silent
+        raise InputError(
+            f"{name}.kind: there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
+            "device with streams and no more, needs a name that looks like none of cpu, gpu, npu.)"
+        )
     for key in values:
         kinds = DEVICE_FIELDS[key].kinds
         if kinds and family not in kinds:

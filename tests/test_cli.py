@@ -132,8 +132,8 @@ compare: [{name: ready-queue}]
 
 def test_no_share_above_a_bound_that_has_loops_once(tmp_path: Path) -> None:
     where = write(tmp_path, LOOP)
-    assert "no bound for loops (each run once: " in sim("run", where).stdout
-    assert "No bound for loops" in sim("explain", where).stdout
+    assert "(chains through loops counted once)" in sim("run", where).stdout
+    assert "chains through loops are counted once" in sim("explain", where).stdout
     compared = sim("compare", where).stdout
     assert "above the lower bound" not in compared
     assert "Bound of all" not in compared
@@ -236,3 +236,9 @@ def test_import_of_what_is_no_model(tmp_path: Path) -> None:
         2,
         f"{tmp_path}/g.txt: a graph file ends in .json or .json.gz\n",
     )
+
+
+def test_version_and_help_are_wrapped_to_the_terminal() -> None:
+    assert re.fullmatch(r"sim \d+\.\d+\.\d+\S*\n", sim("--version").stdout)
+    helped = sim("run", "--help").stdout
+    assert re.search(r"once +\n +--set has changed the file, nothing is expected", helped)

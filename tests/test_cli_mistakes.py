@@ -113,3 +113,43 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
 def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios.run, "make_job", lambda *a, **k: 1 / 0)
     assert isinstance(sim("run", write(tmp_path)).exception, ZeroDivisionError)
+
+
+def test_a_kind_of_device_that_is_nearly_one_of_ours(tmp_path: Path) -> None:
+    for kind, meant in (("GPU", "gpu"), ("cpuu", "cpu"), ("gpus", "gpu")):
+        text = f"machine: {{devices: {{d: {{kind: {kind}}}}}}}\nworkload: {{ops: {{a: {{duration: 1us}}}}}}\n"
+        done = sim("run", write(tmp_path, text + "policy: in-order\n"))
+        assert done.exit_code == 2
+        assert f"there is no kind '{kind}'; did you mean '{meant}'?" in done.stderr
+    own = "machine: {devices: {d: {kind: tpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: in-order\n"
+    assert sim("run", write(tmp_path, own)).exit_code == 0
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_take_the_result_along(tmp_path: Path) -> None:
+    text = "machine: {devices: {d: {kind: gpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: in-order\n"
+    done = sim("run", write(tmp_path, text), "--memory", tmp_path / "memory.png")
+    assert done.exit_code == 2
+    assert "makespan 1 us" in done.stdout
+    assert "there is nothing to draw" in done.stderr
+
+
+def test_an_allocation_trace_without_events(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    done = sim("memory", empty)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "has no event" in done.stderr
+
+
+def test_characters_that_the_font_lacks_are_told_once(tmp_path: Path) -> None:
+    text = (
+        "machine: {devices: {プロセッサ: {kind: gpu}}}\n"
+        "workload: {ops: {🐙: {duration: 1us}}}\npolicy: in-order\n"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = sim("run", write(tmp_path, text), "--gantt", tmp_path / "gantt.png")
+    assert done.exit_code == 0
+    said = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(said) == 1
+    assert "has no glyph for" in said[0]

@@ -495,3 +495,16 @@ def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"reading ONNX models needs the extra 'onnx': pip install"):
         load_graph(light("resnet50"))
+
+
+def test_a_batch_of_no_samples_is_read_at_that_batch_only(tmp_path: Path) -> None:
+    shape = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [0, 16])
+    out = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [0, 16])
+    made = helper.make_model(
+        helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "none", [shape], [out])
+    )
+    made.ir_version = 8
+    onnx.save(made, tmp_path / "none.onnx")
+    assert len(import_onnx(tmp_path / "none.onnx")) == 1
+    with pytest.raises(InputError, match="own batch is 0"):
+        import_onnx(tmp_path / "none.onnx", batch=4)

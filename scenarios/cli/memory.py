@@ -73,6 +73,8 @@ def memory(
     limit = None if capacity is None else parse_bytes(capacity, what="--capacity")
     options = _options(sets or [])
     events = read_events(trace, device=device)
+    if not events:
+        raise InputError(f"{trace}: has no event, neither an allocation nor a free")
     reports = []
     for name in names:
         with progress(f"replaying {len(events):,} events through {name}"):

@@ -220,7 +220,7 @@ def print_comparison(comparison: Comparison) -> None:
 def _above_bound(summary: Mapping[str, Any]) -> str:
     bound = summary["lower_bound_ns"]
     if summary["loops_counted_once"]:
-        return f"no bound for loops (each run once: {format_duration(bound)})"
+        return f"lower bound {format_duration(bound)} (chains through loops counted once)"
     if not bound:
         return "lower bound 0 ns"
     share = summary["makespan_ns"] / bound - 1

@@ -55,11 +55,6 @@ def run(
     cases = cases_of(loaded, policy)
     repeats = None if repeat is None else run_repeatedly(cases, repeat)
     results = run_all(cases) if repeats is None else [each.result for each in repeats]
-    if show_graph is not None:
-        write_graphs(results, show_graph)
-        typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
-    for path in outputs.write(results):
-        typer.echo(f"wrote {path}", err=True)
     if json:
         objects = [result.to_json() for result in results]
         for one, each in zip(objects, repeats or (), strict=False):
@@ -73,5 +68,10 @@ def run(
         if repeats is not None:
             typer.echo()
             print_repeats(repeats)
+    if show_graph is not None:
+        write_graphs(results, show_graph)
+        typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
+    for path in outputs.write(results):
+        typer.echo(f"wrote {path}", err=True)
     if not all(result.passed for result in results):
         raise typer.Exit(1)

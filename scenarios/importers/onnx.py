@@ -176,7 +176,8 @@ def _check_kinds(model: Any, unknown: str) -> None:
     listed = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
     if unknown == "error":
         raise InputError(
-            f"operators without a cost formula: {listed}; count them by their bytes with unknown='bytes', "
+            f"operators without a cost formula: {listed}; count them by their bytes with unknown: bytes "
+            "(in Python unknown='bytes'), "
             "or add a formula to scenarios/importers/op_costs.py"
         )
     warnings.warn(f"counted by their bytes, with no flop: {listed}", stacklevel=3)

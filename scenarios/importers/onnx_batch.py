@@ -138,6 +138,8 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
     if batch is not None and own is None:
         raise InputError(f"the model has no input, so its batch cannot be set to {batch}")
     wanted = shapes
+    if batch is not None and own == 0:
+        raise InputError(f"the model's own batch is 0, and cannot be scaled to {batch}")
     if batch is not None:
         wanted = {n: [batch, *s[1:]] if s and s[0] == own else s for n, s in shapes.items()}
     _check_closed(wanted)

@@ -215,7 +215,8 @@ def _check(
     if faults and unknown == "error":
         raise InputError(
             "; ".join(faults)
-            + "; give batch= if that is what is open, or count known bytes with unknown='bytes'"
+            + "; give batch= if that is what is open, or count known bytes with unknown: bytes "
+            "(in Python unknown='bytes')"
         )
     for fault in faults:
         warnings.warn(f"counted by their known bytes, with no flop: {fault}", stacklevel=4)

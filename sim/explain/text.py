@@ -197,7 +197,9 @@ def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | 
 def _bound_line(limits: Bounds, makespan_ns: int) -> str:
     bound = format_duration(limits.lower_bound_ns)
     if limits.loops_counted_once:
-        return f"No bound for loops: with every loop run once it would be {bound} ({limits.binding})."
+        return (
+            f"No schedule is shorter than {bound} ({limits.binding}); chains through loops are counted once."
+        )
     over = f", {makespan_ns / limits.lower_bound_ns:.3g} x" if limits.lower_bound_ns else ""
     return (
         f"With the ops on these devices and streams no schedule is shorter than {bound} "

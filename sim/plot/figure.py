@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,8 +70,27 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
         "svg": {"Date": None},
         "pdf": {"CreationDate": None},
     }
-    with atomic_path(target) as beside, matplotlib.rc_context({"svg.hashsalt": "sim"}):
+    same = matplotlib.rc_context({"svg.hashsalt": "sim"})
+    with atomic_path(target) as beside, same, _one_warning_of_glyphs(target):
         figure.savefig(beside, format=kind, dpi=150, metadata=nothing[kind])
+
+
+@contextlib.contextmanager
+def _one_warning_of_glyphs(target: Path) -> Iterator[None]:
+    """Say once which characters the font lacks; matplotlib says it for each, wherever it is drawn."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message="Glyph ", category=UserWarning)
+        yield
+    missing: dict[str, None] = {}
+    for each in caught:
+        found = re.match(r"Glyph (\d+) ", str(each.message))
+        if found:
+            missing[chr(int(found[1]))] = None
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if missing:
+        shown = " ".join(list(missing)[:12]) + (" ..." if len(missing) > 12 else "")
+        warnings.warn(f"{target}: the font has no glyph for {shown}; boxes stand there", stacklevel=3)
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:
