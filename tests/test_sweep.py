@@ -147,8 +147,9 @@ def test_a_point_that_fails_is_a_row_with_its_policy_and_exit_status_1(
     assert first[-1]
     assert second[-1] == ""
     lines = done.stdout.splitlines()
-    assert lines[0].split()[-1] == "error"
-    assert first[-1][:30] in lines[1]
+    assert lines[0].split() == [key, "policy", "makespan", "above", "bound"]
+    assert lines[1].split() == ["200MB", "ready-queue", "failed"]
+    assert lines[-1] == f"200MB, ready-queue: {first[-1]}"  # whole, and below the table
 
 
 @pytest.mark.parametrize("name", ["table.csv", "table.json"])

@@ -85,17 +85,15 @@ def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
     from scenarios.cli.output import percent, print_table
     from sim.units import format_duration
 
-    table = []
+    table, failures = [], []
     for row in rows:
         cells = [*(str(row[key]) for key in settings), str(row["policy"] or "")]
         if row["error"]:
-            table.append([*cells, "", "", str(row["error"])])
+            table.append([*cells, "failed", ""])
+            failures.append(f"{', '.join(cells)}: {row['error']}")
         else:
             makespan, bound = int(str(row["makespan_ns"])), int(str(row["lower_bound_ns"]))
-            table.append(
-                [*cells, format_duration(makespan), percent(makespan / bound - 1) if bound else "", ""]
-            )
-    columns = [*settings, "policy", "makespan", "above bound", "error"]
-    if not any(row["error"] for row in rows):
-        columns, table = columns[:-1], [cells[:-1] for cells in table]
-    print_table(columns, table, left=len(settings) + 1)
+            table.append([*cells, format_duration(makespan), percent(makespan / bound - 1) if bound else ""])
+    print_table([*settings, "policy", "makespan", "above bound"], table, left=len(settings) + 1)
+    if failures:  # below the table: a long story in a column of its own would leave no room for the others
+        typer.echo("\n" + "\n".join(failures))

@@ -155,7 +155,7 @@ def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True, issuers: b
         )
         ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
         ax.label_outer()
-    _legend(axes[0], _present(bars), colours, folded=any(folded))
+    _legend(figure, _present(bars), colours, folded=any(folded))
     return figure
 
 
@@ -325,7 +325,11 @@ def _present(bars: Sequence[Bars]) -> set[str]:
     return {each.kinds[k] for each in bars for k in np.unique(each.kind[each.end > each.start]).tolist()}
 
 
-def _legend(ax: Axes, present: set[str], colours: Mapping[str, str], *, folded: bool = False) -> None:
+def _legend(
+    where: Axes | Figure, present: set[str], colours: Mapping[str, str], *, folded: bool = False
+) -> None:
+    """Name the colours beside `where`; beside a figure a long list takes no height from the first axes."""
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     ops = [kind for kind in colours if kind in present and kind not in (LAUNCH, TRANSFER)]
@@ -336,4 +340,8 @@ def _legend(ax: Axes, present: set[str], colours: Mapping[str, str], *, folded: 
     if folded:
         handles.append(Patch(color="none", label="(transfers too short to be seen)"))
     if len(handles) > 1:
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+        if isinstance(where, Figure):
+            where.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
+        else:
+            corner = (1.0, 1.0)
+            where.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=corner)

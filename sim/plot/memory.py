@@ -81,7 +81,7 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     late = peak_ns > trace.makespan_ns / 2
     ax.annotate(
         f"peak {peak / unit:,.4g} {name}",
-        (peak_ns / scale, peak / unit),
+        (peak_ns / scale, top / unit),
         textcoords="offset points",
         xytext=(-4, 3) if late else (4, 3),
         ha="right" if late else "left",
