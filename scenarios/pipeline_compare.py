@@ -27,6 +27,7 @@ COLUMNS = (
     "makespan",
     "longest span",
     "bubble",
+    "span bubble",
     "by formula",
     "of",
     "activations",
@@ -45,8 +46,10 @@ def is_pipelines(results: Sequence[Result]) -> bool:
 def pipeline_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """Return one row of text a result, for `COLUMNS`.
 
-    Activations are micro-batches (times chunks) alive on the rank that has most; what a rank waits for
-    transfers is communication that nothing hides, of the rank that waits longest.
+    Bubbles of all rows are of the same two things, the makespan and the longest span of a rank, so that they
+    can be compared; the formula's is of the one that it was published for. Activations are micro-batches
+    (times chunks) alive on the rank that has most; what a rank waits for transfers is communication that
+    nothing hides, of the rank that waits longest.
     """
     return [_row(result.policy, result.summary["pipeline"], _peak_bytes(result)) for result in results]
 
@@ -57,7 +60,8 @@ def _row(name: str, told: dict[str, Any], peak: int) -> tuple[str, ...]:
         name,
         format_duration(told["makespan_ns"]),
         format_duration(max(told["span_ns"])),
-        f"{100 * told['bubble']:.2f}%",
+        f"{100 * told['makespan_bubble']:.2f}%",
+        f"{100 * told['span_bubble']:.2f}%",
         "" if formula is None else f"{100 * formula:.2f}%",
         told["bubble_of"],
         str(max(told["peak_activations"])),

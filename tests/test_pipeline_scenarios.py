@@ -15,7 +15,8 @@ from scenario_texts import write
 from policies.pipeline import StageTimes, evaluate, generate
 from scenarios.check import check_file
 from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.pipeline_compare import COLUMNS, pipeline_rows
+from scenarios.run import run_case, run_scenario
 from scenarios.workloads.pipeline import micro_batch_sizes
 from sim.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
 
@@ -170,7 +171,7 @@ def test_what_does_not_fit_is_explained(tmp_path: Path) -> None:
     assert said.startswith("gpipe: rank ")
     assert "of 1 GiB at micro-batch 7: activations 800 MiB, optimizer state 200 MiB, weights 100 MiB" in said
     assert (
-        "it would fit with 2 micro-batches in flight fewer, or checkpoint: always (recomputation), or "
+        "it would fit with 2 fewer micro-batches in flight, or checkpoint: always (recomputation), or "
         in said
     )
     assert run(tmp_path, *in_pipeline(checkpoint="always"), text=SIZED).passed
@@ -239,3 +240,30 @@ def test_a_wrong_order_is_explained(tmp_path: Path, rows: str, error: type[Excep
     result = sim("run", path)
     assert result.exit_code == (2 if error is InputError else 1)
     assert said in result.stderr
+
+
+def test_bubbles_of_a_comparison_are_of_the_same_thing(tmp_path: Path) -> None:
+    """Uneven stages: zb-auto is published by the span of a rank, 1F1B by the makespan."""
+    stage = "{forward: %s, input_grad: 1ms, weight_grad: 1ms}"
+    file = tmp_path / "uneven.yaml"
+    file.write_text(
+        f"workload: {{pipeline: {{stages: [{stage % '1ms'}, {stage % '3ms'}], micro_batches: 4}}}}\n"
+        "policy: 1f1b\n"
+    )
+    scenario = load_scenario(file)
+    results = [run_case(scenario.case(name)) for name in ("1f1b", "zb-auto")]
+    for row, result in zip(pipeline_rows(results), results, strict=True):
+        told = dict(zip(COLUMNS, row, strict=True))
+        work = 4 * (3 + 5) * 1_000_000
+        whole = 2 * result.trace.makespan_ns
+        assert told["bubble"] == f"{100 * (whole - work) / whole:.2f}%"
+        assert told["span bubble"] == f"{100 * result.summary['pipeline']['span_bubble']:.2f}%"
+
+
+def test_a_refusal_names_the_schedule(tmp_path: Path) -> None:
+    file = tmp_path / "halves.yaml"
+    file.write_text(
+        "workload: {pipeline: {stages: 2, micro_batches: 4, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
+    )
+    with pytest.raises(ScenarioError, match="zb-h1: the schedule has I actions"):
+        load_scenario(file).case("zb-h1").work  # noqa: B018

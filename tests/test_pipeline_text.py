@@ -118,3 +118,12 @@ def test_a_custom_order_is_checked() -> None:
         generate("custom", text="0F0,0B0\n1F0")
     with pytest.raises(StuckError, match="deadlocks"):
         generate("custom", text="0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1")
+
+
+def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path: Path) -> None:
+    file = tmp_path / "order.csv"
+    file.write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n1F0,1B0\r\n")
+    assert read_csv(file) == parse_csv("0F0,0B0\n1F0,1B0\n")
+    file.write_bytes(b"\xff\xfe0\x00")
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        read_csv(file)

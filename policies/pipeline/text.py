@@ -119,9 +119,10 @@ def read_csv(path: str | Path) -> Rows:
         The file cannot be read, or is no such table.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the order from {str(path)!r}: {error}") from error
+        why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        raise InputError(f"cannot read the order from {str(path)!r}: {why}") from error
     return parse_csv(text, source=str(path))
 
 

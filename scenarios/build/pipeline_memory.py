@@ -209,7 +209,7 @@ def _help(
     if one and held:
         fewer = math.ceil(over / one)
         if fewer * one <= held:
-            advice.append(f"{fewer} micro-batch{'es' if fewer > 1 else ''} in flight fewer")
+            advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
         inputs = max(stages[s].input_nbytes for s in mine)
         checkpointed = held // one * inputs + one
         if held - checkpointed >= over:

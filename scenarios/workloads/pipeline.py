@@ -104,7 +104,10 @@ class Pipeline(Workload):
         except ScenarioError:
             raise
         except InputError as error:
-            raise document.error(_HERE, str(error)) from error
+            of = (
+                "" if str(policy.name) in str(error) else f"{policy.name}: "
+            )  # which, where several are compared
+            raise document.error(_HERE, f"{of}{error}") from error
 
 
 def _work(
