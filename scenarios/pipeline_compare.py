@@ -165,8 +165,8 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     -------
     Axes
     """
-    from scenarios.build.pipeline_memory import bands_over_time
-    from sim.plot.figure import OKABE_ITO, new_figure, scale_time
+    from scenarios.build.pipeline_memory import BANDS, bands_over_time
+    from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time
 
     if ax is None:
         _, (ax,) = new_figure(height=2.6)
@@ -175,17 +175,24 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     scale = scale_time(ax, max(result.trace.makespan_ns, 1))
     unit = 1 << 20
     below = times * 0
-    for colour, (name, held) in zip([*OKABE_ITO[1:], "#999999"], bands.items(), strict=False):
+    colours = dict(zip(reversed(BANDS), (*OKABE_ITO, OTHER, "#444444"), strict=True))
+    for name, held in bands.items():
         ax.fill_between(
             times / scale,
             below / unit,
             (below + held) / unit,
             step="post",
-            color=colour,
+            color=colours[name],  # the same for all runs, whatever else they hold
             label=name,
             linewidth=0,
         )
         below = below + held
     ax.set_ylabel(f"{device} (MiB)")
-    ax.legend(loc="upper right", fontsize=7)
+    ax.margins(x=0)
+    ax.update_datalim(
+        [(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)]
+    )  # the whole run, on shared axes too
+    ax.autoscale_view()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper right", frameon=False, fontsize=7)
     return ax

@@ -152,6 +152,7 @@ def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> Non
         ({"c": use("call", "x", body="tow")}, "unknown function 'tow'; did you mean"),
         ({"c": use("call", "x", body="two")}, "gives 1 input.* which has 2"),
         ({"c": use("if", "x x", then="yes")}, "needs attributes: {else: FUNCTION}"),
+        ({"c": use("while", "x", body="yes", trips=None)}, "how often it runs"),
         ({"c": use("while", "x x", body="step")}, r"{trips: N}"),
         ({"c": use("call", "x", body="again")}, r"calls itself \(again -> again\)"),
         ({"c": use("call", "x", body="lost")}, "'z' is neither an input nor an op"),

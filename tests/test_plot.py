@@ -327,3 +327,11 @@ def test_a_long_legend_takes_no_height_from_the_first_of_several_charts() -> Non
     assert tops[0] - tops[1] == pytest.approx(tops[1] - tops[2])
     assert [len(each.get_texts()) for each in figure.legends] == [8]
     assert all(ax.get_legend() is None for ax in figure.axes)
+
+
+def test_a_notebook_shows_a_figure_as_a_picture() -> None:
+    shown = gantt(two_streams()).figure
+    assert shown._repr_png_().startswith(b"\x89PNG\r\n")
+    assert (
+        compare_gantt({"a": two_streams()})._repr_png_() == compare_gantt({"a": two_streams()})._repr_png_()
+    )

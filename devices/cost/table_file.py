@@ -71,6 +71,8 @@ def load_table(path: str | Path) -> CostTable:
     try:
         raw = source.read_bytes()
         data = json.loads(gzip.decompress(raw) if source.suffix == ".gz" else raw)
+    except FileNotFoundError:
+        raise InputError(f"{source}: no such file") from None
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{source}: cannot be read as JSON: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

@@ -340,7 +340,7 @@ class _Scope:
         test = self._function(record, "cond", len(inputs)) if "cond" in attributes else None
         if test is not None and len(test.results) != 1:
             raise GraphError(f"op {name!r}: its condition returns {len(test.results)} results, not one")
-        if "trips" not in attributes:
+        if attributes.get("trips") is None:
             raise GraphError(f"op {name!r} of kind while needs attributes: {{trips: N}}, how often it runs")
         values = dict(zip(body.inputs, inputs, strict=True))
         for p, x in values.items():

@@ -38,9 +38,10 @@ def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tu
         Inches, of the whole figure.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    from sim.plot.shown import ShownFigure
+
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
     return figure, [ax for (ax,) in axes]
