@@ -26,8 +26,10 @@ What predicates say comes from the graph's attributes (`sim.outcomes`): ops comp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NoReturn
 
 import numpy as np
 
@@ -39,7 +41,12 @@ from sim.outcomes import Outcomes
 from sim.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
 from sim.transfers import Flow
 
-__all__ = ["TaggedTokenReadiness"]
+__all__ = ["Asked", "TaggedTokenReadiness"]
+
+Asked = tuple[int, str, int]
+"""Which time a predicate is asked: repetition of the graph, frames and iterations, op."""
+
+NOTHING_DECIDED: Final[Mapping[Asked, bool]] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -116,23 +123,39 @@ class TaggedTokenReadiness:
     at_issue : bool
         Whether an op that is launched, and whose consumers all are, passes its tokens on when it is
         issued (TensorFlow: a GPU kernel completes when it is enqueued).
+    decided : mapping, optional
+        What predicates say, if that is known (`sim.program_order`); others are asked in the order of time.
 
     Raises
     ------
     InfeasibleError
         A non-strict op that would be launched on a stream.
+    RunError
+        A loop that is to make more than `MAX_ITERATIONS`.
     """
 
     MAX_ITERATIONS = 100_000
     """More trips than this, and a loop is taken for one that never ends."""
 
-    def __init__(self, job: Job, flow: Flow, at_issue: bool = False) -> None:
+    def __init__(
+        self, job: Job, flow: Flow, at_issue: bool = False, decided: Mapping[Asked, bool] = NOTHING_DECIDED
+    ) -> None:
         graph = job.graph
-        self.job, self.flow = job, flow
+        self.job, self.flow, self.decided = job, flow, decided
         non_strict = non_strict_ops(graph)
         refuse_launched(job, non_strict)
         self.structure: FrameStructure = frame_structure(graph)
         self.outcomes = Outcomes(job)
+        for op, attributes in graph.attributes.items():
+            trips = attributes.get("trips")
+            if (
+                isinstance(trips, int)
+                and trips > self.MAX_ITERATIONS
+                and op in self.structure.predicate.values()
+            ):
+                self._refuse_endless(
+                    self.structure.name[self.structure.frame_of[op]], f"is to make {trips:,} iterations"
+                )
         self.asynchronous = at_issue
         self.total = 0
         n, n_ops = flow.n_nodes, flow.n_ops
@@ -268,12 +291,18 @@ class TaggedTokenReadiness:
             iteration = frame.parent_iteration
             frame = frame.parent
         if predicate not in iteration.says:
-            if self.kind[predicate] == "loop_cond":
-                says = self.outcomes.continues(predicate, frame.entry, iteration.number)
-            else:
-                says = self.outcomes.branch(predicate)
+            says = None
+            if self.decided:
+                says = self.decided.get((frame.repetition, frame.path(iteration.number), predicate))
+            if says is None:
+                says = self._ask(predicate, frame, iteration)
             iteration.says[predicate] = int(says)
         return iteration.says[predicate]
+
+    def _ask(self, predicate: int, frame: _Frame, iteration: _Iteration) -> bool:
+        if self.kind[predicate] == "loop_cond":
+            return self.outcomes.continues(predicate, frame.entry, iteration.number)
+        return self.outcomes.branch(predicate)
 
     def _deliver(
         self,
@@ -371,10 +400,7 @@ class TaggedTokenReadiness:
         """Start the next iteration: parked tokens first, then the invariants."""
         frame.newest += 1
         if frame.newest > self.MAX_ITERATIONS:
-            raise RunError(
-                f"loop {frame.name!r} has made {self.MAX_ITERATIONS:,} iterations and does not end, and no "
-                "loop may make more; give its loop_cond attributes: {trips: N}, N no larger than that"
-            )
+            self._refuse_endless(frame.name, f"has made {self.MAX_ITERATIONS:,} iterations and does not end")
         iteration = frame.iterations[frame.newest] = _Iteration(frame.newest)
         frame.dead_exits.clear()
         parked, frame.parked = frame.parked, []
@@ -382,6 +408,13 @@ class TaggedTokenReadiness:
             self._deliver(task, op, frame, iteration, False, None, ready)
         for op, dead, task in frame.invariants:
             self._deliver(task, op, frame, iteration, dead, None, ready)
+
+    def _refuse_endless(self, loop: str, what: str) -> NoReturn:
+        most = f"{self.MAX_ITERATIONS:,}"
+        raise RunError(
+            f"loop {loop!r} {what}, and no loop may make more than {most} iterations; "
+            "give its loop_cond attributes: {trips: N}, N no larger than that"
+        )
 
     def _maybe_over(self, frame: _Frame, iteration: _Iteration | None, ready: list[Task]) -> None:
         """Retire iterations that are over, oldest first; then the frame, when nothing of it is left."""

@@ -320,5 +320,9 @@ def test_a_loop_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     from sim.control_flow import TaggedTokenReadiness
 
     monkeypatch.setattr(TaggedTokenReadiness, "MAX_ITERATIONS", 50)
-    with pytest.raises(RunError, match="loop 'loop' has made 50 iterations and does not end"):
+    with pytest.raises(
+        RunError, match="loop 'loop' is to make 60 iterations, and no loop may make more than 50"
+    ):
         simulate(loop(60, 10), cpu(), ReadyQueue())
+    with pytest.raises(RunError, match="loop 'loop' has made 50 iterations and does not end"):
+        simulate(loop([60], 10), cpu(), ReadyQueue())

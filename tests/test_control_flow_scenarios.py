@@ -99,7 +99,9 @@ def test_a_loop_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     )
     done = sim("run", path)
     assert done.exit_code == 1
-    assert "loop 'loop' has made 50 iterations and does not end, and no loop may make more; " in done.stderr
+    assert (
+        "loop 'loop' is to make 60 iterations, and no loop may make more than 50 iterations; " in done.stderr
+    )
 
 
 @pytest.mark.parametrize("policy", ["in-order", "out-of-order"])

@@ -193,6 +193,40 @@ def test_a_condition_in_a_nested_loop_takes_its_outcomes_in_order(parallel: int)
     assert ran == ["f", "g", "step", "g", "step", "g", "g", "g", "step"]
 
 
+@pytest.mark.parametrize("outcome", [[True, False, True, True, False], {"probability": 0.5}])
+def test_a_list_of_outcomes_has_one_an_iteration_whoever_comes_first(outcome: object) -> None:
+    """The predicate does not feed the counter, so with a window it is asked in iteration 1 before 0."""
+
+    def inner(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("p", inputs=[v["j"]], duration_ns=1, attributes={"outcome": outcome})
+        cond(b, "c", "p", [v["j"]], lambda b, w: [b.op("f", inputs=[w[v["j"]]], duration_ns=2)],
+             lambda b, w: [b.op("g", inputs=[w[v["j"]]], duration_ns=3)])  # fmt: skip
+        return {"j": b.op("count", inputs=[v["j"]], duration_ns=1)}
+
+    def ran(parallel: int, threads: str = "pool", machine: Machine = CPU) -> dict[str, str]:
+        def outer(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+            while_loop(b, "inner", {"j": v["i"]}, inner, trips=[2, 3], parallel_iterations=parallel)
+            return {"i": b.op("step", inputs=[v["i"]], duration_ns=1)}
+
+        b = GraphBuilder("nested")
+        b.op("zero", duration_ns=0)
+        while_loop(b, "outer", {"i": "zero"}, outer, trips=2, parallel_iterations=parallel)
+        trace = simulate(b.build(), machine, TensorFlowExecutor(threads), seed=3)
+        table = trace.to_pandas()
+        live = table[table["op"].isin(["f", "g"]) & ~table["dead"].astype(bool)]
+        return dict(zip(live["frame"], live["op"], strict=True))
+
+    alone = ran(1)
+    tags = [f"outer:{i}/inner:{j}" for i, trips in enumerate([2, 3]) for j in range(trips)]
+    assert sorted(alone) == tags
+    if isinstance(outcome, list):
+        assert [alone[tag] for tag in tags] == ["f" if x else "g" for x in outcome]
+    for parallel in (1, 2, 4, 10):
+        assert ran(parallel) == alone
+        assert ran(parallel, "caller") == alone
+        assert ran(parallel, machine=Machine((Device("cpu0", "cpu", workers=3),))) == alone
+
+
 def test_cheap_by_experience() -> None:
     """An op of 1 us at 3000 cycles a us counts as cheap, 8000 cycles or less, once it has run 94 times.
 

@@ -26,6 +26,7 @@ from sim.hosting import HostThreads, host_groups
 from sim.job import Job
 from sim.meeting import find_meetings
 from sim.model import Issuer, Network, Policy, Processor, Task
+from sim.program_order import decided
 from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
 from sim.rendezvous import Rendezvous, with_meeting_transfers
 from sim.rows import task_rows, transfer_rows
@@ -107,7 +108,7 @@ class State:
         dynamic = has_control_flow(job.graph)
         self.readiness: Readiness
         if dynamic:
-            self.readiness = TaggedTokenReadiness(job, self.flow, at_issue)
+            self.readiness = TaggedTokenReadiness(job, self.flow, at_issue, decided(job, self.flow))
         else:
             self.readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, self.flow)
         self.rendezvous: Rendezvous | None = None
