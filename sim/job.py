@@ -299,7 +299,8 @@ def _known(knowledge: str, job: Job, estimate_error: float) -> IntArray:
 def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
     kind = graph.kind(op)
     more = f" (and {count - 1} more ops)" if count > 1 else ""
-    pin = "" if graph.pin_code[op] == UNSET else f", pinned to {graph.pins[int(graph.pin_code[op])]!r},"
+    pinned_to = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
+    pin = f", pinned to {pinned_to!r}," if pinned_to else ""
     devices = "; ".join(
         f"{d.name} ({d.kind}) "
         + (
@@ -310,6 +311,7 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
             else "has no cost for it"
         )
         for d in machine.devices
+        if not pinned_to or pinned_to in (d.name, d.kind)
     )
     return f"op {graph.op_names[op]!r} of kind {kind!r}{pin} can run on no device{more}: {devices}"
 

@@ -17,9 +17,9 @@ from devices.cost_spec import make_cost
 from devices.costing import FirstCost, FixedCost, RooflineCost, TableCost, dtype_name
 from devices.fields import DEVICE_FIELDS, read_fields
 from devices.machine import make_device
-from sim import Device, Graph, GraphBuilder, plugins
-from sim.errors import InputError
-from sim.job import costs_ns
+from sim import Device, Graph, GraphBuilder, Machine, plugins
+from sim.errors import InfeasibleError, InputError
+from sim.job import costs_ns, make_job
 from sim.units import round_half_up
 
 GPU = Device("gpu0")
@@ -194,3 +194,13 @@ def test_data_type_names() -> None:
         "int8": ("int8", "INT8"),
     }.items():
         assert {dtype_name(spelling) for spelling in spellings} == {name}
+
+
+def test_an_op_that_cannot_run_where_it_is_pinned_names_only_its_pin() -> None:
+    """The CPU could run it, so it is not among those that have no cost for it."""
+    b = GraphBuilder("pinned")
+    b.op("b", duration_by_kind={"cpu": 10}, device="gpu0")
+    machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0")))
+    says = r"pinned to 'gpu0', can run on no device: gpu0 \(gpu\) has no cost for it$"
+    with pytest.raises(InfeasibleError, match=says):
+        make_job(b.build(), machine)
