@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sim.bounds import issue_costs_ns
 from sim.dependencies import Dependencies, dependencies, waited_for
+from sim.explain.iterations import with_iterations
 from sim.graph import UNSET, Csr, IntArray
 from sim.hosting import host_groups
 from sim.intervals import Cover, stacked
@@ -50,7 +51,7 @@ class Facts:
     @cached_property
     def edges(self) -> Dependencies:
         """Edges between rows that held somebody back, transfers included."""
-        return waited_for(self.trace, dependencies(self.trace))
+        return with_iterations(self.trace, waited_for(self.trace, dependencies(self.trace)))
 
     @cached_property
     def row_end(self) -> IntArray:
