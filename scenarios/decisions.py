@@ -222,7 +222,10 @@ def _policy(spec: Policy, source: _Source, *, inherited: bool = False) -> IssueP
     taken = callable(thing) and "synchronisation" in parameters(thing)
     if spec.synchronisation is not None and taken:
         options["synchronisation"] = spec.synchronisation
-    policy: IssuePolicy = _call(thing, spec.name, options, source)
+    policy: object = _call(thing, spec.name, options, source)
+    if not isinstance(policy, IssuePolicy):
+        found = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
+        raise source.document.error((*source.loc, "name"), found)
     if spec.synchronisation is not None and (taken or not inherited):
         policy.synchronisation = spec.synchronisation
     return policy

@@ -97,6 +97,23 @@ def test_code_needs_permission(tmp_path: Path) -> None:
     assert sim("run", path, "--allow-code").exit_code == 0
 
 
+def test_code_that_is_no_policy_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "other_of_test_cli.py").write_text("class Other:\n    'No policy.'\n")
+    path = write(tmp_path, changed("ready-queue", "'other_of_test_cli:Other'"))
+    result = sim("run", path, "--allow-code")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"{path}:11:16: policy.name: 'other_of_test_cli:Other' is no policy: "
+        "Other does not extend sim.Policy\n"
+    )
+
+
+def test_calibrating_into_no_folder_is_refused_before_it_begins(tmp_path: Path) -> None:
+    result = sim("calibrate", "--backend", "timer", "--out", str(tmp_path / "none" / "c.json"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"--out {tmp_path / 'none' / 'c.json'}: there is no folder ")
+
+
 def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def warn(*arguments: object, **options: object) -> None:
         warnings.warn("the sky is falling", stacklevel=1)

@@ -213,6 +213,15 @@ def test_a_task_taken_twice_is_an_error() -> None:
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Greedy())
 
 
+def test_what_is_no_task_is_an_error() -> None:
+    class Numbers(Greedy):
+        def next(self, issuer: Issuer) -> Any:
+            return 3
+
+    with pytest.raises(RunError, match=r"Numbers gave cpu0/w0 3, which is no task: next\(\) returns a task"):
+        simulate(graph_of({"a": []}), Machine((cpu(1),)), Numbers())
+
+
 def test_a_policy_without_verbs_says_what_it_lacks() -> None:
     with pytest.raises(TypeError, match=r"Policy must define ready\(\)"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Policy())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,14 @@ import pytest
 from devices.cost.calibration import Calibration, load_calibration
 from devices.processor.corun import CorunSlowdown
 from devices.processor.waking import Waking
+from devices.real.clock import others_ns
 from devices.real.gate import Sentinel, verdict
 from devices.real.threads import Threads
 from devices.real.timer import Timer
 from devices.real.work import Observation
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.calibrate import DisturbedError, state
+from scenarios.calibrate import DisturbedError, session, state
 from scenarios.calibrate.lanes import reactions_ns
 from scenarios.calibrate.state import Speed, looks_ns, usual
 from scenarios.validate import beside, files
@@ -213,6 +218,30 @@ def test_runs_at_another_speed_do_not_count(monkeypatch: pytest.MonkeyPatch) -> 
         speed.quiet("busy", lambda: pulsed((1500, 1500)), rejected)
     asleep = Observation(run(), [])
     assert Speed("timer", Timer()).quiet("sleeps", lambda: asleep, rejected) is asleep
+
+
+def test_a_calibration_beside_busy_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real-time threads never queue behind them: only what they took of the cores tells."""
+    taken = itertools.count(step=10**15)  # more than all the time there is
+    monkeypatch.setattr(session, "others_ns", lambda: next(taken))
+    busy = session.Session("threads", Threads(), quick=True)
+    with pytest.raises(DisturbedError, match=r"'x': other processes took .* of the cores, 6 times in a row"):
+        busy._quiet("x", lambda: ({"x": [1.0]}, [pulsed((1000, 1000))]), lambda: 0.0, session.ATTEMPTS)
+    monkeypatch.setattr(session, "others_ns", lambda: None)
+    assert busy._quiet("x", lambda: ({"x": [1.0]}, [pulsed((1000, 1000))]), lambda: 0.0, 1) == {"x": [1.0]}
+
+
+def test_what_others_take_of_the_cores_is_counted() -> None:
+    begin = others_ns()
+    if begin is None:
+        pytest.skip("nobody counts here what processes take")
+    begin_ns = time.perf_counter_ns()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        time.sleep(0.5)
+        other.kill()
+    now = others_ns()
+    assert now is not None
+    assert now - begin > 0.05 * (time.perf_counter_ns() - begin_ns)
 
 
 def test_patience_ends() -> None:

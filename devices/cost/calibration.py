@@ -31,6 +31,7 @@ import numpy as np
 from devices.cost.table import Axis, CostTable
 from devices.cost.table_file import load_table
 from sim.errors import InputError
+from sim.export.atomic import write_text
 from sim.graph import UNSET, Graph, IntArray
 from sim.model import Device
 
@@ -150,9 +151,15 @@ def _along(table: Mapping[str, Any], sizes: Mapping[str, int]) -> int | None:
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration as JSON."""
+    """Write a calibration as JSON, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        There is no such folder.
+    """
     content = {"schema": SCHEMA, **{key: getattr(calibration, key) for key in _KEYS[1:]}}
-    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def load_tables(path: str | Path) -> list[CostTable]:
@@ -180,6 +187,8 @@ def load_calibration(path: str | Path) -> Calibration:
     """
     try:
         content = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:

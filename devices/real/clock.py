@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from typing import Final
 
 __all__ = [
-    "Heart", "now_ns", "prefer_this_thread", "quiet_interpreter", "run_queue_ns", "sleep_until", "stolen_ns",
+    "Heart", "now_ns", "others_ns", "prefer_this_thread", "quiet_interpreter", "run_queue_ns", "sleep_until",
+    "stolen_ns",
 ]  # fmt: skip
 
 _PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h
@@ -83,6 +84,23 @@ def stolen_ns() -> int:
             return int(file.readline().split()[8]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def others_ns() -> int | None:
+    """Return how long other processes have run on the cores this one may use; None where nobody counts it.
+
+    The lines ``cpuN`` of ``/proc/stat`` (proc(5): user, nice, system, and what interrupts took), in ticks of
+    the clock, less what this process took itself. Only differences mean something, of a second or more.
+    """
+    try:
+        with open("/proc/stat") as file:
+            lines = [line.split() for line in file if line.startswith("cpu")]
+        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        ticks = sum(int(words[k]) for words in lines if words[0] in mine for k in (1, 2, 3, 6, 7))
+        busy_ns = ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError, IndexError, ValueError):
+        return None
+    return busy_ns - time.process_time_ns()
 
 
 class Heart:

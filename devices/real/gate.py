@@ -19,13 +19,18 @@ from typing import Final, NamedTuple
 
 from devices.real.work import Observation
 
-__all__ = ["MAX_DELAY", "MAX_DRIFT", "Sentinel", "verdict"]
+__all__ = ["MAX_DELAY", "MAX_DRIFT", "MAX_OTHERS", "Sentinel", "verdict"]
 
 MAX_DELAY: Final = 0.01
 """Delay by others, as a share of the makespan, above which a run does not count."""
 
 MAX_DRIFT: Final = {"timer": 0.02, "threads": 0.06, "cuda": 0.02}
 """How far a sentinel may move across a block."""
+
+MAX_OTHERS: Final = 0.1
+"""Part of the cores that other processes may take while kernels on a CPU are calibrated. Threads of real-time
+priority never queue behind them, so that no delay tells; they share caches and clock all the same, and two
+busy loops on two cores made products of matrices 10 % slower, steadily."""
 
 MAX_PROBE: Final = 0.02
 """How far looking at single ops may change a makespan, if they are to be believed."""

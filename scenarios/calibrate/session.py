@@ -11,6 +11,7 @@ Where runs take the pulse of their threads, every run has to be of the same spee
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.real.gate import MAX_DELAY, MAX_DRIFT, Sentinel
+from devices.real.clock import now_ns, others_ns
+from devices.real.gate import MAX_DELAY, MAX_DRIFT, MAX_OTHERS, Sentinel
 from devices.real.work import Observation
 from scenarios.calibrate.journal import Journal
 from scenarios.calibrate.state import DisturbedError, Speed
@@ -167,6 +169,7 @@ class Session:
             return known
         why = ""
         for _ in range(attempts):
+            company = _Company()
             before = sentinel_ns(self.backend, self.executor)
             found, runs = measure()
             moved = moved_between()
@@ -180,6 +183,8 @@ class Session:
             worst = max((seen.delayed for seen in runs), default=0.0)
             if not why and worst > MAX_DELAY:
                 why = f"the machine stood in the way for {worst:.1%} of a makespan"
+            if not why and self.backend == "threads" and (share := company.share()) > MAX_OTHERS:
+                why = f"other processes took {share:.0%} of the cores"
             if not why and moved > _MAX_MOVED[self.backend]:
                 why = f"a median moved by {moved:.1%} from one round to the next"
             self.sentinels.append(
@@ -199,6 +204,21 @@ class Session:
         """Add samples of quantities."""
         for key, values in found.items():
             self.samples.setdefault(key, []).extend(values)
+
+
+class _Company:
+    """Who else runs on the cores, from now on."""
+
+    def __init__(self) -> None:
+        self.begin_ns, self.others_ns = now_ns(), others_ns()
+
+    def share(self) -> float:
+        """Return which part of the cores other processes have taken; 0 where nobody counts it."""
+        now = others_ns()
+        if now is None or self.others_ns is None:
+            return 0.0
+        cores = len(os.sched_getaffinity(0))
+        return (now - self.others_ns) / max(1, cores * (now_ns() - self.begin_ns))
 
 
 def _joined(rounds: Sequence[Samples]) -> Samples:

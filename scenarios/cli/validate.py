@@ -31,7 +31,9 @@ def calibrate(
     from devices.cost.calibration import save_calibration
     from scenarios.calibrate import calibrate as measure
     from scenarios.cli.progress import progress
+    from scenarios.outputs import check_path
 
+    check_path("out", out, (".json",))  # before minutes are spent
     with progress(f"calibrating {backend}"):
         found = measure(backend)
     save_calibration(found, out)

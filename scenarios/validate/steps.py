@@ -29,6 +29,7 @@ from scenarios.validate.beside import Beside
 from scenarios.validate.draws import EXPERIMENTS, NOT_MEASURED
 from scenarios.validate.measure import ATTEMPTS, RUNS, measure
 from sim.errors import InputError, RunError, SimError, UnknownNameError
+from sim.export.atomic import write_text
 
 __all__ = ["ALL", "BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
 
@@ -373,6 +374,6 @@ def write_report(
         drawn.append("scatter.png")
     if draw_worst(result, out, calibration, out / "worst.png"):
         drawn.append("worst.png")
-    (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "report.md").write_text(to_markdown(result, drawn) + days.to_markdown(result["days"]))
+    write_text(out / "report.json", json.dumps(result, indent=1) + "\n")
+    write_text(out / "report.md", to_markdown(result, drawn) + days.to_markdown(result["days"]))
     return result

@@ -103,7 +103,12 @@ class Issuing(Starting):
                         self._take(issuer, task)
 
     def _take(self, issuer: Issuer, task: Task) -> None:
-        if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
+        try:
+            wrong = task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group
+        except AttributeError:
+            what = f"{type(self.policy).__name__} gave {issuer.name} {task!r}"
+            raise RunError(f"policy {what}, which is no task: next() returns a task or None") from None
+        if wrong:
             raise RunError(
                 f"policy {type(self.policy).__name__} gave {issuer.name} "
                 f"op {self.job.graph.op_names[task.op]!r}, "
