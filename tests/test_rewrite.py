@@ -299,6 +299,25 @@ def test_a_repeated_sum_is_a_product() -> None:
     assert after.attributes[after.index("t/times")] == {"value": 3}
 
 
+def test_a_repeated_sum_within_a_larger_one_is_a_product() -> None:
+    """(m + n) + ((x + x) + x): the inner tree of sums becomes 3 x, and the outer ones stay."""
+    g = graph(
+        {
+            "mn": {"kind": "add", "inputs": ["m", "n"]},
+            "s": {"kind": "add", "inputs": ["x", "x"]},
+            "t": {"kind": "add", "inputs": ["s", "x"]},
+            "all": {"kind": "add", "inputs": ["mn", "t"]},
+        },
+        ("m", "n", "x"),
+    )
+    assert shape(Arithmetic().apply(g)) == {
+        "mn": ("add", ["m", "n"]),
+        "t": ("mul", ["x", "t/times"]),
+        "t/times": ("const", []),
+        "all": ("add", ["mn", "t"]),
+    }
+
+
 def test_scalars_are_added_first() -> None:
     g = graph(
         {

@@ -59,11 +59,9 @@ def _is_sum(record: Record) -> bool:
 def _repeated_sums(records: Records) -> None:
     """Turn x + x + ... + x into n·x."""
     readers = records.readers()
-    for record in list(records.ops.values()):
+    for record in reversed(list(records.ops.values())):  # a sum before those that it is made of
         if record.name not in records.ops or not _is_sum(record):
             continue
-        if any(r.kind == "add" for r in readers[record.name]) and len(readers[record.name]) == 1:
-            continue  # part of a larger sum, which is looked at as a whole
         terms, inner = _terms(record, records, readers)
         if len(terms) < 3 or len(set(terms)) != 1:
             continue
