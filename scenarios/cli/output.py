@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scenarios.cli.pipelines import RANK_COLUMNS, pipeline_line, rank_rows
+from scenarios.cli.streams import stream_notes
 from scenarios.compare import Comparison
 from scenarios.expect import Outcome
 from scenarios.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
@@ -110,6 +111,8 @@ def print_result(result: Result) -> None:
     )
     if unused:
         out.print(Text(f"unused: {', '.join(unused)}"), soft_wrap=True)
+    for note in stream_notes([result]):
+        out.print(Text(note), soft_wrap=True)
     _print_memory(summary, out)
     used = {name: use for name, use in summary["links"].items() if use["bytes"]}
     if used:
@@ -213,6 +216,8 @@ def print_comparison(comparison: Comparison) -> None:
     for result in ranked:
         out.print(Text(f"{result.policy:{width}}  {comparison.why(result)}"), soft_wrap=True)
     out.print(Text(_METHOD + (f" Bound of all: {format_duration(bound)}." if bound else "")), soft_wrap=True)
+    for note in stream_notes(ranked):
+        out.print(Text(note), soft_wrap=True)
     expected = [outcome for result in ranked for outcome in result.outcomes]
     _print_outcomes(expected, out)
 
