@@ -193,7 +193,15 @@ def test_every_name_exists_in_torch() -> None:
     folder = Path(__file__).resolve().parents[1] / "devices" / "real"
     text = "".join(
         (folder / f"{name}.py").read_text()
-        for name in ("cuda", "torch_work", "torch_device", "torch_models", "probes", "torch_memory")
+        for name in (
+            "cuda",
+            "torch_work",
+            "torch_device",
+            "torch_models",
+            "probes",
+            "issue_costs",
+            "torch_memory",
+        )
     )
     for name in sorted(set(re.findall(r"torch\.cuda\.(\w+)", text))):
         assert hasattr(torch.cuda, name), f"torch.cuda.{name}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import fake_torch
 import pytest
 from fake_torch import Driver, Torch
@@ -12,6 +14,7 @@ from devices.cost.calibration import Calibration
 from devices.cost.piecewise import fit_pieces
 from devices.real import probes as probing
 from devices.real.cuda import Cuda
+from devices.real.issue_costs import issue_costs_ns
 from devices.real.torch_memory import idle_streams
 from scenarios.calibrate.probes import ALLOCATION_BYTES, COPY_BYTES, probes
 from scenarios.calibrate.session import Session
@@ -119,11 +122,27 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
     assert [row[0] for row in tables["allocation", "fresh"]["rows"]] == ALLOCATION_BYTES
     assert set(session.samples) == {
         "allocator_rounding_bytes", "duplex_slowdown_ppm", "event_across_added_ns", "event_within_added_ns",
-        "queue_depth",
+        "queue_depth", *(f"issue_{kind}_ns" for kind in ("copy", "graph", "kernel", "record", "wait")),
     }  # fmt: skip
     assert set(session.samples["allocator_rounding_bytes"]) == {512}
     found = Calibration("cuda", "fake", {}, {}, session.tables)
     assert found.lookup("copy-h2d", context="pageable", nbytes=1 << 20) == KERNEL_NS
+
+
+def test_each_kind_of_call_has_its_cost(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only calls move: 3 us a launch, 1 us an event, and nothing else takes time."""
+    clock = {"ns": 0}
+
+    def spend(what: str, tensor: Any = None) -> None:
+        clock["ns"] += {"launch": 3000, "event": 1000}.get(what, 0)
+
+    monkeypatch.setattr(torch.cuda, "spend", spend)
+    monkeypatch.setattr("devices.real.issue_costs.now_ns", lambda: clock["ns"])
+    found = issue_costs_ns(torch, 4)
+    assert {kind: set(samples) for kind, samples in found.items()} == {
+        "kernel": {3000}, "copy": {3000}, "graph": {3000}, "record": {1000}, "wait": {1000},
+    }  # fmt: skip
+    assert {len(samples) for samples in found.values()} == {4}
 
 
 def test_a_probe_that_fails_says_so_and_loses_no_other(session: Session, torch: Torch) -> None:

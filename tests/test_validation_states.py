@@ -225,7 +225,9 @@ def test_a_calibration_beside_busy_processes_is_refused(monkeypatch: pytest.Monk
     taken = itertools.count(step=10**15)  # more than all the time there is
     monkeypatch.setattr(session, "others_ns", lambda: next(taken))
     busy = session.Session("threads", Threads(), quick=True)
-    with pytest.raises(DisturbedError, match=r"'x': other processes took .* of the cores, 6 times in a row"):
+    with pytest.raises(
+        session.CrowdedError, match=r"'x': other processes took .* of the cores, 6 times in a row"
+    ):
         busy._quiet("x", lambda: ({"x": [1.0]}, [pulsed((1000, 1000))]), lambda: 0.0, session.ATTEMPTS)
     monkeypatch.setattr(session, "others_ns", lambda: None)
     assert busy._quiet("x", lambda: ({"x": [1.0]}, [pulsed((1000, 1000))]), lambda: 0.0, 1) == {"x": [1.0]}

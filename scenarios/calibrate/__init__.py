@@ -38,7 +38,7 @@ from scenarios.calibrate.lanes import decisions, streams
 from scenarios.calibrate.models import models
 from scenarios.calibrate.probes import probes
 from scenarios.calibrate.reads import reads
-from scenarios.calibrate.session import ATTEMPTS, DisturbedError, Session
+from scenarios.calibrate.session import ATTEMPTS, CrowdedError, DisturbedError, Session
 from scenarios.validate.backends import Executor, make_backend, provenance, sentinel_ns
 
 __all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate"]
@@ -85,6 +85,8 @@ def calibrate(
         try:
             _measure(session)
             break
+        except CrowdedError:
+            raise
         except DisturbedError:
             if backend != "threads" or start == 1:
                 raise

@@ -1,4 +1,4 @@
-"""What a GPU has besides streams and kernels: queue, copies, allocator, contexts of kernels, event hops.
+"""What a GPU has besides streams and kernels: queue, calls, copies, allocator, contexts of kernels, hops.
 
 Predictions use the queue's depth, both directions at once and what a cold cache costs where they were
 measured, and do without where not, so a probe that fails is said and the calibration goes on. Copies and
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from devices.cost.piecewise import fit_pieces
 from devices.memory.caching import CachingAllocator
+from devices.real.issue_costs import issue_costs_ns
 from devices.real.probes import (
     allocated,
     allocation_ns,
@@ -49,6 +50,7 @@ def probes(session: Session, torch: Any) -> None:
     """Measure all of them."""
     n = 5 if session.quick else 15
     _queue(session, torch)
+    _issue_costs(session, torch, n)
     _copies(session, torch, n)
     _duplex(session, torch, n)
     _allocator(session, torch, n)
@@ -64,6 +66,15 @@ def _queue(session: Session, torch: Any) -> None:
         return {"queue_depth": [float(depth.launches) for depth in depths]}
 
     session.keep(session.probe("launch queue", measure) or {})
+
+
+def _issue_costs(session: Session, torch: Any, n: int) -> None:
+    """What each kind of call costs the host; predictions use what a plan's launches cost, `issue_ns`."""
+
+    def measure() -> Samples:
+        return {f"issue_{kind}_ns": samples for kind, samples in issue_costs_ns(torch, n).items()}
+
+    session.keep(session.probe("calls of the host", measure) or {})
 
 
 def _table(session: Session, kind: str, context: str, found: dict[int, list[float]]) -> dict[str, Any]:

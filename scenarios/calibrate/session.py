@@ -29,7 +29,7 @@ from scenarios.validate.case import Case
 from sim.errors import RunError
 from sim.job import Job
 
-__all__ = ["ATTEMPTS", "DisturbedError", "Samples", "Session", "run_case"]
+__all__ = ["ATTEMPTS", "CrowdedError", "DisturbedError", "Samples", "Session", "run_case"]
 
 ATTEMPTS: Final = 6
 """How often a block is measured before calibrating gives up."""
@@ -45,6 +45,10 @@ _MAX_MOVED: Final = {**MAX_DRIFT, "threads": 0.03}
 
 Samples = dict[str, list[float]]
 """name → ns of every sample."""
+
+
+class CrowdedError(DisturbedError):
+    """Other processes took the cores, and to begin anew would not change that."""
 
 
 class Session:
@@ -167,7 +171,7 @@ class Session:
         key, known = self.journal.found(name)
         if known is not None:
             return known
-        why = ""
+        why, crowded = "", False
         for _ in range(attempts):
             company = _Company()
             before = sentinel_ns(self.backend, self.executor)
@@ -183,7 +187,8 @@ class Session:
             worst = max((seen.delayed for seen in runs), default=0.0)
             if not why and worst > MAX_DELAY:
                 why = f"the machine stood in the way for {worst:.1%} of a makespan"
-            if not why and self.backend == "threads" and (share := company.share()) > MAX_OTHERS:
+            crowded = not why and self.backend == "threads" and (share := company.share()) > MAX_OTHERS
+            if crowded:
                 why = f"other processes took {share:.0%} of the cores"
             if not why and moved > _MAX_MOVED[self.backend]:
                 why = f"a median moved by {moved:.1%} from one round to the next"
@@ -195,7 +200,7 @@ class Session:
                 self.quiet_ns += taken
                 self.journal.add(key, found, self.sentinels)
                 return found
-        raise DisturbedError(
+        raise (CrowdedError if crowded else DisturbedError)(
             f"calibrating {name!r}: {why}, {attempts} times in a row; nothing is written. "
             "Stop what else runs on this machine, or try later"
         )
