@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,21 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.memory import (
-    ALLOCATORS,
     Allocator,
     BfcAllocator,
     Block,
     CachingAllocator,
     CountedAllocator,
     DeviceMemory,
+    Owner,
     PlannedAllocator,
     PoolAllocator,
     ScratchpadAllocator,
+    allocators,
     make_allocator,
+    read_allocator,
     virtual_devices,
 )
 from devices.memory.plan import Lifetime, plan_greedy
 from devices.memory.segmented import SegmentedAllocator
+from sim import plugins
 from sim.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 
 MIB = 1 << 20
@@ -337,12 +340,52 @@ def test_planned_gives_an_owner_its_tensors_in_turn() -> None:
     assert [planned.alloc(n, owner="x").nbytes for n in (0, 8)] == [0, 8]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALLOCATORS if kind != "planned"])
+@pytest.mark.parametrize("kind", [kind for kind in allocators() if kind != "planned"])
 def test_every_allocator_is_made_by_its_name(kind: str) -> None:
     allocator = make_allocator(kind, MIB, name="gpu7")
     assert (allocator.kind, allocator.name, allocator.limit) == (kind, "gpu7", MIB)
     with pytest.raises(OutOfMemoryError, match=f"out of memory on gpu7 \\({kind} allocator\\)"):
         allocator.alloc(2 * MIB)
+
+
+class Doubling(PoolAllocator):
+    """Twice of what is asked for: what somebody else's package may hold."""
+
+    kind = "doubling"
+
+    def __init__(self, capacity: int | None = None, *, factor: int = 2, name: str = "device") -> None:
+        super().__init__(capacity, name=name)
+        self.factor = factor
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        return super().try_alloc(self.factor * nbytes, stream, owner)
+
+
+@pytest.fixture
+def doubling() -> Iterator[None]:
+    plugins.register("sim.allocators", "doubling", Doubling)
+    yield
+    plugins.unregister("sim.allocators", "doubling")
+
+
+@pytest.mark.usefixtures("doubling")
+def test_an_allocator_of_another_package_is_chosen_by_name_with_its_options() -> None:
+    assert "doubling" in allocators()
+    assert make_allocator("doubling", 100).alloc(10).nbytes == 20
+    spec = read_allocator({"name": "doubling", "factor": 3})
+    assert make_allocator(spec.allocator, 100, **spec.options).alloc(10).nbytes == 30
+    with pytest.raises(InputError, match=r"allocator.factor: should be a whole number, not 'x'"):
+        read_allocator({"name": "doubling", "factor": "x"})
+
+
+@pytest.mark.parametrize("wrong", [lambda: None, 5, lambda size, *, name: None, lambda capacity: None])
+def test_what_makes_no_allocator_is_told_so(wrong: object) -> None:
+    plugins.register("sim.allocators", "wrong", wrong)
+    try:
+        with pytest.raises(InputError, match=r"the allocator 'wrong' is none: it should be"):
+            make_allocator("wrong", 100)
+    finally:
+        plugins.unregister("sim.allocators", "wrong")
 
 
 def test_options_of_allocators_are_checked() -> None:

@@ -238,7 +238,7 @@ def test_allocators_are_described_in_words() -> None:
         read_allocator({"name": "bfc", "malloc": 5})
     with pytest.raises(InputError, match="3 is no allocator"):
         read_allocator(3)
-    with pytest.raises(InputError, match="allow_growth: 3 is neither a word nor true or false"):
+    with pytest.raises(InputError, match="allow_growth: should be true or false, not 3"):
         read_allocator({"name": "bfc", "allow_growth": 3})
 
 

@@ -1,6 +1,7 @@
 """Memory of a device: who gets which bytes, and what happens when they run out.
 
-Pure state machines behind one interface (`devices.memory.base`), chosen by name (`make_allocator`):
+Pure state machines behind one interface (`devices.memory.base`), chosen by name (`make_allocator`); other
+packages add theirs as entry points of the group ``sim.allocators``:
 
 ==============  ==================================================================================
 ``pool``        one arena by best fit, exact; limits for those who share it, virtual devices
@@ -20,7 +21,7 @@ from devices.memory.caching import CachingAllocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
-from devices.memory.make import ALLOCATORS, make_allocator
+from devices.memory.make import allocators, make_allocator
 from devices.memory.oom import largest_holders, out_of_memory
 from devices.memory.planned import PlannedAllocator
 from devices.memory.pool import PoolAllocator, virtual_devices
@@ -31,7 +32,6 @@ from devices.memory.spec import MemorySpec, read_allocator
 from devices.memory.virtual import VirtualDevices
 
 __all__ = [
-    "ALLOCATORS",
     "Allocator",
     "BfcAllocator",
     "Block",
@@ -49,6 +49,7 @@ __all__ = [
     "Span",
     "Tiling",
     "VirtualDevices",
+    "allocators",
     "largest_holders",
     "make_allocator",
     "out_of_memory",

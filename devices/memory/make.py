@@ -1,34 +1,82 @@
-"""Allocators by name, as scenarios and the command line choose them."""
+"""Allocators by name, as scenarios and the command line choose them.
+
+A name is an entry point of the group ``sim.allocators``, the project's own as everybody else's; behind it
+stands a class or function::
+
+    make(capacity, *, name, OPTIONS)              bfc, caching, counted, pool, scratchpad
+    make(events, capacity, *, name, OPTIONS)      planned: the first parameter is called `events`, and it is
+                                                  given what will be asked for
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from devices.memory.base import Allocator
-from devices.memory.bfc import BfcAllocator
-from devices.memory.caching import CachingAllocator
-from devices.memory.counted import CountedAllocator
 from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
-from devices.memory.planned import PlannedAllocator
-from devices.memory.pool import PoolAllocator
-from devices.memory.scratchpad import ScratchpadAllocator
 from devices.memory.virtual import VirtualDevices
+from sim import plugins
 from sim.errors import InputError, UnknownNameError
+from sim.options import parameters
 
-__all__ = ["ALLOCATORS", "make_allocator"]
+__all__ = ["allocator_options", "allocators", "make_allocator", "needs_capacity"]
 
-ALLOCATORS: dict[str, Callable[..., Allocator]] = {
-    "pool": PoolAllocator,
-    "bfc": BfcAllocator,
-    "caching": CachingAllocator,
-    "counted": CountedAllocator,
-    "planned": PlannedAllocator.from_events,
-    "scratchpad": ScratchpadAllocator,
-}
-"""Name → what makes it: called with the capacity (``planned``: with the events first) and options."""
+_GROUP: Final = "sim.allocators"
+
+
+def allocators() -> list[str]:
+    """Return the names of all allocators, sorted.
+
+    Examples
+    --------
+    >>> allocators()
+    ['bfc', 'caching', 'counted', 'planned', 'pool', 'scratchpad']
+    """
+    return plugins.names(_GROUP)
+
+
+def allocator_options(kind: str) -> dict[str, Any]:
+    """Return the options of an allocator with their annotations: its keyword-only parameters but ``name``.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such allocator.
+    InputError
+        What is registered under the name makes no allocator.
+
+    Examples
+    --------
+    >>> allocator_options("caching")
+    {'limit': int | None, 'max_split_size': int | None}
+    """
+    known = _parameters(kind, _maker(kind)).values()
+    return {p.name: p.annotation for p in known if p.kind is p.KEYWORD_ONLY and p.name != "name"}
+
+
+def needs_capacity(kind: str) -> bool:
+    """Return whether an allocator is of no use without a capacity, as a scratchpad (`allocator_options`)."""
+    return _parameters(kind, _maker(kind))["capacity"].default is inspect.Parameter.empty
+
+
+def _maker(kind: str) -> Callable[..., Allocator]:
+    make: Callable[..., Allocator] = plugins.lookup(_GROUP, kind)
+    return make
+
+
+def _parameters(kind: str, make: Callable[..., Allocator]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of what makes an allocator, once they are what the module's picture says."""
+    known = parameters(make) if callable(make) else {}
+    first = [p.name for p in known.values() if p.kind is not p.KEYWORD_ONLY]
+    if first not in (["capacity"], ["events", "capacity"]) or "name" not in known:
+        raise InputError(
+            f"the allocator {kind!r} is none: it should be a class or function make(capacity, *, name) "
+            "or make(events, capacity, *, name), its options after the name"
+        )
+    return known
 
 
 def make_allocator(
@@ -45,13 +93,13 @@ def make_allocator(
     Parameters
     ----------
     kind : str
-        A name in `ALLOCATORS`.
+        A name in `allocators`.
     capacity : int, DeviceMemory or None
-        Bytes of the device; None: unlimited (not for ``scratchpad``).
+        Bytes of the device; None: unlimited (not where `needs_capacity`).
     name : str
         The device, in error messages.
     events : iterable of MemoryEvent, optional
-        What will be asked for: what ``planned`` plans.
+        What will be asked for: what ``planned`` plans (and any other whose first parameter is `events`).
     virtual_devices : mapping of str to int, optional
         Cut the memory into named parts with an allocator of this kind each (not ``planned``).
     **options
@@ -62,7 +110,8 @@ def make_allocator(
     UnknownNameError
         There is no such allocator, or it has no such option.
     InputError
-        An option's value makes no sense, or something needed is not given.
+        An option's value makes no sense, something needed is not given, or what is registered under the
+        name makes no allocator.
 
     Examples
     --------
@@ -72,21 +121,20 @@ def make_allocator(
     Traceback (most recent call last):
     sim.errors.UnknownNameError: unknown allocator 'bcf'; did you mean 'bfc'? Known: bfc, caching, ...
     """
-    make = ALLOCATORS.get(kind)
-    if make is None:
-        raise UnknownNameError("allocator", kind, ALLOCATORS)
-    known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    make = _maker(kind)
+    planned = "events" in _parameters(kind, make)
+    known = allocator_options(kind)
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"option of the {kind} allocator", option, set(known) - {"name"})
+            raise UnknownNameError(f"option of the {kind} allocator", option, known)
     if virtual_devices:
-        if kind == "planned" or isinstance(capacity, DeviceMemory):
+        if planned or isinstance(capacity, DeviceMemory):
             raise InputError(f"{name}: a plan is for a whole device, and has no virtual devices")
         return VirtualDevices(
             capacity, virtual_devices, lambda memory, part: make(memory, name=part, **options), name=name
         )
-    if kind != "planned":
+    if not planned:
         return make(capacity, name=name, **options)
     if events is None:
-        raise InputError(f"{name}: the planned allocator needs to know what will be asked for")
+        raise InputError(f"{name}: the {kind} allocator needs to know what will be asked for")
     return make(events, capacity, name=name, **options)

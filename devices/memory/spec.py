@@ -6,19 +6,19 @@
     allocator: {name: pool, limits: {train: 50GB, serve: 20GB}}
     allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronise: 10us}
                       │              └ an option of it                 └ what calls to the device cost
-                      └ a name in `devices.memory.ALLOCATORS`
+                      └ a name in `devices.memory.allocators`
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from devices.memory.groups import Groups
-from devices.memory.make import ALLOCATORS
+from devices.memory.make import allocator_options
 from sim.errors import InputError, UnknownNameError
+from sim.options import misfit
 from sim.units import parse_bytes, parse_duration
 
 __all__ = ["MemorySpec", "read_allocator", "read_sizes"]
@@ -35,7 +35,7 @@ class MemorySpec:
     Attributes
     ----------
     allocator : str
-        A name in `devices.memory.ALLOCATORS`.
+        A name in `devices.memory.allocators`.
     malloc_ns, free_ns, synchronise_ns : int
         What a device malloc, a device free and a synchronisation cost the issuer.
     options : mapping
@@ -83,10 +83,7 @@ counted, planned, pool, scratchpad
             "or a mapping, as in {name: caching, malloc: 150us}"
         )
     name = given["name"]
-    if name not in ALLOCATORS:
-        raise UnknownNameError("allocator", name, ALLOCATORS)
-    parameters = inspect.signature(ALLOCATORS[name]).parameters.values()
-    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"name", "group_of"}
+    options = {key: wanted for key, wanted in allocator_options(name).items() if key != "group_of"}
     costs: dict[str, int] = {}
     chosen: dict[str, Any] = {}
     for key, item in given.items():
@@ -95,16 +92,16 @@ counted, planned, pool, scratchpad
         if key in _COSTS:
             costs[_COSTS[key]] = parse_duration(item, what=f"{what}.{key}")
         elif key not in options:
-            raise UnknownNameError(f"option of the {name} allocator", str(key), options | set(_COSTS))
+            raise UnknownNameError(f"option of the {name} allocator", str(key), {*options, *_COSTS})
         elif key == "limits":
             limits = read_sizes(item, f"{what}.{key}")
             chosen |= {"limits": limits, "group_of": Groups(limits)}
         elif key in _BYTES:
             chosen[key] = parse_bytes(item, what=f"{what}.{key}")
-        elif isinstance(item, (bool, str)):
-            chosen[key] = item
+        elif wanted := misfit(options[key], item):
+            raise InputError(f"{what}.{key}: should be {wanted}, not {item!r}")
         else:
-            raise InputError(f"{what}.{key}: {item!r} is neither a word nor true or false")
+            chosen[key] = item
     return MemorySpec(name, **costs, options=chosen)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from inspect import getdoc
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import typer
 
 from scenarios.cli.options import Json
-
-if TYPE_CHECKING:
-    from sim.plugins import Description
 
 __all__ = ["add_to"]
 
@@ -21,6 +17,7 @@ _DECISIONS: Final = (
     ("sim.placements", "placement: which device runs an op"),
     ("sim.rewrites", "compile: what is done to the graph before it runs"),
     ("sim.streams", "streams: on which stream of its device an op is launched"),
+    ("sim.allocators", "allocator: how tensors get their memory"),
     ("sim.pipelines", "pipeline schedules: a program for each rank"),
 )
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
@@ -39,13 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 def policies(json: Json = False) -> None:
     """List what a scenario's `policy` may name: policies and the other decisions."""
-    from devices.memory.make import ALLOCATORS
-    from sim.plugins import Description
-
-    allocators = [
-        Description(name, (getdoc(make) or "").partition("\n")[0], _OURS) for name, make in ALLOCATORS.items()
-    ]
-    _show(_DECISIONS, json, {"allocator: how tensors get their memory": allocators})
+    _show(_DECISIONS, json)
 
 
 def devices(json: Json = False) -> None:
@@ -72,18 +63,12 @@ def runtimes(json: Json = False) -> None:
     _show(_RUNTIMES, json)
 
 
-def _show(
-    groups: Sequence[tuple[str, str]], json: bool, more: Mapping[str, Sequence[Description]] | None = None
-) -> None:
-    """Print the members of entry-point groups, each under its title, and `more` by title."""
+def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
+    """Print the members of entry-point groups, each under its title."""
     from scenarios.cli.output import print_json, print_list
     from sim import plugins
 
-    found: dict[str, Sequence[Description]] = {group: plugins.describe(group) for group, _ in groups}
-    for title, entries in (more or {}).items():
-        group = f"sim.{title.partition(':')[0]}s"
-        found[group] = entries
-        groups = [*groups, (group, title)]
+    found = {group: plugins.describe(group) for group, _ in groups}
     if json:
         print_json(
             {

@@ -55,7 +55,7 @@ def memory(
 
     Time plays no part: events are taken in order. Exit status 1 when memory runs out.
     """
-    from devices.memory.make import ALLOCATORS
+    from devices.memory.make import allocators, needs_capacity
     from devices.memory.read import read_events
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress
@@ -65,7 +65,7 @@ def memory(
     from sim.export.tables import TABLE_ENDINGS, write_table
     from sim.units import parse_bytes
 
-    names = list(dict.fromkeys(allocator or [name for name in ALLOCATORS if name != "scratchpad"]))
+    names = list(dict.fromkeys(allocator or [name for name in allocators() if not needs_capacity(name)]))
     if ops is not None:
         check_path("ops", ops, TABLE_ENDINGS)
         if len(names) > 1:
