@@ -6,6 +6,7 @@
     cost: {fixed: 10us}               or {fixed: {matmul: 10us, default: 2us}}
     cost: {table: gemm.json.gz}       measured, see `devices.cost.table_file`; a list of files is allowed
     cost: {fitted: h200}              models fitted to measurements, see `devices.cost.fitted`
+    cost: {fitted: {device: h200, gemm: {launch_ns: 0}, attention: {tail: 0}}}     the same but for these
     cost: tiles                       an NPU with scratchpads, see `devices.tiled`; its default
     cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
     cost: [{fitted: h200}, roofline]  the first that knows an op
@@ -14,12 +15,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import load_tables
-from devices.cost.fitted import load_fit
+from devices.cost.fitted import FittedCosts, fits, load_fit
+from devices.cost.parameters import with_values
 from devices.cost.roofline import KindEfficiency
 from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost, dtype_name
 from devices.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
@@ -95,13 +98,33 @@ def make_cost(
             found = (load_tables((directory or Path()) / file) for file in files)
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
-            return FittedCost(load_fit(TYPES["word"].read(parameters, f"{where}.fitted")))
+            return FittedCost(_fitted(parameters, f"{where}.fitted"))
         made: CostModel = plugins.lookup("sim.costs", name)(parameters, values)
         return made
 
     return build(spec, f"{what}.cost")
 
 
+def _fitted(spec: object, what: str) -> FittedCosts:
+    """Return the fitted models of a device, with some of their parameters replaced."""
+    if not isinstance(spec, Mapping):
+        return load_fit(TYPES["word"].read(spec, what))
+    given = read_fields(spec, _FITTED, what)
+    if "device" not in given:
+        raise InputError(f"{what}.device is missing; known: {', '.join(fits())}")
+    fitted = load_fit(given["device"])
+    return replace(
+        fitted,
+        gemm=with_values(fitted.gemm, given.get("gemm", {}), f"{what}.gemm"),
+        attention=with_values(fitted.attention, given.get("attention", {}), f"{what}.attention"),
+    )
+
+
+_FITTED: Final = {
+    "device": Field("device", "word", "whose fitted values", example="h200"),
+    "gemm": Field("gemm", "mapping", "parameters of matrix products that differ", example="{launch_ns: 0}"),
+    "attention": Field("attention", "mapping", "the same of attention", example="{tile_ns: 0}"),
+}
 _OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}

@@ -125,6 +125,10 @@ def _limit(parse: Callable[..., int]) -> Callable[[object, str], int | None]:
     return lambda value, what: units.parse_limit(value, parse, what=what)
 
 
+def _at_least_one(value: object, *, what: str) -> int:
+    return _positive(value, what)
+
+
 TYPES: Final[Mapping[str, Type]] = {
     "duration": Type(lambda v, what: units.parse_duration(v, what=what), "10us"),
     "duration by kind": Type(lambda v, what: units.parse_duration(v, what=what), "10us", by_key=True),
@@ -140,6 +144,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "factor": Type(_factor, "0.2"),
     "count": Type(_count, "4"),
     "positive count": Type(_positive, "4"),
+    "count or unlimited": Type(_limit(_at_least_one), "4 or unlimited"),
     "flag": Type(_flag, "true"),
     "word": Type(_word, "a word"),
     "words": Type(_list_of(_word), "[matmul, conv]"),

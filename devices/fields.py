@@ -148,8 +148,8 @@ _DEVICE = [
     Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", _GPU),
     Field(
         "queue_depth",
-        "positive count",
-        "launches outstanding before the issuer blocks; default no limit",
+        "count or unlimited",
+        "launches outstanding before the issuer blocks; default unlimited",
         (),
         True,
     ),
@@ -184,7 +184,8 @@ _DEVICE = [
     Field(
         "cost",
         "anything",
-        "roofline (default), {fixed: ...}, {table: ...}, or a list tried in turn",
+        "roofline (default), {fixed: ...}, {table: ...}, {fitted: ...}, or a list tried in turn",
+        overhead=True,  # a preset's: measured and fitted costs hold losses, what is left is the roofline
         example="roofline",
     ),
     Field("supports", "words", "kinds of op that it can run; default all"),
@@ -264,11 +265,11 @@ _DEVICE = [
     Field("granule", "bytes", "smallest tile of an operand; default 64B", _NPU, example="512B"),
     Field(
         "copy_engines",
-        "positive count",
-        "1: one transfer at a time; 2: one in each direction; default no limit",
+        "count or unlimited",
+        "1: one transfer at a time; 2: one in each direction; default unlimited",
         _GPU,
     ),
-    Field("dma_engines", "positive count", "the same for the DMA engines of an NPU", _NPU),
+    Field("dma_engines", "count or unlimited", "the same for the DMA engines of an NPU", _NPU),
     Field("clock", "frequency", "of its cores; for information"),
 ]
 

@@ -37,6 +37,7 @@ _QUANTITIES: Final = {
     "count": {"type": "integer", "minimum": 0},
     "counts": {"type": "integer", "minimum": 1},
     "positive count": {"type": "integer", "minimum": 1},
+    "count or unlimited": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "unlimited"}]},
     "flag": {"type": "boolean"},
     "word": {"type": "string"},
     "words": {"type": "array", "items": {"type": "string"}},

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devices import presets as module
+from devices.cost.fitted import load_fit
 from devices.machine import make_device, make_machine
 from devices.presets import device_preset, presets
 from sim import plugins
+from sim.errors import InputError
 
 FOLDER = Path(module.__file__).parent
 DEVICES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -117,3 +120,58 @@ def test_no_product_or_convolution_of_an_h200_runs_at_the_peak() -> None:
     assert device.cost is not None
     for ns in device.cost.durations_ns(b.build(), device).tolist():
         assert ns > 1.2 * 10**13 / 989.4e3
+
+
+def _product_ns(**keys: Any) -> int:
+    """Return what a product of 4096 cubed takes on an H200 with these keys."""
+    from sim import GraphBuilder
+
+    b = GraphBuilder("product")
+    sizes = {"m": 4096, "n": 4096, "k": 4096}
+    b.op("product", kind="matmul", dtype="bf16", flops=2 * 4096**3, attributes=sizes)
+    device = make_device("gpu0", {"preset": "h200-sxm", **keys})
+    assert device.cost is not None
+    return int(device.cost.durations_ns(b.build(), device)[0])
+
+
+def test_an_ideal_h200_runs_a_product_at_its_peak() -> None:
+    # Without overheads and losses: 2 x 4096^3 flop at 989.4 TFLOP/s. The fitted model is nothing but losses.
+    assert _product_ns(ideal=True) == round(2 * 4096**3 / 989.4e3)
+    assert _product_ns(ideal=True, cost=[{"fitted": "h200"}, "roofline"]) == _product_ns()
+
+
+def test_each_number_of_a_fitted_model_can_be_set_alone() -> None:
+    launch_ns = load_fit("h200").gemm.launch_ns
+    without = _product_ns(cost={"fitted": {"device": "h200", "gemm": {"launch_ns": 0}}})
+    assert abs(_product_ns() - without - launch_ns) <= 1  # each is rounded
+    losses = ("k_latency_ns", "epilogue_ns", "quantisation", "bandwidth_half_bytes", "throttle")
+    for name in losses:  # split_ns is not paid by a product of many tiles
+        assert _product_ns(cost={"fitted": {"device": "h200", "gemm": {name: 0}}}) <= _product_ns()
+    every = dict.fromkeys(("launch_ns", "split_ns", *losses), 0)
+    assert _product_ns(cost={"fitted": {"device": "h200", "gemm": every}}) < without
+
+
+@pytest.mark.parametrize(
+    ("fitted", "says"),
+    [
+        ({"gemm": {}}, r"gpu0\.cost\.fitted\.device is missing; known: h200"),
+        ({"device": "h200", "gem": {}}, "unknown key of gpu0.cost.fitted 'gem'; did you mean 'gemm'"),
+        ({"device": "h200", "gemm": {"lunch_ns": 0}}, "did you mean 'launch_ns'"),
+        ({"device": "h200", "gemm": {"launch_ns": "0us"}}, "'0us' is not a number; accepted: one in ns"),
+        ({"device": "h200", "gemm": {"launch_ns": 246_132}}, "246132 ns is outside 500 to 10000 ns"),
+        ({"device": "h200", "attention": {"sm_flop_per_s": 0}}, "0 flop/s is outside 3e"),
+    ],
+)
+def test_wrong_numbers_of_a_fitted_model_are_named(fitted: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        _product_ns(cost={"fitted": fitted})
+
+
+def test_limits_of_a_preset_can_be_lifted() -> None:
+    device = make_device(
+        "gpu0", {"preset": "h200-sxm", "queue_depth": "unlimited", "copy_engines": "unlimited"}
+    )
+    assert device.queue_depth is None
+    assert device.details["copy_engines"] is None
+    with pytest.raises(InputError, match=r"gpu0\.queue_depth: it must be at least 1"):
+        make_device("gpu0", {"preset": "h200-sxm", "queue_depth": 0})

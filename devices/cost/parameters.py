@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["from_mapping", "from_vector", "parameter", "ranges", "to_mapping", "to_vector"]
+__all__ = ["from_mapping", "from_vector", "parameter", "ranges", "to_mapping", "to_vector", "with_values"]
 
 P = TypeVar("P")
 FloatArray = npt.NDArray[np.float64]
@@ -91,3 +91,55 @@ def from_mapping(kind: type[P], given: Mapping[str, Mapping[str, Any]]) -> P:
         raise InputError(
             f"{kind.__name__}: each parameter is a mapping with a number as its value"
         ) from error
+
+
+def with_values(parameters: P, given: Mapping[str, object], what: str) -> P:
+    """Return the parameters with some values replaced, in the unit that each has in its file.
+
+    A value must lie where the parameter still has its meaning. Zero, which switches an effect off, is
+    accepted as well of whatever is a cost: a time, or a share or size that may be as small as one likes.
+
+    Parameters
+    ----------
+    parameters : dataclass
+        The values that stay.
+    given : mapping of str to number
+        The new ones.
+    what : str
+        The beginning of messages.
+
+    Raises
+    ------
+    UnknownNameError
+        A parameter that the model does not have.
+    InputError
+        No number, or one outside the parameter's range.
+
+    Examples
+    --------
+    >>> from devices.cost.fitted import load_fit
+    >>> with_values(load_fit("h200").gemm, {"launch_ns": 0}, "gemm").launch_ns
+    0.0
+    >>> with_values(load_fit("h200").gemm, {"l2_bytes": 0}, "gemm")
+    Traceback (most recent call last):
+        ...
+    sim.errors.InputError: gemm.l2_bytes: 0 B is outside 5e+06 to 1e+08 B, where it still means ...
+    """
+    fields = {f.name: f.metadata for f in dataclasses.fields(parameters)}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name not in fields:
+            raise UnknownNameError(f"parameter {what}", name, list(fields))
+        about = fields[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InputError(f"{what}.{name}: {value!r} is not a number; accepted: one in {about['unit']}")
+        off = value == 0 and (about["unit"] == "ns" or name in _MAY_VANISH)
+        if not (off or about["low"] <= value <= about["high"]):
+            raise InputError(
+                f"{what}.{name}: {value:g} {about['unit']} is outside {about['low']:g} to {about['high']:g} "
+                f"{about['unit']}, where it still means what it says: {about['meaning']}"
+            )
+    return dataclasses.replace(parameters, **{name: float(value) for name, value in given.items()})  # type: ignore[type-var, arg-type]
+
+
+_MAY_VANISH = ("bandwidth_half_bytes",)
+"""Sizes of zero that leave no division by zero behind: the effect is then gone."""
