@@ -51,7 +51,7 @@ GROUPS = {
     "sim.kernels": "kernel",
     "sim.allocators": "allocator",
     "sim.importers": "importer",
-    "sim.workloads": "workload builder",
+    "sim.workloads": "kind of workload",
 }
 """Each entry-point group and what one of its members is called in messages."""
 

@@ -41,7 +41,7 @@ class Workload(Strict):
     """One kind of workload; its fields are the keys that it accepts.
 
     Override `build`, and `default_machine` where a machine may be left out. The kind becomes known by
-    one line in `scenarios.workloads.WORKLOADS`.
+    an entry point of the group ``sim.workloads``; its name is the key that tells the kind, one of the fields.
 
     Attributes
     ----------

@@ -1,0 +1,85 @@
+"""Kinds of workload from other packages: their keys are checked, and they run, as the built-in ones do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scenarios.workloads import WORKLOADS
+from sim import plugins
+
+MODULE = '''
+"""A package of somebody else's."""
+
+from sim import GraphBuilder
+from scenarios.workloads import Workload
+
+
+class Chain(Workload):
+    """Ops one after another."""
+
+    chain: int
+
+    def build(self, document, machine):
+        b = GraphBuilder("chain")
+        for i in range(self.chain):
+            b.op(f"op{i}", inputs=[f"op{i - 1}"] if i else [], duration_ns=1000)
+        return b.build()
+
+
+def no_kind():
+    """A function is no kind of workload."""
+'''
+SCENARIO = "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\nworkload: {chain: %s}\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a folder with an installed package that offers a kind of workload, and what is none."""
+    info = tmp_path / "chains-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chains\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[sim.workloads]\nchain = chains:Chain\nbad = chains:no_kind\nlost = chains_lost:Lost\n"
+    )
+    (tmp_path / "chains.py").write_text(MODULE)
+    return tmp_path
+
+
+def run(site: Path, root: Path, count: object) -> subprocess.CompletedProcess[str]:
+    """Run a scenario of that kind in a process of its own: kinds are found once in a process."""
+    path = site / "s.yaml"
+    path.write_text(SCENARIO % count)
+    return subprocess.run(
+        [sys.executable, "-c", "from scenarios.cli import app; app()", "run", str(path), "--json"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{root}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_kind_of_another_package_runs_and_what_is_none_is_left_out_with_a_warning(
+    site: Path, root: Path
+) -> None:
+    done = run(site, root, 3)
+    assert done.returncode == 0, done.stderr
+    assert '"makespan_ns": 3000' in done.stdout
+    assert "the kind of workload 'bad' is left out: <function no_kind" in done.stderr
+    assert "the kind of workload 'lost' of chains (chains_lost:Lost) cannot be loaded" in done.stderr
+
+
+def test_its_keys_are_checked(site: Path, root: Path) -> None:
+    done = run(site, root, "many")
+    assert done.returncode == 2
+    assert "s.yaml:2:19: workload.chain: " in done.stderr
+
+
+def test_every_kind_is_an_entry_point() -> None:
+    assert list(WORKLOADS) == plugins.names("sim.workloads")
+    assert "ops" in WORKLOADS
