@@ -31,6 +31,7 @@ from devices.tiled import TiledCost
 from sim import plugins
 from sim.errors import InputError
 from sim.model import CostModel
+from sim.options import require_call
 from sim.units import round_half_up
 
 __all__ = ["make_cost"]
@@ -99,10 +100,20 @@ def make_cost(
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             return FittedCost(_fitted(parameters, f"{where}.fitted"))
-        made: CostModel = plugins.lookup("sim.costs", name)(parameters, values)
-        return made
+        return _plugin(name, parameters, values, where)
 
     return build(spec, f"{what}.cost")
+
+
+def _plugin(name: str, parameters: Any, values: Mapping[str, Any], what: str) -> CostModel:
+    """Return the cost model of a plugin, once it can be called as it is going to be."""
+    make = plugins.lookup("sim.costs", name)
+    require_call(f"{what}: the cost model {name!r}", make, "parameters", "device")
+    made: CostModel = make(parameters, values)
+    require_call(
+        f"{what}: what the cost model {name!r} makes", made, "graph", "device", method="durations_ns"
+    )
+    return made
 
 
 def _fitted(spec: object, what: str) -> FittedCosts:

@@ -26,6 +26,7 @@ from sim import plugins
 from sim.errors import InputError
 from sim.graph import UNSET, Graph, IntArray
 from sim.model import Device
+from sim.options import require_call
 
 __all__ = ["Kernel", "KernelCost", "OpFacts", "kernel", "kernels"]
 
@@ -121,6 +122,7 @@ def kernels(parameters: Any = None, values: Mapping[str, Any] | None = None) -> 
             raise InputError(
                 f"kernel {name!r} is a {type(one).__name__}; make one with @devices.kernels.kernel(...)"
             )
+        require_call(f"kernel {name!r}", one.cost_ns, "op", "device")
         found.append(one)
     return KernelCost(tuple(found))
 

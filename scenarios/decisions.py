@@ -25,7 +25,7 @@ from sim import plugins
 from sim.errors import InputError, UnknownNameError
 from sim.model import Linearizer, Placement, StreamAssignment
 from sim.model import Policy as IssuePolicy
-from sim.options import misfit, parameters
+from sim.options import misfit, parameters, require_call
 from sim.units import parse_bytes, parse_duration
 
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
@@ -132,7 +132,7 @@ def resolve(
 
     def choose(key: str, group: str) -> Any:
         choice: Choice | None = getattr(spec, key)
-        return choice and _call_named(group, choice.name, choice.options, _below(source, key))
+        return choice and _chosen(group, choice, _below(source, key))
 
     return Decisions(
         label,
@@ -189,7 +189,7 @@ def _steps(spec: Policy, source: _Source) -> tuple[Step, ...]:
     steps = []
     for i, choice in enumerate(spec.compile or ()):
         at = _below(_below(source, "compile"), i)
-        rewrite = _call_named("sim.rewrites", choice.name, choice.options, at)
+        rewrite = _chosen("sim.rewrites", choice, at)
         steps.append(Step(choice.name, rewrite, at.loc))
     return tuple(steps)
 
@@ -231,8 +231,24 @@ def _policy(spec: Policy, source: _Source, *, inherited: bool = False) -> IssueP
     return policy
 
 
-def _call_named(group: str, name: str, options: Mapping[str, Any], source: _Source) -> Any:
-    return _call(_look_up(group, name, source), name, options, source)
+_METHODS: Final = {
+    "sim.placements": ("place", "graph", "machine", "cost_ns"),
+    "sim.streams": ("assign", "job"),
+    "sim.linearizers": ("order", "job"),
+    "sim.rewrites": ("apply", "graph"),
+}
+"""What an object of each group has to have: its method, and what that is called with."""
+
+
+def _chosen(group: str, choice: Choice, source: _Source) -> Any:
+    """Make the object that a choice names, which decides by one method."""
+    made = _call(_look_up(group, choice.name, source), choice.name, choice.options, source)
+    method, *arguments = _METHODS[group]
+    try:
+        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *arguments, method=method)
+    except InputError as error:
+        raise source.document.error(source.loc, str(error)) from None
+    return made
 
 
 def _look_up(group: str, name: str, source: _Source) -> Any:

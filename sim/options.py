@@ -23,7 +23,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["misfit", "parameters"]
+from sim.errors import InputError
+
+__all__ = ["misfit", "parameters", "require_call"]
 
 _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping)
@@ -50,8 +52,53 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         signature = inspect.signature(thing, eval_str=True)
     except (NameError, AttributeError):  # a name that only a type checker imports
         signature = inspect.signature(thing)
+    except ValueError:  # written in C, and says nothing of its parameters
+        return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in signature.parameters.items() if p.kind in named}
+
+
+def require_call(what: str, thing: object, *arguments: str, method: str | None = None) -> None:
+    """Refuse what cannot be called as its caller is about to: a plugin with another signature.
+
+    Parameters
+    ----------
+    what : str
+        Whose it is, the beginning of the message.
+    thing : object
+        A function or class, or, with `method`, an object that should have it.
+    *arguments : str
+        What it will be called with; these words are for the message, their number counts.
+    method : str, optional
+
+    Raises
+    ------
+    InputError
+        It is not callable, has no such method, or takes other arguments.
+
+    Examples
+    --------
+    >>> require_call("the kernel 'mine'", lambda op: 7, "op", "device")
+    Traceback (most recent call last):
+        ...
+    sim.errors.InputError: the kernel 'mine' should take (op, device): too many positional arguments
+    """
+    form = f"({', '.join(arguments)})"
+    called, takes = thing, f"should take {form}"
+    if method is not None:
+        called, takes = getattr(thing, method, None), f"should have a method {method}{form}"
+        if not callable(called):
+            raise InputError(f"{what} {takes}; {type(thing).__name__} has none")
+    if not callable(called):
+        raise InputError(f"{what} should be callable with {form}; found {type(thing).__name__} {thing!r:.60}")
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # written in C, and says nothing of its parameters
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InputError(f"{what} {takes}: {error}") from None
 
 
 def misfit(annotation: Any, value: object) -> str | None:

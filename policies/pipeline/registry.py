@@ -30,7 +30,7 @@ from policies.pipeline.zb_h import zb_h1, zb_h2
 from policies.pipeline.zb_v import zb_v
 from sim import plugins
 from sim.errors import InputError, UnknownNameError, nearest
-from sim.options import misfit, parameters
+from sim.options import misfit, parameters, require_call
 
 __all__ = ["default_chunks", "generate", "options", "schedules"]
 
@@ -207,4 +207,5 @@ def _family(name: str) -> _Family:
     if name not in plugins.names(_GROUP):
         raise UnknownNameError("pipeline schedule", name, [known for known, _ in schedules()])
     make = plugins.lookup(_GROUP, name)
+    require_call(f"the pipeline schedule {name!r}", make, "ranks", "micro_batches")
     return _Family(make, (inspect.getdoc(make) or "").partition("\n")[0], getattr(make, "chunks", 1))

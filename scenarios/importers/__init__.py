@@ -23,6 +23,7 @@ from scenarios.importers.graph_json import read_graph, write_graph
 from sim import plugins
 from sim.errors import InputError
 from sim.graph import Graph
+from sim.options import require_call
 
 __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
 
@@ -139,14 +140,22 @@ def _slope(
 def _importer(path: StrPath, format: str | None) -> Importer:
     """Return the importer called `format`, or the one that recognises the file."""
     if format is not None:
-        return cast("Importer", plugins.lookup(_GROUP, format))
+        return _checked(format)
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     for known in plugins.names(_GROUP):
-        importer = cast("Importer", plugins.lookup(_GROUP, known))
+        importer = _checked(known)
         if importer.recognises(name, head):
             return importer
     formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
+
+
+def _checked(name: str) -> Importer:
+    """Return an importer, once it has the two functions of one."""
+    importer = plugins.lookup(_GROUP, name)
+    require_call(f"the importer {name!r}", importer, "name", "head", method="recognises")
+    require_call(f"the importer {name!r}", importer, "path", method="load")
+    return cast("Importer", importer)
 
 
 def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
