@@ -25,13 +25,9 @@ from sim import plugins
 from sim.errors import InputError, UnknownNameError
 from sim.model import Linearizer, Placement, StreamAssignment
 from sim.model import Policy as IssuePolicy
-from sim.options import misfit, parameters, require_call
-from sim.units import parse_bytes, parse_duration
+from sim.options import SUFFIXES, misfit, parameters, require_call, spelling
 
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
-
-_SUFFIXES: Final = {"_ns": parse_duration, "_bytes": parse_bytes}
-"""Endings of a parameter that carry its unit, and how such a quantity is read."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +260,7 @@ def _look_up(group: str, name: str, source: _Source) -> Any:
 def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
     """Call a class or function with options, each a parameter of it."""
     named = parameters(thing) if callable(thing) else {}
-    spelled = {_spelling(parameter): parameter for parameter in named}
+    spelled = {spelling(parameter): parameter for parameter in named}
     arguments = {}
     document, loc = source.document, source.loc
     for key, value in options.items():
@@ -273,7 +269,7 @@ def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) ->
             raise document.error((*loc, key), f"{name} has no option {key!r}{near}", key=True)
         arguments[spelled[key]] = _value(spelled[key], named[spelled[key]], value, source, key)
     missing = [
-        _spelling(key)
+        spelling(key)
         for key, parameter in named.items()
         if parameter.default is inspect.Parameter.empty and key not in arguments
     ]
@@ -288,18 +284,10 @@ def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) ->
         raise document.error((*loc, *at[:1]), str(error)) from error
 
 
-def _spelling(parameter: str) -> str:
-    """Return how a parameter is written in a scenario: without its unit."""
-    for suffix in _SUFFIXES:
-        if parameter.endswith(suffix):
-            return parameter.removesuffix(suffix)
-    return parameter
-
-
 def _value(name: str, parameter: inspect.Parameter, value: Any, source: _Source, key: str) -> Any:
     if "Path" in str(parameter.annotation) and isinstance(value, str):
         return Path(source.document.file(value))
-    for suffix, parse in _SUFFIXES.items():
+    for suffix, parse in SUFFIXES.items():
         if name.endswith(suffix) and value is not None:
             try:
                 return parse(value, what="")

@@ -21,11 +21,15 @@ import types
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from sim.errors import InputError
+from sim.units import parse_bytes, parse_duration
 
-__all__ = ["misfit", "parameters", "require_call"]
+__all__ = ["SUFFIXES", "misfit", "parameters", "require_call", "spelling"]
+
+SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {"_ns": parse_duration, "_bytes": parse_bytes}
+"""Endings of a parameter that carry its unit, and how such a quantity is read."""
 
 _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping)
@@ -56,6 +60,20 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in signature.parameters.items() if p.kind in named}
+
+
+def spelling(parameter: str) -> str:
+    """Return how a parameter is written in a file, where values carry their units: without its own.
+
+    Examples
+    --------
+    >>> spelling("time_limit_ns"), spelling("window")
+    ('time_limit', 'window')
+    """
+    for suffix in SUFFIXES:
+        if parameter.endswith(suffix):
+            return parameter.removesuffix(suffix)
+    return parameter
 
 
 def require_call(what: str, thing: object, *arguments: str, method: str | None = None) -> None:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import pytest
 from scenario_texts import changed, write
 
-from policies.pipeline import generate
+from policies.pipeline import generate, options
 from scenarios.load import load_scenario
 from sim import plugins
-from sim.errors import InputError, ScenarioError
+from sim.errors import InfeasibleError, InputError, ScenarioError
 from sim.options import misfit, parameters
 
 PLAIN: list[Any] = ["x", "", -1, 0, 1.5, True, None, [], {}, [1, "x"], {"a": 1}, 10**30, float("nan"), "5us"]
@@ -112,11 +112,27 @@ def test_a_word_is_not_taken_for_true_nor_for_a_list_of_letters(tmp_path: Path) 
         ("gpipe", {"order": ["lifo"]}, "order should be 'lifo' or 'fifo'"),
         ("gpipe", {"order": "fif"}, "did you mean 'fifo'"),
         ("zb-auto", {"forward": "x"}, "forward should be a whole number or a list"),
+        ("zb-auto", {"time_limit": 5}, "zb-auto: time_limit: 5 has no unit"),
+        ("zb-auto", {"time_limit": "0s"}, "time_limit must be a whole number of at least 1"),
+        ("zb-auto", {"time_limit_s": 5}, "zb-auto has no option 'time_limit_s'; did you mean 'time_limit'"),
     ],
 )
 def test_options_of_schedules_are_held_to_theirs(name: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         generate(name, ranks=2, micro_batches=2, **given)
+
+
+def test_quantities_of_schedules_carry_their_units_as_everywhere() -> None:
+    assert options("zb-auto")["time_limit"] == 60_000_000_000
+    quick = generate("zb-auto", ranks=2, micro_batches=2, time_limit="5s")
+    assert quick.programs == generate("zb-auto", ranks=2, micro_batches=2).programs
+
+
+def test_the_search_ends_at_its_time_limit() -> None:
+    pytest.importorskip("ortools", reason="needs the extra opt")
+    sizes = {"ranks": 4, "micro_batches": 8, "forward": 5, "input_grad": 6, "weight_grad": 4}
+    with pytest.raises(InfeasibleError, match="no order found in 1 us; raise time_limit"):
+        generate("zb-auto", **sizes, transfer=1, memory_limit=6, solver="cp-sat", time_limit="1us")
 
 
 @pytest.mark.parametrize(

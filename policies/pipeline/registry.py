@@ -1,7 +1,8 @@
 """The schedules by name: one table, from which names, options and refusals follow.
 
 A family is a function ``make(ranks, micro_batches[, chunks], **options)``; its options are its
-keyword-only parameters, so that naming one in the signature is all it takes to add one. Other packages
+keyword-only parameters, so that naming one in the signature is all it takes to add one; ``time_limit_ns``
+is written ``time_limit: 5s``, as everywhere. Other packages
 add families as entry points of the group ``sim.pipelines``.
 """
 
@@ -30,7 +31,7 @@ from policies.pipeline.zb_h import zb_h1, zb_h2
 from policies.pipeline.zb_v import zb_v
 from sim import plugins
 from sim.errors import InputError, UnknownNameError, nearest
-from sim.options import misfit, parameters, require_call
+from sim.options import SUFFIXES, misfit, parameters, require_call, spelling
 
 __all__ = ["default_chunks", "generate", "options", "schedules"]
 
@@ -112,7 +113,7 @@ def options(name: str) -> Mapping[str, Any]:
     {'order': 'lifo', 'checkpoint': 'never'}
     """
     parameters = inspect.signature(_family(name).make).parameters
-    own = {key: p.default for key, p in parameters.items() if key not in _SIZES}
+    own = {spelling(key): p.default for key, p in parameters.items() if key not in _SIZES}
     return own if name == "custom" else {**own, "checkpoint": "never"}
 
 
@@ -142,7 +143,8 @@ def generate(
     checkpoint : {"never", "except_last", "always"}
         Which micro-batches are recomputed before their backward.
     **given
-        The schedule's own `options`, such as ``order="fifo"``.
+        The schedule's own `options`, such as ``order="fifo"``; quantities carry their unit, as in
+        ``time_limit="5s"``.
 
     Returns
     -------
@@ -168,9 +170,14 @@ def generate(
             close = nearest(key, known)
             hint = f"; did you mean {close!r}?" if close else ""
             raise InputError(f"{name} has no option {key!r}{hint} Known: {', '.join(known) or '(none)'}")
-    named = parameters(family.make)
+    named = {spelling(parameter): p for parameter, p in parameters(family.make).items()}
+    arguments: dict[str, Any] = {}
     for key, value in given.items():
-        annotation = named[key].annotation
+        parameter, annotation = named[key].name, named[key].annotation
+        if parameter != key:  # a quantity
+            arguments[parameter] = SUFFIXES[parameter.removeprefix(key)](value, what=f"{name}: {key}")
+            continue
+        arguments[key] = value
         if get_origin(annotation) is Literal and isinstance(value, str):
             require_choice(key, value, get_args(annotation))
         wanted = misfit(annotation, value)
@@ -181,7 +188,7 @@ def generate(
             raise InputError(
                 "a custom order has its own recompute actions (0R3); the option checkpoint is not for it"
             )
-        return custom(ranks, micro_batches, chunks, **given)
+        return custom(ranks, micro_batches, chunks, **arguments)
     chunks = family.chunks if chunks is None else chunks
     require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     slots = (ranks or 1) * (micro_batches or 1) * chunks
@@ -198,7 +205,7 @@ def generate(
             n for n, f in _FAMILIES.items() if "chunks" in inspect.signature(f.make).parameters
         )
         raise InputError(f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}")
-    return with_recompute(family.make(**sizes, **given), checkpoint)
+    return with_recompute(family.make(**sizes, **arguments), checkpoint)
 
 
 def _family(name: str) -> _Family:

@@ -34,6 +34,7 @@ from policies.pipeline.zb_optimal import optimal_programs
 from policies.pipeline.zb_problem import Objective, Problem, cost
 from policies.pipeline.zb_v import zb_v
 from sim.errors import InfeasibleError, InputError
+from sim.units import NS_PER_S
 
 __all__ = ["Solver", "zb_auto"]
 
@@ -54,7 +55,7 @@ def zb_auto(
     for_weight_grad: int | Sequence[int] | None = None,
     objective: Objective = "span",
     solver: Solver = "greedy",
-    time_limit_s: float = 60.0,
+    time_limit_ns: int = 60 * NS_PER_S,
 ) -> Schedule:
     """Search for an order with few bubbles.
 
@@ -80,8 +81,8 @@ def zb_auto(
         What to make small: the longest span of a rank, or the time from first start to last end.
     solver : {"greedy", "cp-sat"}
         Search, or search and prove (small sizes; needs the extra ``opt``).
-    time_limit_s : float
-        When CP-SAT stops.
+    time_limit_ns : int
+        When CP-SAT stops, in ns.
 
     Returns
     -------
@@ -109,6 +110,7 @@ def zb_auto(
         raise InputError(
             f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"
         )
+    require_positive(time_limit=time_limit_ns)
     stages = ranks * chunks
     (transfer,) = per_stage("transfer", transfer, 1)
     require_positive(memory_limit=stages if memory_limit is None else memory_limit)
@@ -138,7 +140,7 @@ def zb_auto(
         hint = _greedy(problem)
     except InfeasibleError:
         hint = None
-    best = optimal_programs(problem, hint, time_limit_s=time_limit_s)
+    best = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
     told = {"objective": best.objective, "bound": best.bound, "proven": best.proven}
     return replace(_schedule(problem, best.programs), meta=told)
 

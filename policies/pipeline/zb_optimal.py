@@ -27,6 +27,7 @@ from policies.pipeline.evaluate import evaluate
 from policies.pipeline.schedule import Programs, Schedule
 from policies.pipeline.zb_problem import Problem
 from sim.errors import InfeasibleError, MissingExtraError
+from sim.units import NS_PER_S, format_duration
 
 __all__ = ["Optimum", "optimal_programs"]
 
@@ -57,7 +58,9 @@ class Optimum:
         return self.objective == self.bound
 
 
-def optimal_programs(problem: Problem, hint: Schedule | None, *, time_limit_s: float = 60.0) -> Optimum:
+def optimal_programs(
+    problem: Problem, hint: Schedule | None, *, time_limit_ns: int = 60 * NS_PER_S
+) -> Optimum:
     """Search for the best order.
 
     Parameters
@@ -66,8 +69,8 @@ def optimal_programs(problem: Problem, hint: Schedule | None, *, time_limit_s: f
         Sizes, times and limits.
     hint : Schedule, optional
         A good order to start from.
-    time_limit_s : float
-        When to stop and return the best so far.
+    time_limit_ns : int
+        When to stop, in ns, and return the best so far.
 
     Raises
     ------
@@ -96,7 +99,7 @@ def optimal_programs(problem: Problem, hint: Schedule | None, *, time_limit_s: f
             for slot, at in zip(program, run.starts[rank], strict=True):
                 model.add_hint(start[slot.parts[0]], at)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.max_time_in_seconds = time_limit_ns / NS_PER_S
     solver.parameters.num_workers = 8
     solver.parameters.random_seed = 0
     status = solver.solve(model)
@@ -106,7 +109,7 @@ def optimal_programs(problem: Problem, hint: Schedule | None, *, time_limit_s: f
         )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise InfeasibleError(
-            f"no order found in {time_limit_s:g} s; raise time_limit_s, or use solver: greedy"
+            f"no order found in {format_duration(time_limit_ns)}; raise time_limit, or use solver: greedy"
         )
     by_rank: list[list[tuple[int, Action]]] = [[] for _ in range(problem.ranks)]
     for action, variable in start.items():
