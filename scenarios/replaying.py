@@ -47,9 +47,7 @@ def replay_under(
     InputError
         An unknown allocator or option.
     OutOfMemoryError
-        Memory ran out at some event.
-    InfeasibleError
-        A plan that is larger than the device.
+        Memory ran out at some event, or a plan is larger than the device.
     """
     spec = read_allocator({"name": allocator, **options}, f"--allocator {allocator}")
     if spec.malloc_ns or spec.free_ns or spec.synchronise_ns:

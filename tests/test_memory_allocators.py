@@ -327,7 +327,7 @@ def test_planned_waits_for_its_place() -> None:
         planned.alloc(1, owner="bb")
     with pytest.raises(InputError, match="asks for 7 bytes, and 6 were planned"):
         planned.alloc(7, owner="b")
-    with pytest.raises(InfeasibleError, match="takes 11 B, and the device has 10 B left"):
+    with pytest.raises(OutOfMemoryError, match="takes 11 B of 10 B left, before time 0"):
         PlannedAllocator(plan, ["a", "b", "c"], 10)
 
 

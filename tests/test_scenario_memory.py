@@ -184,3 +184,33 @@ def test_the_command_line_shows_it(tmp_path: Path) -> None:
 def test_json_has_it(tmp_path: Path) -> None:
     result = sim("run", write(tmp_path, TEXT), "--set", "policy.allocator=pool", "--json")
     assert json.loads(result.stdout)["memory"]["gpu0"]["allocations"] == 3
+
+
+def test_a_plan_that_is_too_large_is_out_of_memory_like_any_other(tmp_path: Path) -> None:
+    """Parameters take 300 MB of 800; a, b and c, 200 MB each, live at once while c runs: 600 MB."""
+    path = tmp_path / "planned.yaml"
+    path.write_text(
+        """\
+machine: {devices: {gpu0: {kind: gpu, memory: 800MB}}}
+workload:
+  parameters: {w: {size: 300MB, device: gpu0}}
+  ops:
+    a: {duration: 1us, inputs: [w], output: 200MB}
+    b: {duration: 1us, inputs: [a], output: 200MB}
+    c: {duration: 1us, inputs: [a, b], output: 200MB}
+policy: {name: in-order, allocator: planned}
+"""
+    )
+    result = sim("run", path)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "out of memory on gpu0 (planned allocator): the plan (greedy) takes 572.2 MiB of 476.8 MiB left, "
+        "before time 0",
+        "  limit            762.9 MiB",
+        "  other users      286.1 MiB that are not planned, such as parameters",
+        "  least plan       572.2 MiB: no plan for this order is known to take less",
+        "  largest holders  'a' 190.7 MiB; 'b' 190.7 MiB; 'c' 190.7 MiB, at step 2 of the plan, its fullest",
+        "  what would help  at least 95.37 MiB more memory, or as much less in use: a smaller batch, "
+        "recomputation",
+    ]
+    assert sim("run", path, "--set", "machine.devices.gpu0.memory=900MB").exit_code == 0

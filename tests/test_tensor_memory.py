@@ -13,7 +13,7 @@ from devices.memory.spec import MemorySpec, read_allocator
 from devices.memory.tensors import TensorMemory, program_events, tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.errors import InfeasibleError, InputError, OutOfMemoryError, StuckError, UnknownNameError
+from sim.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 from sim.job import make_job
 
 
@@ -222,7 +222,7 @@ def test_parameters_lie_beside_a_static_plan_and_count() -> None:
     planned = tensor_memory({"gpu0": MemorySpec("planned")})
     trace = simulate(builder.build(), gpu(1010), ReadyQueue(), memory=planned)
     assert peak(trace) == peak(trace, "reserved") == 1010
-    with pytest.raises(InfeasibleError, match="takes 110 B, and the device has 100 B left"):
+    with pytest.raises(OutOfMemoryError, match="takes 110 B of 100 B left, before time 0"):
         simulate(builder.build(), gpu(1000), ReadyQueue(), memory=planned)
 
 

@@ -13,8 +13,8 @@ from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span
 from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
 from devices.memory.plan import PLANNERS, Lifetime, Plan
-from sim.errors import InfeasibleError, InputError, UnknownNameError, nearest
-from sim.units import format_bytes
+from devices.memory.plan_oom import plan_too_large
+from sim.errors import InputError, UnknownNameError, nearest
 
 __all__ = ["PlannedAllocator", "lifetimes_of_events"]
 
@@ -36,7 +36,7 @@ class PlannedAllocator(Allocator):
 
     Raises
     ------
-    InfeasibleError
+    OutOfMemoryError
         The plan is larger than the device.
 
     Examples
@@ -67,12 +67,7 @@ class PlannedAllocator(Allocator):
             raise InputError(f"{name}: a plan of {len(plan.offsets)} tensors for {len(owners)} owners")
         base = self.memory.malloc(plan.nbytes)
         if base is None:
-            left = (self.memory.capacity or 0) - self.memory.used
-            takes, has, bound = (format_bytes(x, iec=True) for x in (plan.nbytes, left, plan.bound))
-            raise InfeasibleError(
-                f"{name}: the memory plan ({plan.planner}) takes {takes}, and the device has {has} left; "
-                f"no plan is known to take less than {bound}"
-            )
+            raise plan_too_large(plan, owners, self.memory, name)
         self._base = base
         self.device_mallocs = 1
         self._reserve(plan.nbytes)
@@ -109,7 +104,7 @@ class PlannedAllocator(Allocator):
         ------
         UnknownNameError
             There is no such planner.
-        InfeasibleError
+        OutOfMemoryError
             The plan is larger than the device.
         """
         if planner not in PLANNERS:

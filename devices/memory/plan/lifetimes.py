@@ -22,7 +22,7 @@ from typing import NamedTuple
 from devices.memory.base import round_up
 from sim.errors import InputError, InvariantError
 
-__all__ = ["Lifetime", "Plan", "peak_live"]
+__all__ = ["Lifetime", "Plan", "fullest_step", "peak_live"]
 
 
 class Lifetime(NamedTuple):
@@ -96,12 +96,30 @@ def peak_live(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
     >>> peak_live([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
     7
     """
+    return max(_live_at_steps(lifetimes, alignment).values(), default=0)
+
+
+def fullest_step(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
+    """Return the first step at which most bytes are alive; 0 without lifetimes.
+
+    Examples
+    --------
+    >>> fullest_step([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
+    2
+    """
+    live = _live_at_steps(lifetimes, alignment)
+    return max(live, key=lambda step: live[step], default=0)
+
+
+def _live_at_steps(lifetimes: Iterable[Lifetime], alignment: int) -> dict[int, int]:
+    """Return the bytes alive from each step on at which that changes, in order."""
     change: dict[int, int] = {}
     for nbytes, first, last in lifetimes:
         size = round_up(nbytes, alignment)
         change[first] = change.get(first, 0) + size
         change[last + 1] = change.get(last + 1, 0) - size
-    return max(itertools.accumulate(change[step] for step in sorted(change)), default=0)
+    steps = sorted(change)
+    return dict(zip(steps, itertools.accumulate(change[step] for step in steps), strict=True))
 
 
 def checked(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[Lifetime, ...]:
