@@ -258,7 +258,7 @@ class Torch:
     """The namespace ``torch``."""
 
     __version__ = "2.13.0"
-    bfloat16 = "bfloat16"
+    bfloat16, float16, float32 = "bfloat16", "float16", "float32"
     uint8 = "uint8"
     version = SimpleNamespace(cuda="13.0")
 

@@ -18,6 +18,7 @@ from devices.real.issue_costs import issue_costs_ns
 from devices.real.torch_memory import idle_streams
 from scenarios.calibrate.probes import ALLOCATION_BYTES, COPY_BYTES, probes
 from scenarios.calibrate.session import Session
+from sim import Device, GraphBuilder
 from sim.errors import InfeasibleError, InputError, RunError
 
 KERNEL_NS = 100_000
@@ -111,7 +112,7 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
     kernels = [
         (kind, context)
         for kind in ("matmul", "elementwise", "softmax")
-        for context in ("cold", "isolated", "neighbours busy")
+        for context in ("cold", "isolated", "neighbours busy", "warm, fp16", "warm, fp32")
     ]
     allocations = [("allocation", context) for context in ("fresh", "reuse", "release")]
     assert set(tables) == {*copies, *kernels, *allocations}
@@ -127,6 +128,18 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
     assert set(session.samples["allocator_rounding_bytes"]) == {512}
     found = Calibration("cuda", "fake", {}, {}, session.tables)
     assert found.lookup("copy-h2d", context="pageable", nbytes=1 << 20) == KERNEL_NS
+
+
+def test_an_op_takes_what_was_measured_for_its_data_type() -> None:
+    def table(context: str, ns: int) -> dict[str, Any]:
+        return {"kind": "matmul", "axes": ["size"], "context": context, "rows": [[64, ns]]}
+
+    builder = GraphBuilder("dtypes")
+    for dtype in ("float32", "fp16", "bf16", None):
+        builder.op(f"{dtype}", kind="matmul", dtype=dtype, attributes={"size": 64})
+    tables = [table("warm", 10), table("warm, fp32", 80), table("cold", 99)]
+    found = Calibration("cuda", "fake", {}, {}, tables)
+    assert found.durations_ns(builder.build(), Device("gpu0")).tolist() == [80, 10, 10, 10]
 
 
 def test_each_kind_of_call_has_its_cost(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@
 
 Quantities become the numbers of a `sim.Device`; tables become cost tables, in a scenario by
 ``cost: {table: calibration.json}``. A context is kept with its table, because a duration without
-the company it was measured in is biased; `warm` is what a scenario gets.
+the company it was measured in is biased; `warm` is what a scenario gets, or ``warm, fp32`` where an op
+has that data type.
 
 A table may be ``"along": "repeat"``: between rows that differ in that axis alone it is a straight line,
 because a kernel that runs again adds what it takes. The power laws of `devices.cost.table`, which is what
@@ -30,6 +31,7 @@ import numpy as np
 
 from devices.cost.table import Axis, CostTable
 from devices.cost.table_file import load_table
+from devices.costing import dtype_name
 from sim.errors import InputError
 from sim.export.atomic import write_text
 from sim.graph import UNSET, Graph, IntArray
@@ -125,10 +127,15 @@ class Calibration:
         return int(tables[kind].lookup(**sizes))
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
-        """Return one duration per op in ns, -1 for kinds that were not measured."""
+        """Return one duration per op in ns, -1 for kinds that were not measured.
+
+        An op with a data type that has a table of its own (context ``warm, fp32``) is looked up there.
+        """
         ns = np.full(len(graph), UNSET)
+        by_dtype = [self._tables.get(f"warm, {dtype_name(name)}", {}) for name in (*graph.dtypes, "")]
         for op in range(len(graph)):
-            table = self._warm.get(graph.kind(op))
+            kind = graph.kind(op)
+            table = by_dtype[graph.dtype_code[op]].get(kind) or self._warm.get(kind)
             if table is not None:
                 facts = {"repeat": 1, **graph.attributes.get(op, {})}
                 ns[op] = table.lookup(**{axis.name: facts[axis.name] for axis in table.axes})

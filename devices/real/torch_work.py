@@ -36,6 +36,8 @@ class TorchWork:
         Ops as `devices.real.kernels` describes them.
     seed : int
         Of the data: random, never zeros, which save power and so run faster.
+    dtype : str
+        Torch's name of the data type of all matrices.
 
     Raises
     ------
@@ -43,8 +45,8 @@ class TorchWork:
         A kind that torch does not do here.
     """
 
-    def __init__(self, torch: Any, graph: Graph, seed: int = 0) -> None:
-        self.torch = torch
+    def __init__(self, torch: Any, graph: Graph, seed: int = 0, dtype: str = "bfloat16") -> None:
+        self.torch, self.dtype = torch, getattr(torch, dtype)
         self.names = graph.op_names
         self.kernels = kernels_of(graph)
         for name, kernel in zip(self.names, self.kernels, strict=True):
@@ -70,15 +72,15 @@ class TorchWork:
         self.serial: list[Any] | None = None
 
     def _random(self, n: int) -> Any:
-        return self.torch.randn(n, n, device="cuda", dtype=self.torch.bfloat16) * n**-0.5
+        return self.torch.randn(n, n, device="cuda", dtype=self.dtype) * n**-0.5
 
     def _empty(self, n: int) -> Any:
-        return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.torch.bfloat16)
+        return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.dtype)
 
     def _on_host(self, n: int, kind: str) -> Any:
         """Return a matrix in host memory: pageable, or page-locked as copies that overlap need it."""
         pinned = kind not in HOLDS_HOST
-        return self.torch.full((n, n), float("nan"), dtype=self.torch.bfloat16, pin_memory=pinned)
+        return self.torch.full((n, n), float("nan"), dtype=self.dtype, pin_memory=pinned)
 
     def reset(self) -> None:
         """Fill all results with NaN."""

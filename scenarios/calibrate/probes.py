@@ -45,6 +45,9 @@ KERNELS: Final = {"matmul": (512, 2048, 4096), "elementwise": (1024, 4096), "sof
 
 CONTEXTS: Final = ("cold", "warm", "neighbours busy")
 
+DTYPES: Final = {"fp16": "float16", "fp32": "float32"}
+"""Data types besides bf16, in which everything else is measured: our name → torch's. fp32 without TF32."""
+
 
 def probes(session: Session, torch: Any) -> None:
     """Measure all of them."""
@@ -56,6 +59,7 @@ def probes(session: Session, torch: Any) -> None:
     _allocator(session, torch, n)
     _contexts(session, torch, n)
     _hops(session, torch, n)
+    _data_types(session, torch, n)
 
 
 def _queue(session: Session, torch: Any) -> None:
@@ -158,36 +162,55 @@ def _allocator(session: Session, torch: Any, n: int) -> None:
 
 def _contexts(session: Session, torch: Any, n: int) -> None:
     """The same kernels after a flushed L2, after themselves, and beside products on another stream."""
-    for kind, sizes in KERNELS.items():
-        builder = GraphBuilder(kind)
-        for size in sizes:
-            builder.op(f"{kind}-{size}", kind=kind, duration_ns=1, attributes={"size": size, "repeat": 1})
-        work = TorchWork(torch, builder.build())
+    for kind in KERNELS:
+        work = _work(torch, kind)
         for context in CONTEXTS:
+            # `warm` is what the grid has measured; here it is what the other two compare with.
+            _kernels(session, torch, work, kind, context, "isolated" if context == "warm" else context, n)
 
-            def measure(work: TorchWork = work, context: str = context, sizes: Any = sizes) -> Samples:
-                return {
-                    str(size): [
-                        float(ns)
-                        for ns in kernel_ns(torch, lambda op=op: work.launch(op), context, n)  # type: ignore[misc]
-                    ]
-                    for op, size in enumerate(sizes)
-                }
 
-            steady = [str(size) for size in sizes if size >= 4096] if context != "neighbours busy" else []
-            found = session.probe(f"{kind}, {context}", measure, steady)
-            if found is None:
-                continue
-            stats = [summary(found[str(size)]) for size in sizes]
-            session.tables.append(
-                {
-                    "kind": kind, "axes": ["size", "repeat"],
-                    # `warm` is what the grid has measured; here it is what the other two compare with.
-                    "context": "isolated" if context == "warm" else context,
-                    "rows": [[size, 1, s.median] for size, s in zip(sizes, stats, strict=True)],
-                    "statistics": [s.to_json() for s in stats],
-                }
-            )  # fmt: skip
+def _data_types(session: Session, torch: Any, n: int) -> None:
+    """The same kernels on other data types, after themselves: tables for ops that have them."""
+    for dtype, name in DTYPES.items():
+        for kind in KERNELS:
+            _kernels(session, torch, _work(torch, kind, name), kind, "warm", f"warm, {dtype}", n)
+
+
+def _work(torch: Any, kind: str, dtype: str = "bfloat16") -> TorchWork:
+    """Return one op of a kind for each of its sizes."""
+    builder = GraphBuilder(kind)
+    for size in KERNELS[kind]:
+        builder.op(f"{kind}-{size}", kind=kind, duration_ns=1, attributes={"size": size, "repeat": 1})
+    return TorchWork(torch, builder.build(), dtype=dtype)
+
+
+def _kernels(
+    session: Session, torch: Any, work: TorchWork, kind: str, context: str, called: str, n: int
+) -> None:
+    """Keep a table of the ops of `work`, measured in one context."""
+    sizes = KERNELS[kind]
+
+    def measure() -> Samples:
+        return {
+            str(size): [
+                float(ns)
+                for ns in kernel_ns(torch, lambda op=op: work.launch(op), context, n)  # type: ignore[misc]
+            ]
+            for op, size in enumerate(sizes)
+        }
+
+    steady = [str(size) for size in sizes if size >= 4096] if context != "neighbours busy" else []
+    found = session.probe(f"{kind}, {called}", measure, steady)
+    if found is None:
+        return
+    stats = [summary(found[str(size)]) for size in sizes]
+    session.tables.append(
+        {
+            "kind": kind, "axes": ["size", "repeat"], "context": called,
+            "rows": [[size, 1, s.median] for size, s in zip(sizes, stats, strict=True)],
+            "statistics": [s.to_json() for s in stats],
+        }
+    )  # fmt: skip
 
 
 def _hops(session: Session, torch: Any, n: int) -> None:
