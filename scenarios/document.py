@@ -103,8 +103,14 @@ class Document:
         path = f"{dotted(loc)}: " if loc else ""
         return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
 
-    def with_settings(self, settings: Iterable[str]) -> Document:
-        """Return the document changed by ``KEY=VALUE`` texts (``--set``), applied in order.
+    def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
+        """Return the document changed by ``KEY=VALUE`` texts, applied in order.
+
+        Parameters
+        ----------
+        settings : iterable of str
+        option : str
+            What gave them on the command line, for messages.
 
         Raises
         ------
@@ -114,9 +120,9 @@ class Document:
         document = self
         for setting in settings:
             key, equals, text = setting.partition("=")
-            source = f"--set {setting}"
+            source = f"{option} {setting}"
             if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
-                raise ScenarioError(f"{source}: should be KEY=VALUE, as in --set workload.batch=32")
+                raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} workload.batch=32")
             value = read_yaml_text(text, source, places=False) if text.strip() else Node(None, Place(source))
             document = document._set(key.strip(), value, changed=True)
         return document

@@ -34,7 +34,9 @@ from sim.model import Machine
 __all__ = ["Case", "Scenario", "load_scenario"]
 
 
-def load_scenario(path: str | Path, *, sets: Iterable[str] = (), allow_code: bool = False) -> Scenario:
+def load_scenario(
+    path: str | Path, *, sets: Iterable[str] = (), vary: Iterable[str] = (), allow_code: bool = False
+) -> Scenario:
     """Read a scenario file.
 
     Parameters
@@ -43,6 +45,8 @@ def load_scenario(path: str | Path, *, sets: Iterable[str] = (), allow_code: boo
     sets : iterable of str
         ``KEY=VALUE`` texts that change the file's values before they are checked: a dotted path (list
         items by number) and a YAML value.
+    vary : iterable of str
+        More of them, of one point of a sweep: messages speak of ``--vary``.
     allow_code : bool
         Whether the scenario may name ``module:Class``, which runs other people's code.
 
@@ -56,7 +60,7 @@ def load_scenario(path: str | Path, *, sets: Iterable[str] = (), allow_code: boo
     >>> load_scenario("scenarios/quickstart.yaml", sets=["workload.batch=1"]).name
     'Inception v1 on one GPU'
     """
-    return _validated(Document.read(path).with_settings(sets), allow_code)
+    return _validated(Document.read(path).with_settings(sets).with_settings(vary, "--vary"), allow_code)
 
 
 def _validated(document: Document, allow_code: bool) -> Scenario:

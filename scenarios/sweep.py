@@ -121,9 +121,8 @@ def run_point(path: str, point: Point, sets: Sequence[str] = (), allow_code: boo
     from scenarios.run import run_case
 
     row: Row = {**dict(point.settings)}
-    scenario = load_scenario(
-        path, sets=[*sets, *(f"{k}={v}" for k, v in point.settings)], allow_code=allow_code
-    )
+    vary = [f"{key}={value}" for key, value in point.settings]
+    scenario = load_scenario(path, sets=sets, vary=vary, allow_code=allow_code)
     case = scenario.case(point.policy)
     try:
         result = run_case(case)

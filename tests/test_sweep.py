@@ -130,6 +130,16 @@ def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path) -> None:
     done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", "machine.devices.cpu0.corse=1,2"])
     assert done.exit_code == 2
     assert "cores" in done.stderr
+    assert "--vary machine.devices.cpu0.corse=1: " in done.stderr
+    assert "--set" not in done.stderr
+
+
+def test_each_setting_is_told_as_what_it_was_given_by(scenario: Path) -> None:
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2"]
+    done = CliRunner().invoke(app, ["sweep", str(scenario), *vary, "--set", "machine.devices.cpu0.corse=1"])
+    assert "--set machine.devices.cpu0.corse=1: " in done.stderr
+    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", ".cores=1,2"])
+    assert "--vary .cores=1: should be KEY=VALUE, as in --vary workload.batch=32" in done.stderr
 
 
 def test_a_point_that_fails_is_a_row_with_its_policy_and_exit_status_1(
