@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -170,7 +171,7 @@ def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: 
     listed = steps(backend, experiments, calibrated=calibrated)
     lines = []
     for step in listed:
-        words = [word if _is_here(word) else f"{word} (not here)" for word in step.needs.split(", ")]
+        words = [f"{word}{_lack(word)}" for word in step.needs.split(", ")]
         lines += [
             f"{step.name:26} {step.budget_s:4d} s  {step.does}",
             f"{'':34}needs {', '.join(words)}; writes {out / step.writes}",
@@ -186,11 +187,16 @@ def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: 
     return "\n".join(lines)
 
 
-def _is_here(module: str) -> bool:
+def _lack(module: str) -> str:
+    """Return what stands in the way of using a module, in brackets; nothing if it can be used."""
     try:
-        return find_spec(module) is not None
+        if find_spec(module) is None:
+            return " (not here)"
+        if module != "torch":
+            return ""
+        return "" if import_module("torch").cuda.is_available() else " (finds no CUDA device here)"
     except ImportError:  # somebody keeps it from being imported
-        return False
+        return " (not here)"
 
 
 def default_folder(backend: str, executor: Executor | None = None) -> Path:
