@@ -69,6 +69,16 @@ def test_running_out_is_an_answer(trace: Path) -> None:
     assert rest[-1].startswith("  what would help  at least 256 B more memory")
 
 
+def test_an_allocator_that_runs_out_leaves_the_others_compared(trace: Path) -> None:
+    """4.5 MB live at once: enough for who fragments nothing, and PyTorch wants 2 MiB for a by itself."""
+    both = sim("memory", trace, "--allocator", "caching", "--allocator", "counted", "--capacity", "5MB")
+    assert both.exit_code == 1
+    rows = [line.split()[0] for line in both.stdout.splitlines() if line]
+    assert "counted" in rows
+    assert "caching" not in rows
+    assert both.stderr.startswith("out of memory on the device (caching allocator): ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

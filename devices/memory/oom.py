@@ -94,7 +94,7 @@ def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list
         hints.append(f"at least {short} more memory, or as much less in use: a smaller batch, recomputation")
     elif not hints:
         hints.append(
-            f"less fragmentation: {_bytes(room)} are left, and not in one piece; a planned layout would fit, "
+            f"less fragmentation: {_bytes(room)} are left, and not in one piece; a planned layout may fit, "
             "or `counted`, whose pages may lie anywhere"
         )
     return hints

@@ -61,7 +61,7 @@ def memory(
     from scenarios.cli.progress import progress
     from scenarios.outputs import check_path
     from scenarios.replaying import MEMORY_SCHEMA, event_table, replay_report, replay_under
-    from sim.errors import InputError
+    from sim.errors import InputError, OutOfMemoryError
     from sim.export.tables import TABLE_ENDINGS, write_table
     from sim.units import parse_bytes
 
@@ -75,18 +75,26 @@ def memory(
     events = read_events(trace, device=device)
     if not events:
         raise InputError(f"{trace}: has no event, neither an allocation nor a free")
-    reports = []
+    reports, stories = [], []
     for name in names:
-        with progress(f"replaying {len(events):,} events through {name}"):
-            done = replay_under(events, name, limit, options)
+        try:
+            with progress(f"replaying {len(events):,} events through {name}"):
+                done = replay_under(events, name, limit, options)
+        except OutOfMemoryError as error:  # the others are still compared
+            stories.append(str(error))
+            continue
         reports.append(replay_report(done, name))
         if ops is not None:
             write_table(event_table(done), ops)
             typer.echo(f"wrote {ops}", err=True)
+    if not reports:
+        raise OutOfMemoryError("\n".join(stories))
     if json:
         print_json({"schema": MEMORY_SCHEMA, "trace": trace, "capacity_bytes": limit, "results": reports})
     else:
         _print(reports)
+    if stories:
+        raise OutOfMemoryError("\n".join(stories))
 
 
 def _options(sets: list[str]) -> dict[str, Any]:
