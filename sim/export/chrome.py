@@ -66,7 +66,7 @@ def write_chrome(
         file.write(_HEAD)
         before = ""
         for run, (label, each) in enumerate(traces.items()):
-            for line in lines_of(each, arrows=arrows, run=run, label=label):
+            for line in lines_of(each, most=arrows, run=run, label=label):
                 file.write(before)
                 file.write(line)
                 before = ",\n"
@@ -92,4 +92,4 @@ def chrome_events(trace: Trace, *, arrows: int = 20_000) -> Iterator[dict[str, A
     >>> [(e["name"], e["ts"], e["dur"]) for e in chrome_events(trace) if e["ph"] == "X"]
     [('a', 0.0, 1.5)]
     """
-    return map(json.loads, lines_of(trace, arrows=arrows))
+    return map(json.loads, lines_of(trace, most=arrows))
