@@ -14,7 +14,7 @@ from typing import Any, Final, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 
 from scenarios.document import Document, Loc, hint
-from sim.errors import ScenarioError
+from sim.errors import ScenarioError, nearest
 
 __all__ = ["scenario_error"]
 
@@ -34,10 +34,16 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
         The file.
     """
     lines = {}
-    for fault in error.errors(include_url=False):
+    faults = error.errors(include_url=False)
+    meant = {
+        loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
+    }
+    for fault in faults:
         loc = _existing(fault["loc"], document)
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"
+        if missing and fault["loc"] in meant:  # it is there, misspelt or misplaced, as another line says
+            continue
         message = _unknown(fault["loc"], model) if unknown else _message(fault)
         shown: Loc = (*loc, fault["loc"][-1]) if missing else loc
         place = document.place(loc, key=unknown)
@@ -89,10 +95,29 @@ def _shown(value: object) -> str:
 
 
 def _unknown(loc: Loc, model: type[BaseModel]) -> str:
-    known: set[str] = set()
-    for found in _models_at(model, loc[:-1]):
-        known |= {field.alias or name for name, field in found.model_fields.items()}
-    return f"no such key{hint(str(loc[-1]), known)}"
+    homes = _homes(loc, model)
+    if homes:
+        return f"no such key; it belongs under {' or '.join(homes)}"
+    return f"no such key{hint(str(loc[-1]), _keys_at(model, loc[:-1]))}"
+
+
+def _meant(loc: Loc, model: type[BaseModel]) -> list[Loc]:
+    """Return the keys beside an unknown one that may be meant: where it belongs, else the nearest."""
+    near = nearest(str(loc[-1]), sorted(_keys_at(model, loc[:-1])))
+    names = _homes(loc, model) or ([near] if near else [])
+    return [(*loc[:-1], name) for name in names]
+
+
+def _homes(loc: Loc, model: type[BaseModel]) -> list[str]:
+    """Return the blocks beside an unknown key that have a key of that name."""
+    beside = sorted(_keys_at(model, loc[:-1]))
+    return [name for name in beside if str(loc[-1]) in _keys_at(model, (*loc[:-1], name))]
+
+
+def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
+    """Return the keys that the mapping at `loc` may have."""
+    fields = [found.model_fields.items() for found in _models_at(model, loc)]
+    return {field.alias or name for each in fields for name, field in each}
 
 
 def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
@@ -107,7 +132,8 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
                 yield from _models_at(field.annotation, loc[1:])
         return
     if get_origin(annotation) in (dict, list):
-        yield from _models_at(get_args(annotation)[-1], loc[1:])
+        if loc:  # an item of it
+            yield from _models_at(get_args(annotation)[-1], loc[1:])
         return
     # A union or an annotated type; pydantic names the member of a tagged union in the path.
     tag = str(loc[0]) if loc and str(loc[0]).startswith("<") else None

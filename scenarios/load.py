@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from devices.machine import make_machine
 from devices.presets import machine_preset
 from scenarios.decisions import Decisions, overlay, resolve, resolve_schedule
-from scenarios.document import Document, Loc, hint
+from scenarios.document import Document, Loc, dotted, hint
 from scenarios.expect import Expectation, read_expectations
 from scenarios.faults import scenario_error
 from scenarios.schema import Policy, ScenarioFile
@@ -58,7 +58,7 @@ def load_scenario(
     Examples
     --------
     >>> load_scenario("scenarios/quickstart.yaml", sets=["workload.batch=1"]).name
-    'Inception v1 on one GPU'
+    'Inception v1 on one H200'
     """
     return _validated(Document.read(path).with_settings(sets).with_settings(vary, "--vary"), allow_code)
 
@@ -154,7 +154,8 @@ class Scenario:
             loc = _preset(error.name, self.document) or _subject(str(error), self.document)
             raise self.document.error(loc, known) from error
         except InputError as error:
-            raise self.document.error(_subject(str(error), self.document), str(error)) from error
+            loc = _subject(str(error), self.document)
+            raise self.document.error(loc, _without_subject(str(error), loc)) from error
 
     @cached_property
     def graph(self) -> Graph:
@@ -317,8 +318,7 @@ def _preset(name: str, document: Document) -> Loc | None:
 
 def _subject(message: str, document: Document) -> Loc:
     """Return the path of what a message of `devices` is about: it begins with ``gpu0.gap:``, ``links[0]:``"""
-    words = re.findall(r"[^.\[\]]+", message.partition(":")[0])
-    parts = tuple(int(word) if word.isdecimal() else word for word in words)
+    parts = _parts(message.partition(":")[0])
     for prefix in (("machine", "devices"), ("machine",), ()):
         loc = (*prefix, *parts)
         for n in range(len(loc), len(prefix), -1):
@@ -328,3 +328,26 @@ def _subject(message: str, document: Document) -> Loc:
             if node is not None:
                 return loc[:n]
     return ("machine",)
+
+
+def _parts(subject: str) -> Loc:
+    return tuple(int(word) if word.isdecimal() else word for word in re.findall(r"[^.\[\]]+", subject))
+
+
+def _without_subject(message: str, loc: Loc) -> str:
+    """Return a message of `devices` without the part of its subject in which `loc` ends: it is told once.
+
+    Examples
+    --------
+    >>> _without_subject("gpu0.gap: it is negative", ("machine", "devices", "gpu0", "gap"))
+    'it is negative'
+    >>> _without_subject("gpu0.gap: it is negative", ("machine", "devices", "gpu0"))
+    'gap: it is negative'
+    """
+    subject, colon, rest = message.partition(": ")
+    parts = _parts(subject)
+    for n in range(len(parts), 0, -1):
+        if colon and loc[-n:] == parts[:n]:
+            left = dotted(parts[n:])
+            return f"{left}: {rest}" if left else rest
+    return message
