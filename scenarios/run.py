@@ -8,17 +8,21 @@ from functools import cached_property
 from typing import Any
 
 from devices.launch import launched
+from devices.memory.groups import Groups
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
+from scenarios.document import Document
 from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
 from scenarios.op_places import op_place
-from scenarios.schema import MOST_TASKS
+from scenarios.schema import MOST_TASKS, ScenarioFile
 from sim.engine import Engine, Observer
-from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError
+from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError
+from sim.graph import Graph
 from sim.job import Job, make_job
 from sim.memory_log import memory_report
 from sim.metrics import summary
+from sim.model import Machine
 from sim.trace import Trace
 
 __all__ = ["Result", "run_case", "run_scenario"]
@@ -169,6 +173,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(compiled.graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
+        _check_names(content, compiled.graph, machine, scenario.document)
         job = make_job(
             compiled.graph,
             machine,
@@ -187,6 +192,24 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
     except (InfeasibleError, InputError) as error:
         # Nothing has run yet: it is the scenario that asks for what cannot be.
         raise scenario.document.error(op_place(str(error), scenario.document), str(error)) from error
+
+
+def _check_names(content: ScenarioFile, graph: Graph, machine: Machine, document: Document) -> None:
+    """Refuse a slow device or a limited model that nobody has: a slip of the pen would change nothing."""
+    devices = [device.name for device in machine.devices]
+    for name in content.noise.devices if content.noise is not None else ():
+        if name not in devices:
+            message = str(UnknownNameError("device", name, devices))
+            raise document.error(("noise", "devices", name), message)
+    limits = content.memory.limits or {} if content.memory is not None else {}
+    if limits:
+        group_of = Groups(limits)
+        found = {group_of(op) for op in graph.op_names}
+        for name in limits:
+            if name not in found:
+                models = sorted({op.partition("/")[0] for op in graph.op_names})
+                message = str(UnknownNameError("model", name, models))
+                raise document.error(("memory", "limits", name), message)
 
 
 def _task_names(job: Job) -> list[str]:

@@ -112,6 +112,15 @@ def test_virtual_devices_of_a_scenario() -> None:
         run(parts, "policy.allocator=planned")
 
 
+def test_a_limit_of_a_model_that_is_not_there_is_refused() -> None:
+    result = sim("run", SCENARIO, "--set", "memory.limits={trian: 650MB}")
+    assert result.exit_code == 2
+    assert (
+        "memory.limits.trian: unknown model 'trian'; did you mean 'train'? Known: serve, train"
+        in result.stderr
+    )
+
+
 def test_a_part_that_is_too_small_is_named() -> None:
     result = sim(
         "run", SCENARIO, "--set", "machine.devices.gpu0.virtual_devices={serve: 150MB, train: 850MB}"

@@ -137,7 +137,7 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
     [
         ("noise={sigma: -1}", "-1 is not a standard deviation of a logarithm"),
         ("noise={devices: {cpu0: 0}}", "0 is not a factor"),
-        ("noise={devices: {gpu7: 2}}", "unknown device 'gpu7'"),
+        ("noise={devices: {gpu7: 2}}", r"^--set noise=.*: noise.devices.gpu7: unknown device 'gpu7'"),
         ("noise={straggler_probability: 2}", "noise.straggler_probability"),
         ("noise={sigmma: 0.1}", "did you mean 'sigma'"),
         ("estimate_error=much", "estimate_error: 'much' is not a standard deviation"),
