@@ -2,7 +2,7 @@
 
 ::
 
-    --gantt out.png          all runs, one above the other, on one time axis
+    --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into
     --trace out.json.gz      all runs, side by side, for Perfetto
     --ops   out.csv          one row a task; a first column `policy` when there are several runs
     --memory out.png         memory over time, an axis for each run and device
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Outputs", "check_path", "write_graphs"]
 
 _ENDINGS: Final = {
-    "gantt": (".png", ".svg", ".pdf"),
+    "gantt": (".png", ".svg", ".pdf", ".html"),
     "trace": (".json", ".json.gz"),
     "ops": TABLE_ENDINGS,
     "memory": (".png", ".svg", ".pdf"),
@@ -46,6 +46,8 @@ class Outputs:
     ------
     InputError
         An ending that is not known, a folder that does not exist, or one file for two things.
+    MissingExtraError
+        A Gantt chart as HTML without Plotly.
     """
 
     gantt: str | None = None
@@ -64,6 +66,10 @@ class Outputs:
             if target.resolve() in taken:
                 raise InputError(f"--{what} {path}: is what --{taken[target.resolve()]} writes")
             taken[target.resolve()] = what
+        if self.gantt is not None and _is_html(self.gantt):
+            from sim.plot.html import need_plotly
+
+            need_plotly()
 
     def write(self, results: Sequence[Result]) -> list[str]:
         """Write what is wanted, each file whole or not at all; return the files."""
@@ -95,9 +101,17 @@ def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
 
 
 def _write_gantt(results: Sequence[Result], path: str) -> None:
-    from sim.plot import compare_gantt, save
+    from sim.plot import compare_gantt, save, save_html
 
-    save(compare_gantt({result.policy: result.trace for result in results}), path)
+    traces = {result.policy: result.trace for result in results}
+    if _is_html(path):
+        save_html(traces, path)
+    else:
+        save(compare_gantt(traces), path)
+
+
+def _is_html(path: str) -> bool:
+    return path.lower().endswith(".html")
 
 
 def _write_trace(results: Sequence[Result], path: str) -> None:

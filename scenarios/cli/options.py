@@ -49,7 +49,10 @@ AllowCode = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 Gantt = Annotated[
-    str | None, typer.Option("--gantt", metavar="FILE", help="Draw a Gantt chart (.png, .svg, .pdf).")
+    str | None,
+    typer.Option(
+        "--gantt", metavar="FILE", help="Draw a Gantt chart (.png, .svg, .pdf; .html to zoom into)."
+    ),
 ]
 
 TraceFile = Annotated[

@@ -1,12 +1,13 @@
 """Pictures of traces. Every plot takes `ax` and returns it; nothing is computed here that a table could hold.
 
 matplotlib is imported when something is drawn, and never its global state: figures are made with
-`new_figure`, saved with `save`.
+`new_figure`, saved with `save`. `save_html` writes a Gantt chart to zoom into, drawn by Plotly.
 """
 
 from sim.plot.figure import new_figure, save
 from sim.plot.gantt import compare_gantt, gantt
+from sim.plot.html import save_html
 from sim.plot.memory import memory
 from sim.plot.utilisation import utilisation
 
-__all__ = ["compare_gantt", "gantt", "memory", "new_figure", "save", "utilisation"]
+__all__ = ["compare_gantt", "gantt", "memory", "new_figure", "save", "save_html", "utilisation"]

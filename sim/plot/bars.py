@@ -13,7 +13,7 @@ from sim.graph import UNSET, IntArray
 from sim.intervals import levels
 from sim.trace import Trace
 
-__all__ = ["LAUNCH", "TRANSFER", "Bars", "arrows_of", "bars_of"]
+__all__ = ["LAUNCH", "TRANSFER", "Bars", "arrows_of", "bars_of", "name_of"]
 
 TRANSFER: Final = "transfer"
 LAUNCH: Final = "launch"
@@ -153,6 +153,14 @@ def _levels(lane: IntArray, start: IntArray, end: IntArray) -> tuple[IntArray, I
         level[mine] = levels(zip(start[mine].tolist(), end[mine].tolist(), strict=True))
         n_levels[mine] = int(level[mine].max()) + 1
     return level, n_levels
+
+
+def name_of(trace: Trace, row: int) -> str:
+    """Return the name of the op, or of the tensor that a transfer carries, of a bar's `row`."""
+    graph = trace.job.graph
+    if row < len(trace):
+        return graph.op_names[int(trace.tasks["op"][row])]
+    return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
 
 
 def arrows_of(trace: Trace, bars: Bars) -> tuple[IntArray, IntArray]:

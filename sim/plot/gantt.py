@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from sim.graph import UNSET, IntArray
-from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of
+from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of, name_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
 from sim.trace import Trace
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["colours_of", "compare_gantt", "gantt"]
+__all__ = ["colours_of", "compare_gantt", "gantt", "legend_of"]
 
 _HEIGHT = 0.8
 _LANE_INCHES = 0.36
@@ -110,7 +110,7 @@ def gantt(
     if title:
         ax.set_title(title, loc="left", fontsize=10)
     if legend:
-        _legend(ax, _present([bars]), colours, folded=folded)
+        _legend(ax, legend_of([bars], colours), folded=folded)
     return ax
 
 
@@ -155,7 +155,7 @@ def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True, issuers: b
         )
         ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
         ax.label_outer()
-    _legend(figure, _present(bars), colours, folded=any(folded))
+    _legend(figure, legend_of(bars, colours), folded=any(folded))
     return figure
 
 
@@ -235,13 +235,13 @@ def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale
     slots = _slots(trace, bars.row[roomy])
     rooms = length[roomy] / until * points
     numbered = any(
-        slot is not None and len(_name(trace, int(bars.row[k]))) * _LETTER > room - 3
+        slot is not None and len(name_of(trace, int(bars.row[k]))) * _LETTER > room - 3
         for k, slot, room in zip(roomy.tolist(), slots, rooms.tolist(), strict=True)
     )
     number = dict(zip(roomy.tolist(), slots, strict=True)) if numbered else {}
     for k in _by_turns(roomy, bars.kind[roomy], length[roomy])[:_LABELS].tolist():
         room = length[k] / until * points - 3
-        name = _name(trace, int(bars.row[k]))
+        name = name_of(trace, int(bars.row[k]))
         size = 7.0
         if (slot := number.get(k)) is not None:
             shown, size = slot, min(7.0, 7 * (room + 2) / (len(slot) * _LETTER))
@@ -271,13 +271,6 @@ def _by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
     first = np.cumsum(sizes) - sizes
     turn = np.arange(len(order)) - first[kind[order]]
     return bars[order[np.lexsort((-length[order], turn))]]
-
-
-def _name(trace: Trace, row: int) -> str:
-    graph = trace.job.graph
-    if row < len(trace):
-        return graph.op_names[int(trace.tasks["op"][row])]
-    return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
 
 
 def _ink(colour: str) -> str:
@@ -320,23 +313,30 @@ def _arrows(ax: Axes, trace: Trace, bars: Bars, scale: int) -> None:
         )
 
 
-def _present(bars: Sequence[Bars]) -> set[str]:
-    """Return the kinds that are seen: those with a bar of any width."""
-    return {each.kinds[k] for each in bars for k in np.unique(each.kind[each.end > each.start]).tolist()}
+def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return (label, colour) of what is seen, in the order of a legend.
+
+    Parameters
+    ----------
+    bars : sequence of Bars
+        All charts that the legend stands beside; only bars of some width are seen.
+    colours : mapping of str to str
+        Of `colours_of`. Kinds of op without a colour of their own are one label, ``other``.
+    """
+    present = {each.kinds[k] for each in bars for k in np.unique(each.kind[each.end > each.start]).tolist()}
+    ops = [kind for kind in colours if kind in present and kind not in (LAUNCH, TRANSFER)]
+    labels = [(kind, colours[kind]) for kind in ops if colours[kind] != OTHER]
+    if any(colours.get(kind, OTHER) == OTHER for kind in present):
+        labels.append(("other", OTHER))
+    return labels + [(kind, colours[kind]) for kind in (LAUNCH, TRANSFER) if kind in present]
 
 
-def _legend(
-    where: Axes | Figure, present: set[str], colours: Mapping[str, str], *, folded: bool = False
-) -> None:
+def _legend(where: Axes | Figure, labels: Sequence[tuple[str, str]], *, folded: bool = False) -> None:
     """Name the colours beside `where`; beside a figure a long list takes no height from the first axes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    ops = [kind for kind in colours if kind in present and kind not in (LAUNCH, TRANSFER)]
-    handles = [Patch(color=colours[kind], label=kind) for kind in ops if colours[kind] != OTHER]
-    if any(colours.get(kind, OTHER) == OTHER for kind in present):
-        handles.append(Patch(color=OTHER, label="other"))
-    handles += [Patch(color=colours[kind], label=kind) for kind in (LAUNCH, TRANSFER) if kind in present]
+    handles = [Patch(color=colour, label=label) for label, colour in labels]
     if folded:
         handles.append(Patch(color="none", label="(transfers too short to be seen)"))
     if len(handles) > 1:

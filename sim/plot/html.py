@@ -1,0 +1,280 @@
+"""The Gantt chart as one HTML file: zoom along time, point at a bar to read its story. No server, no network.
+
+::
+
+    in-order: 65 µs                     ▪conv ▪pool       a legend that shows and hides kinds
+    gpu0/0     ▇▇conv▇▇▇▇pool▇▇   ▇▇            ┊
+    gpu0/1                                      ┊         one time axis under all runs
+    ready-queue: 45 µs                                    ┌───────────────────────────┐
+    gpu0/0     ▇▇conv▇▇▇▇▇▇▇▇▇▇       ┊           at a bar │ block/conv1 (conv)        │
+    gpu0/1        ▇▇pool▇▇            ┊                   │ ready, issued, start, end │
+               0     10     20     30  time (µs)          │ waited 2 µs for: stream   │
+                                                          └───────────────────────────┘
+
+The figure is plain data in Plotly's schema (https://plotly.com/javascript/reference), made of the lanes, bars
+and colours of `sim.plot.gantt`; Plotly only draws it. Each legend entry is one trace of bars a run: thousands
+of bars in a trace are fast, as many shapes are not.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+
+from sim.errors import MissingExtraError
+from sim.export.atomic import write_text
+from sim.graph import UNSET
+from sim.plot.bars import LAUNCH, Bars, bars_of, name_of
+from sim.plot.figure import OTHER, time_unit
+from sim.plot.gantt import colours_of, legend_of
+from sim.trace import WAITS, Trace
+from sim.units import format_bytes
+
+__all__ = ["html_figure", "need_plotly", "save_html"]
+
+_NARROW: Final = 20_000
+"""Bars too narrow to be seen that all runs together may have; more become fewer (`Bars.packed`)."""
+_NAMES: Final = 1_500
+"""Bars that have names written into them, if there are no more; measuring the text of more is slow."""
+_HEIGHT: Final = 0.8
+_LANE: Final = 26
+_GAP: Final = 36
+_TOP: Final = 40
+_BOTTOM: Final = 60
+"""Pixels: a lane, between two runs (room for a title), above the first, below the last (the time axis)."""
+
+_Figure = dict[str, Any]
+
+
+def need_plotly() -> Callable[..., str]:
+    """Return Plotly's function that makes HTML; to be called early where a long run would be lost.
+
+    Raises
+    ------
+    MissingExtraError
+        Plotly is not installed.
+    """
+    try:
+        from plotly.io import to_html
+    except ImportError:
+        raise MissingExtraError("an interactive Gantt chart (.html)", "html") from None
+    make: Callable[..., str] = to_html
+    return make
+
+
+def save_html(
+    traces: Trace | Mapping[str, Trace],
+    path: str | os.PathLike[str],
+    *,
+    links: bool = True,
+    issuers: bool = False,
+) -> None:
+    """Write an interactive Gantt chart as one HTML file that needs no network, whole or not at all.
+
+    Same traces, same bytes, with one version of Plotly. About 5 MB of the file are Plotly's own code.
+
+    Parameters
+    ----------
+    traces : Trace, or mapping of str to Trace
+        Of several, each gets lanes of its own below its title, on one time axis.
+    path : path
+    links, issuers : bool
+        Whether transfers, and host threads with launches that cost time, get lanes.
+
+    Raises
+    ------
+    MissingExtraError
+        Plotly is not installed.
+    InputError
+        A directory that does not exist.
+    """
+    to_html = need_plotly()
+    named = {"": traces} if isinstance(traces, Trace) else traces
+    page = to_html(
+        html_figure(named, links=links, issuers=issuers),
+        config={"displaylogo": False, "scrollZoom": True},
+        include_plotlyjs=True,
+        validate=False,  # plain data; the tests validate
+        div_id="gantt",  # a random one otherwise
+    )
+    write_text(path, page)
+
+
+def html_figure(traces: Mapping[str, Trace], *, links: bool = True, issuers: bool = False) -> _Figure:
+    """Return the chart as a dict in Plotly's schema, with ``data`` and ``layout``.
+
+    Parameters
+    ----------
+    traces : mapping of str to Trace
+        Title → trace, from top to bottom.
+    links, issuers : bool
+        As for `save_html`.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=1500)
+    >>> figure = html_figure({"run": simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())})
+    >>> (bars,) = figure["data"]
+    >>> bars["base"], bars["x"], figure["layout"]["xaxis"]["title"]["text"]
+    ([0.0], [1500.0], 'time (ns)')
+    """
+    until = max(max(trace.makespan_ns for trace in traces.values()), 1)
+    every = [bars_of(trace, links=links, issuers=issuers) for trace in traces.values()]
+    colours = colours_of(list(traces.values()))
+    labels = legend_of(every, colours)
+    shown = [
+        bars.some(np.flatnonzero(bars.end > bars.start)).packed(until, _NARROW // len(every))
+        for bars in every
+    ]
+    named = sum(map(len, shown)) <= _NAMES
+    others = labels.index(("other", OTHER)) if ("other", OTHER) in labels else UNSET
+    data: list[_Figure] = []
+    for run, (trace, bars) in enumerate(zip(traces.values(), shown, strict=True)):
+        own = [(kind, colours[kind]) for kind in bars.kinds]
+        of_kind = np.array([labels.index(each) if each in labels else others for each in own])
+        for rank, (label, colour) in enumerate(labels):
+            mine = bars.some(np.flatnonzero(of_kind[bars.kind] == rank))
+            if len(mine):
+                first = all(each["legendgroup"] != str(rank) for each in data)
+                legend = {"legendgroup": str(rank), "legendrank": rank + 1, "showlegend": first}
+                look = {"name": html.escape(label, quote=False), "yaxis": _axis(run)}
+                data.append(look | legend | _bars(trace, mine, colour, until, named=named))
+    return {"data": data, "layout": _layout(traces, shown, until) | {"showlegend": len(labels) > 1}}
+
+
+def _axis(run: int, word: str = "y") -> str:
+    """Return the name of the run's vertical axis (``y``, ``y2``, ...), or its key in the layout."""
+    return word if run == 0 else f"{word}{run + 1}"
+
+
+def _bars(trace: Trace, bars: Bars, colour: str, until: int, *, named: bool) -> _Figure:
+    """Return a trace of horizontal bars: `base` is the start and `x` the length, in the unit of the axis."""
+    unit, _ = time_unit(until)
+    height = _HEIGHT / bars.n_levels
+    length = bars.end - bars.start
+    edge = np.where(length > until / 400, 0.5, 0.0)  # around a thinner bar it would hide it
+    texts = {"text": [_short(trace, row) for row in bars.row.tolist()], "textposition": "inside"}
+    return (texts if named else {}) | {
+        "type": "bar",
+        "orientation": "h",
+        "base": (bars.start / unit).tolist(),
+        "x": (length / unit).tolist(),
+        "y": (bars.lane - _HEIGHT / 2 + (bars.level + 0.5) * height).tolist(),
+        "width": height.tolist(),
+        "marker": {"color": colour, "line": {"color": "white", "width": edge.tolist()}},
+        "hovertext": _stories(trace, bars),
+        "hoverinfo": "text",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+    }
+
+
+def _short(trace: Trace, row: int) -> str:
+    """Return what is written into a bar: what follows the last slash of its name."""
+    return "" if row == UNSET else html.escape(name_of(trace, row).rpartition("/")[2], quote=False)
+
+
+def _stories(trace: Trace, bars: Bars) -> list[str]:
+    """Return what is read at each bar, in the HTML that Plotly knows; times are exact."""
+    repeated = bool(trace.tasks["iteration"].any())
+    columns = bars.lane, bars.kind, bars.start, bars.end, bars.row
+    stories = []
+    for lane, kind, start, end, row in zip(*(column.tolist() for column in columns), strict=True):
+        where, word = bars.lanes[lane], bars.kinds[kind]
+        span = f"start {_exact(start)} · end {_exact(end)} · lasted {_exact(end - start)}"
+        if row != UNSET and row < len(trace):
+            head, before, after = _of_task(trace, row)
+            if repeated:
+                where = f"{where} · iteration {int(trace.tasks['iteration'][row])}"
+            lines = [f"{head} ({word})", where, before, span, *after]
+        elif row != UNSET:
+            moved = {name: int(column[row - len(trace)]) for name, column in trace.transfers.items()}
+            before = f"{format_bytes(moved['nbytes'])} · ready {_exact(moved['ready_ns'])}"
+            lines = [f"{name_of(trace, row)} ({word})", where, before, span]
+        elif word == LAUNCH:
+            lines = [word, where, span]
+        else:  # stands for many: it has its place in a column of the picture, and no times of its own
+            lines = [f"several ({word})", where, f"{_exact(end - start)} together, each too short to be seen"]
+        first, *rest = (html.escape(line, quote=False) for line in lines)
+        stories.append("<br>".join((f"<b>{first}</b>", *rest)))
+    return stories
+
+
+def _of_task(trace: Trace, row: int) -> tuple[str, str, list[str]]:
+    """Return the name of a task (with its loops), what was before its start, and why it waited."""
+    task = {name: int(column[row]) for name, column in trace.tasks.items()}
+    frame = trace.frames[task["frame"]] if "frame" in task else ""
+    name = name_of(trace, row) + (f" in {frame}" if frame else "")
+    before = f"ready {_exact(task['ready_ns'])} · issued {_exact(task['issue_ns'])}"
+    waited, reason = task["start_ns"] - task["ready_ns"], WAITS[task["wait"]]
+    story = f"waited {_exact(waited)}" + (f" for: {reason}" if reason else "")
+    return name, before, [story] if waited else []
+
+
+def _exact(at_ns: int) -> str:
+    """Return a time with all its digits; in integers, for `format_duration` takes seconds for 20,000 bars."""
+    unit, word = time_unit(2 * at_ns)  # a time axis wants at least two of its unit, a number one
+    whole, part = divmod(at_ns, unit)
+    return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") + f" {word}" if part else f"{whole} {word}"
+
+
+def _layout(traces: Mapping[str, Trace], shown: list[Bars], until: int) -> _Figure:
+    """Return lanes and titles from top to bottom, above one time axis that all runs share."""
+    unit, word = time_unit(until)
+    pixels = [_LANE * max(2, len(bars.lanes)) for bars in shown]
+    total = sum(pixels) + _GAP * (len(pixels) - 1)
+    above = accumulate((height + _GAP for height in pixels), initial=0)
+    layout: _Figure = {
+        "barmode": "overlay",
+        "height": total + _TOP + _BOTTOM,
+        "margin": {"t": _TOP, "b": _BOTTOM, "l": 20, "r": 20},
+        "plot_bgcolor": "white",
+        "hovermode": "closest",
+        "dragmode": "pan",
+        "hoverlabel": {"align": "left"},
+        "uniformtext": {"minsize": 8, "mode": "hide"},
+        "xaxis": {
+            "title": {"text": f"time ({word})"},
+            "range": [0, until / unit],
+            "minallowed": 0,
+            "maxallowed": until / unit,
+            "anchor": _axis(len(shown) - 1),
+            "gridcolor": "#DDDDDD",
+            "showspikes": True,
+            "spikemode": "across",
+            "spikesnap": "cursor",
+            "spikethickness": 1,
+        },
+        "annotations": [],
+        "shapes": [],
+    }
+    for run, (name, trace) in enumerate(traces.items()):
+        top = 1 - next(above) / total
+        lanes = shown[run].lanes
+        layout[_axis(run, "yaxis")] = {
+            "domain": [max(0.0, top - pixels[run] / total), top],
+            "range": [len(lanes) - 0.5, -0.5],
+            "tickvals": list(range(len(lanes))),
+            "ticktext": [html.escape(lane, quote=False) for lane in lanes],
+            "automargin": True,
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
+        }
+        title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}"
+        corner = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        text = {"text": html.escape(title, quote=False), "showarrow": False}
+        layout["annotations"].append(corner | text)
+        end = trace.makespan_ns / unit
+        line = {"color": "black", "width": 1, "dash": "dot"}
+        where = {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": "x", "yref": f"{_axis(run)} domain"}
+        layout["shapes"].append({"type": "line", "line": line} | where)
+    return layout
