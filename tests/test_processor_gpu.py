@@ -359,8 +359,11 @@ def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
     b.op("own", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64, "sm_fraction": 0.5})
     b.op("fp32", kind="matmul", dtype="fp32", attributes={"m": 64, "n": 64, "k": 64})
 
+    h200 = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "ideal": True}
+    h200["cost"] = [{"fitted": "h200"}, "roofline"]
+
     def asked(**more: Any) -> list[tuple[int, int]]:
-        spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "ideal": True, **more}
+        spec = {**h200, **more}
         machine = Machine((make_device("gpu0", spec),))
         job = make_job(b.build(), machine)
         return [(one.loads, one.waves) for _, one in sorted(demands(machine.devices[0], job, None).items())]
@@ -368,13 +371,12 @@ def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
     assert asked() == [(8, 1), (8, 1), (8192, 63), (8192, 63), (66, 1), (132, 1)]
     assert asked(fitted_grids=False) == [(132, 1)] * 4 + [(66, 1), (132, 1)]
 
-    spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "ideal": True}
     small = GraphBuilder("small")
     for i in range(2):
         small.op(f"{i}", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64})
     ends = []
     for fitted in (True, False):
-        machine = Machine((make_device("gpu0", {**spec, "fitted_grids": fitted}),))
+        machine = Machine((make_device("gpu0", {**h200, "fitted_grids": fitted}),))
         trace = simulate(small.build(), machine, ReadyQueue(), streams=RoundRobin())
         trace.check()
         ends.append(trace.makespan_ns)
