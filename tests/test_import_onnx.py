@@ -13,6 +13,7 @@ from scenarios.importers import load_graph
 from scenarios.importers.graph_json import read_graph
 from scenarios.importers.onnx import import_onnx, kind_of
 from scenarios.importers.op_costs import COSTS
+from scenarios.load import load_scenario
 from sim.errors import InputError, MissingExtraError, UnknownNameError
 from sim.graph import Role
 
@@ -437,20 +438,44 @@ def test_unknown_operators_may_be_counted_by_their_bytes():
     assert (graph.kind(0), graph.flops[0], graph.bytes_read[0], graph.bytes_written[0]) == ("det", 0, 252, 28)
 
 
+def test_unknown_operators_are_counted_by_a_scenario_that_says_so(tmp_path):
+    made = model([("Det", ["m"], ["d"], {})], [("m", FLOAT, [7, 3, 3])], [("d", FLOAT, [7])])
+    (tmp_path / "det.onnx").write_bytes(made.SerializeToString())
+    text = "machine: {devices: {cpu0: {kind: cpu, cores: 1}}}\nworkload: {onnx: det.onnx%s}\n"
+    path = tmp_path / "s.yaml"
+    path.write_text(text % "")
+    with pytest.raises(InputError, match=r"Det \(1\); count .* unknown: bytes in the scenario's workload"):
+        _ = load_scenario(path).graph
+    path.write_text(text % ", unknown: bytes")
+    with pytest.warns(UserWarning, match="counted by their bytes"):
+        assert load_scenario(path).graph.bytes_read.tolist() == [252]
+
+
+def test_choosing_and_ordering():
+    """Comparisons of n = 2 * 6 elements: a heap of 2 has two levels; sorting takes 12 * 4 + 11."""
+    nodes = [
+        ("TopK", ["x", "k"], ["v", "i"], {}),
+        ("NonZero", ["x"], ["z"], {}),
+        ("Unique", ["x"], ["u"], {}),
+    ]
+    outputs = [("v", FLOAT, [2, 2]), ("i", INT64, [2, 2]), ("z", INT64, [2, 12]), ("u", FLOAT, [12])]
+    graph = import_onnx(model(nodes, [("x", FLOAT, [2, 6])], outputs, [("k", np.array([2]))]))
+    assert [graph.kind(op) for op in range(3)] == ["top_k", "non_zero", "unique"]
+    assert graph.flops.tolist() == [24, 12, 59]
+    assert graph.bytes_read.tolist() == [48, 48, 48]
+    assert graph.bytes_written.tolist() == [16 + 32, 192, 48]
+
+
 def test_shapes_that_depend_on_data_are_refused():
     nodes = [("NonZero", ["x"], ["i"], {}), ("Cast", ["i"], ["y"], {"to": FLOAT})]
     made = model(nodes, [("x", FLOAT, [4])], [("y", FLOAT, None)])
-    with (
-        pytest.warns(UserWarning, match="NonZero"),
-        pytest.raises(
-            InputError,
-            match=r"node 'Cast_1' reads 'i', which node 'NonZero_0' \(NonZero\) writes .* not known before",
-        ),
+    with pytest.raises(
+        InputError,
+        match=r"node 'Cast_1' reads 'i', which node 'NonZero_0' \(NonZero\) writes .* not known before",
     ):
-        import_onnx(made, unknown="bytes")
+        import_onnx(made)
     unread = model([*nodes[:1], ("Relu", ["x"], ["z"], {})], [("x", FLOAT, [4])], [("z", FLOAT, [4])])
-    with pytest.warns(UserWarning, match="NonZero"):
-        assert import_onnx(unread, unknown="bytes").op_names == ["Relu_1"]
+    assert import_onnx(unread).op_names == ["Relu_1"]
     backwards = model(
         [("Relu", ["y"], ["z"], {}), ("Relu", ["x"], ["y"], {})], [("x", FLOAT, [4])], [("z", FLOAT, [4])]
     )

@@ -34,7 +34,7 @@ from scenarios.importers.onnx_nodes import kind_of
 from scenarios.importers.onnx_ops import build_graph
 from scenarios.importers.onnx_shapes import infer
 from scenarios.importers.onnx_values import nodes_of
-from scenarios.importers.op_costs import COSTS
+from scenarios.importers.op_costs import COSTS, UNKNOWN_BYTES
 from sim.errors import GraphError, InputError, MissingExtraError
 from sim.graph import Graph
 
@@ -176,8 +176,6 @@ def _check_kinds(model: Any, unknown: str) -> None:
     listed = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
     if unknown == "error":
         raise InputError(
-            f"operators without a cost formula: {listed}; count them by their bytes with unknown: bytes "
-            "(in Python unknown='bytes'), "
-            "or add a formula to scenarios/importers/op_costs.py"
+            f"operators without a cost formula: {listed}; count them by their bytes with {UNKNOWN_BYTES}"
         )
     warnings.warn(f"counted by their bytes, with no flop: {listed}", stacklevel=3)

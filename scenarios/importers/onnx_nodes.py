@@ -40,7 +40,7 @@ _KINDS = {
 """Operators that are not called what the rule of `kind_of` gives."""
 
 _HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio
-    training_mode min max start limit delta"""
+    training_mode min max start limit delta K"""
 _OPERANDS = frozenset(_HOW.split())
 """Inputs, by their formal names, that say how and not what: no tensor is read when they are known."""
 

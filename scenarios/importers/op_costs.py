@@ -17,6 +17,7 @@ Conventions
   Ops that touch only a part (gather, slice, split) read what they write.
 * **Views are free**: reshape, flatten, squeeze, identity, dropout at inference, ... change the description
   of a tensor and move no byte: 0 flop, 0 bytes. So are ops that only look at a shape.
+* A result whose size the data decide (non_zero, unique) is written with the shape that the model declares.
 * Data movers (transpose, concat, pad, cast, ...) are 0 flop and all bytes.
 
 The counts follow from the definitions of the operators (https://onnx.ai/onnx/operators/ and
@@ -27,12 +28,19 @@ of LAPACK Working Note 41, appendix C.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from scenarios.importers import op_formulas as f
 from scenarios.importers.op_formulas import Cost, Formula, OpFacts, TensorFacts
 from sim.errors import UnknownNameError
 
-__all__ = ["COSTS", "VIEWS", "Cost", "OpFacts", "TensorFacts", "cost_of"]
+__all__ = ["COSTS", "UNKNOWN_BYTES", "VIEWS", "Cost", "OpFacts", "TensorFacts", "cost_of"]
+
+UNKNOWN_BYTES: Final = (
+    "unknown: bytes in the scenario's workload, --set unknown=bytes of sim import, "
+    "or unknown='bytes' in Python"
+)
+"""How ops without a formula are let pass, for messages."""
 
 
 def cost_of(op: OpFacts) -> Cost:
@@ -88,7 +96,7 @@ _FLOPS_PER_OUTPUT = {
 
 _FLOPS_PER_INPUT = {
     1: """reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any argmax argmin
-        global_average_pool global_max_pool bias_add_grad max_pool_grad""",
+        global_average_pool global_max_pool bias_add_grad max_pool_grad non_zero""",
     2: "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum",
     3: "reduce_log_sum_exp softmax_grad",
     7: "softmax_cross_entropy sparse_softmax_cross_entropy",
@@ -124,6 +132,8 @@ COSTS: Mapping[str, Formula] = {
     "lrn": f.streamed(f.lrn),
     "batch_norm": f.streamed(f.batch_norm),
     "resize": f.streamed(f.resize),
+    "top_k": f.streamed(f.top_k),
+    "unique": f.streamed(f.unique),
     "add_n": f.nary(0),
     "maximum": f.nary(0),
     "minimum": f.nary(0),

@@ -297,3 +297,27 @@ def adam(op: OpFacts) -> Cost:
     """
     gradient, state, weight = op.input(0), op.input(1), op.input(2)
     return Cost(14 * gradient.elements, gradient.nbytes + state.nbytes, state.nbytes + weight.nbytes)
+
+
+# -- choosing and ordering: a comparison is 1 flop, as everywhere -------------------------------------
+
+
+def top_k(op: OpFacts) -> int:
+    """The k largest of each row: every element goes once through a heap of k, one level a comparison.
+
+    n elements take n ceil(log2(k + 1)) comparisons, one each for k = 1, as argmax (Knuth, The Art of Computer
+    Programming 3, section 5.2.3). An upper bound: most elements are smaller than the root, and stop there.
+    """
+    shape = op.output.shape
+    k = shape[int(op.attributes.get("axis", -1))] if shape else 1
+    return op.input(0).elements * k.bit_length()
+
+
+def unique(op: OpFacts) -> int:
+    """Sort, then compare neighbours: n ceil(log2 n) + n - 1 comparisons of n elements.
+
+    The bound of merging (Knuth, The Art of Computer Programming 3, section 5.2.4), which numpy's and ONNX's
+    sorted result need; for rows (``axis``) each comparison is one of their elements.
+    """
+    n = op.input(0).elements
+    return n * (n - 1).bit_length() + n - 1 if n else 0

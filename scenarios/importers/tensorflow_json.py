@@ -214,9 +214,8 @@ def _check(
         faults.append(f"{len(tensors.open)} tensor(s) without a size: {some}")
     if faults and unknown == "error":
         raise InputError(
-            "; ".join(faults)
-            + "; give batch= if that is what is open, or count known bytes with unknown: bytes "
-            "(in Python unknown='bytes')"
+            "; ".join(faults) + "; give batch= if that is what is open, or count known bytes with "
+            "--set unknown=bytes of sim import, or unknown='bytes' in Python"
         )
     for fault in faults:
         warnings.warn(f"counted by their known bytes, with no flop: {fault}", stacklevel=4)

@@ -111,7 +111,7 @@ def _check(called: Sequence[Any], name: str, unknown: str) -> None:
     if unknown == "error":
         raise InputError(
             f"{name}: operators without a cost formula: {listed}; count them by their bytes with "
-            "unknown: bytes, or add a formula to scenarios/importers/op_costs.py"
+            "unknown: bytes in the scenario's workload, or unknown='bytes' in Python"
         )
     warnings.warn(f"{name}: counted by their bytes, with no flop: {listed}", stacklevel=3)
 

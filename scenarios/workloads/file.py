@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -51,6 +51,10 @@ class OnnxFile(Workload):
     onnx: Annotated[File, Field(description="a file, relative to this one")]
     batch: Batch = None
     dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
+    unknown: Annotated[
+        Literal["error", "bytes"],
+        Field(description="operators without a cost formula: refuse them, or count their bytes alone"),
+    ] = "error"
     attributes: Annotated[
         dict[Name, dict[str, JsonValue]],
         Field(
@@ -61,7 +65,9 @@ class OnnxFile(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
-        options: dict[str, Any] = {} if self.dtype is None else {"dtype": self.dtype}
+        options: dict[str, Any] = {"unknown": self.unknown}
+        if self.dtype is not None:
+            options["dtype"] = self.dtype
         if self.attributes:
             options["attributes"] = self.attributes
         return load_file(document, "onnx", self.onnx, batch=self.batch, format="onnx", **options)
