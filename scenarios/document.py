@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.errors import ScenarioError, nearest
+from sim.errors import ScenarioError, nearest, shortened
 
 __all__ = ["Document", "Loc", "dotted", "hint"]
 
@@ -28,7 +28,7 @@ def dotted(loc: Loc) -> str:
     >>> dotted(("ops", "b", "inputs", 0))
     'ops.b.inputs.0'
     """
-    return ".".join(str(part) for part in loc)
+    return ".".join(shortened(str(part)) for part in loc)
 
 
 def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
@@ -42,10 +42,10 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     names = sorted(known)
     close = nearest(name, names)
     if close:
-        return f"; did you mean {close!r}?"
+        return f"; did you mean {shortened(close)!r}?"
     if not names:
         return ""
-    return f"; known: {', '.join(names[:shown])}" + (", ..." if len(names) > shown else "")
+    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Document:
         document = self
         for setting in settings:
             key, equals, text = setting.partition("=")
-            source = f"{option} {setting}"
+            source = f"{option} {shortened(setting)}"
             if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
                 raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} workload.batch=32")
             value = read_yaml_text(text, source, places=False) if text.strip() else Node(None, Place(source))

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
 
-from scenarios.document import Document, Loc, hint
+from scenarios.document import Document, Loc, dotted, hint
 from sim.errors import ScenarioError, nearest
 
 __all__ = ["scenario_error"]
@@ -47,7 +47,7 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
         message = _unknown(fault["loc"], model) if unknown else _message(fault)
         shown: Loc = (*loc, fault["loc"][-1]) if missing else loc
         place = document.place(loc, key=unknown)
-        path = ".".join(str(part) for part in shown)
+        path = dotted(shown)
         lines[f"{place}: {path}: {message}" if path else f"{place}: {message}"] = place
     ordered = sorted(lines, key=lambda line: (lines[line].source, lines[line].line, lines[line].column))
     more = f"\n(and {len(ordered) - SHOWN} more)" if len(ordered) > SHOWN else ""

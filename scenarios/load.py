@@ -27,7 +27,7 @@ from scenarios.schema import Policy, ScenarioFile
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
 from sim import plugins
-from sim.errors import InputError, UnknownNameError
+from sim.errors import InputError, UnknownNameError, shortened
 from sim.graph import Graph
 from sim.model import Machine
 
@@ -204,7 +204,7 @@ class Scenario:
         for label, i in self.variants:
             if label == policy:
                 return self._variant(i, label)
-        named = Document(Node({}, Place(f"--policy {policy}")), self.document.path)
+        named = Document(Node({}, Place(f"--policy {shortened(policy)}")), self.document.path)
         spec = overlay(content.policy, self._named(policy))
         if content.workload.schedules():
             return self._scheduled(spec, policy, named, ())

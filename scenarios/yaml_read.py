@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from sim.errors import ScenarioError
+from sim.errors import LONGEST_NAME, ScenarioError, shortened
 
 __all__ = ["MAX_ALIASED", "MAX_DEPTH", "Node", "Place", "Scalar", "read_yaml", "read_yaml_text"]
 
@@ -66,8 +66,13 @@ class Place(NamedTuple):
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def error(self, message: str) -> ScenarioError:
-        """Return an error that begins with this place."""
-        return ScenarioError(f"{self}: {message}")
+        """Return an error that begins with this place; of long names in quotes it has the ends."""
+        shown = _LONG_NAME.sub(lambda found: f"'{shortened(found[1])}'", message)
+        return ScenarioError(f"{self}: {shown}")
+
+
+_LONG_NAME: Final = re.compile(rf"'([^'\s]{{{LONGEST_NAME + 1},}})'")
+"""A name in quotes that is longer than a message shows."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "LONGEST_NAME",
     "GraphError",
     "InfeasibleError",
     "InputError",
@@ -38,6 +39,7 @@ __all__ = [
     "UnitError",
     "UnknownNameError",
     "nearest",
+    "shortened",
 ]
 
 
@@ -82,9 +84,9 @@ class UnknownNameError(InputError):
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         close = nearest(name, names)
-        hint = f"; did you mean {close!r}?" if close else "."
-        shown = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
-        super().__init__(f"unknown {what} {name!r}{hint} Known: {shown or '(none)'}")
+        hint = f"; did you mean {shortened(close)!r}?" if close else "."
+        shown = ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
+        super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}")
         self.what, self.name, self.known = what, name, names
 
 
@@ -136,3 +138,22 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+LONGEST_NAME = 80
+"""Most characters of a name that a message shows."""
+
+
+def shortened(name: str) -> str:
+    r"""Return a name as a message shows it: on one line, its middle left out where it is long.
+
+    Examples
+    --------
+    >>> shortened("conv1"), shortened("two\nlines"), len(shortened("x" * 1000))
+    ('conv1', 'two lines', 80)
+    """
+    line = " ".join(name.splitlines())
+    if len(line) <= LONGEST_NAME:
+        return line
+    end = LONGEST_NAME // 4
+    return f"{line[: LONGEST_NAME - end - 3]}...{line[-end:]}"
