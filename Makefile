@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing, and brings it up to date when pyproject.toml has changed.
 
 # What the tests need. Not torch: it is large, and the tests that want it skip and say so.
-EXTRAS ?= dev,onnx,parquet
+EXTRAS ?= dev,onnx,parquet,perfetto
 WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.installed

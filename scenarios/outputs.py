@@ -3,7 +3,7 @@
 ::
 
     --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into
-    --trace out.json.gz      all runs, side by side, for Perfetto
+    --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format
     --ops   out.csv          one row a task; a first column `policy` when there are several runs
     --memory out.png         memory over time, an axis for each run and device
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sim.errors import InputError
+from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.export.tables import TABLE_ENDINGS
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ __all__ = ["Outputs", "check_path", "write_graphs"]
 
 _ENDINGS: Final = {
     "gantt": (".png", ".svg", ".pdf", ".html"),
-    "trace": (".json", ".json.gz"),
+    "trace": (".json", ".json.gz", *PERFETTO_ENDINGS),
     "ops": TABLE_ENDINGS,
     "memory": (".png", ".svg", ".pdf"),
 }
@@ -116,9 +117,11 @@ def _is_html(path: str) -> bool:
 
 def _write_trace(results: Sequence[Result], path: str) -> None:
     from sim.export.chrome import write_chrome
+    from sim.export.perfetto import write_perfetto
 
+    write = write_perfetto if path.lower().endswith(PERFETTO_ENDINGS) else write_chrome
     traces = {result.policy: result.trace for result in results}
-    write_chrome(results[0].trace if len(results) == 1 else traces, path)
+    write(results[0].trace if len(results) == 1 else traces, path)
 
 
 def _write_ops(results: Sequence[Result], path: str) -> None:

@@ -57,7 +57,11 @@ Gantt = Annotated[
 
 TraceFile = Annotated[
     str | None,
-    typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (.json, .json.gz)."),
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write a trace for Perfetto (.json, .json.gz, .pftrace, .perfetto-trace).",
+    ),
 ]
 
 Ops = Annotated[
