@@ -142,10 +142,23 @@ def test_device_mallocs_cost_the_issuer() -> None:
 
 
 def test_a_device_free_waits_for_the_device() -> None:
-    """cudaFree synchronises: b's issue frees a, so b is put on the stream when a has ended (10)."""
+    """cudaFree synchronises. The host launches b, then frees a: c is issued when b has ended (20)."""
     memory = tensor_memory({"gpu0": MemorySpec("counted")}, lifetime="issue")
-    trace = simulate(chain(8, 8), gpu(), ReadyQueue(synchronisation="issue"), memory=memory)
-    assert trace.tasks["issue_ns"].tolist() == [0, 10]
+    trace = simulate(chain(8, 8, 8), gpu(), ReadyQueue(synchronisation="issue"), memory=memory)
+    assert trace.tasks["issue_ns"].tolist() == [0, 0, 20]
+
+
+def test_frees_are_paid_for_after_the_launch_that_they_follow() -> None:
+    """malloc 5, free 3, launch 1, kernels of 10.
+
+    a: malloc to 5, launched at 6, runs to 16.   b: malloc to 11, launched at 12, runs to 26.
+    Then a is freed: the host waits to 26, frees to 29; c: malloc to 34, launched at 35, runs to 45.
+    """
+    memory = tensor_memory({"gpu0": MemorySpec("counted", malloc_ns=5, free_ns=3)}, lifetime="issue")
+    policy = ReadyQueue(synchronisation="issue")
+    trace = simulate(chain(8, 8, 8), gpu(issue_ns=1), policy, memory=memory)
+    assert trace.tasks["issue_ns"].tolist() == [6, 12, 35]
+    assert trace.makespan_ns == 45
 
 
 def test_planned_memory_needs_what_the_program_order_needs() -> None:

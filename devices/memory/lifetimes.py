@@ -102,6 +102,7 @@ class Lifetimes:
         ]
         # Whether the end of what was launched is of no consequence.
         self.calm = not self.looks and not any(self.charged)
+        self.owed = [(0, 0, 0) for _ in self.allocators]  # calls after the last launch, not paid for yet
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
@@ -177,22 +178,31 @@ class Lifetimes:
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
                 self._reserve(device)
+        taken = _calls(allocator) if calls else None
         if self.launched[node]:
             self._read(task, stream, now_ns)
         if not self.at_issue:
             self.granted.add(task.id)
-        if calls:
-            return self._charge(task, device, calls)
+        if calls and taken:
+            return self._charge(task, device, calls, taken)
         if charged and self.launched[node]:
             self.outstanding[device] += 1
         return 0
 
-    def _charge(self, task: Task, device: int, calls: tuple[int, int, int]) -> int:
-        """Return what the calls to the device since `calls` cost; `WAIT` if one waits until it is idle."""
+    def _charge(
+        self, task: Task, device: int, before: tuple[int, int, int], taken: tuple[int, int, int]
+    ) -> int:
+        """Return what the calls to the device cost the issuer; `WAIT` if one waits until it is idle.
+
+        Those from `before` to `taken` made room for the outputs. What `task` was the last to read is freed
+        after its launch: the issuer pays for that before the next task.
+        """
         spec, allocator = self.specs[device], self.allocators[device]
         mallocs, frees, synchronised = (
-            now - before for now, before in zip(_calls(allocator), calls, strict=True)
+            owed + done - begun for owed, done, begun in zip(self.owed[device], taken, before, strict=True)
         )
+        after = _calls(allocator)
+        self.owed[device] = (after[0] - taken[0], after[1] - taken[1], after[2] - taken[2])
         cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronise_ns * synchronised
         if synchronised and self.outstanding[device]:
             self.granted.add(task.id)
