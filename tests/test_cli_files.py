@@ -45,7 +45,7 @@ def test_files_of_several_runs_hold_them_all(tmp_path: Path) -> None:
     ("option", "name", "says"),
     [
         ("--gantt", "g.bmp", "should end in .png, .svg, .pdf, .html"),
-        ("--trace", "t.csv", "should end in .json, .json.gz"),
+        ("--trace", "t.csv", "should end in .json, .json.gz, .pftrace, .perfetto-trace"),
         ("--ops", "o.txt", "should end in .csv, .csv.gz, .json, .json.gz, .parquet"),
         ("--ops", "no/o.csv", "there is no folder {folder}/no"),
         ("--ops", "folder.csv", "is a directory"),
