@@ -138,6 +138,20 @@ _DEVICE = [
         "event_hop", "duration", "from a task's end to one on another stream that waits for it", overhead=True
     ),
     Field(
+        "event_record",
+        "duration",
+        "what recording an event costs the host: once for an op that other streams wait for",
+        _GPU,
+        True,
+    ),
+    Field(
+        "event_wait",
+        "duration",
+        "what making a stream wait costs the host: once for each other stream that an op reads of",
+        _GPU,
+        True,
+    ),
+    Field(
         "graph_launch",
         "duration",
         "what launching a CUDA graph costs; default the cost of one op",

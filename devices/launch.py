@@ -1,6 +1,6 @@
-"""How launches reach a GPU besides one by one: CUDA graphs, and the legacy default stream.
+"""How launches reach a GPU besides one by one: CUDA graphs, the legacy default stream, calls for events.
 
-Both are changes to a job, made before time 0::
+All are changes to a job, made before time 0::
 
     eager        host  [c][c][c][c]               one launch cost c an op; the GPU waits for the host
                  gpu      ▇  ▇  ▇  ▇              where c is more than a kernel and the gap behind it
@@ -23,12 +23,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.bounds import issue_costs_ns
 from sim.errors import InputError
 from sim.graph import Csr, Graph
 from sim.job import Job
 from sim.model import Device
 
-__all__ = ["as_cuda_graphs", "launched", "with_legacy_streams"]
+__all__ = ["as_cuda_graphs", "launched", "with_event_calls", "with_legacy_streams"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
     if any(device.details.get("legacy_stream") for device in job.machine.devices):
         job = with_legacy_streams(job)
     if not as_graph:
-        return job
+        return with_event_calls(job) if synchronisation == "issue" else job
     if synchronisation != "issue":
         raise InputError(
             "launch: a CUDA graph is launched without waiting for anything; it needs synchronisation: issue"
@@ -159,6 +160,53 @@ def with_legacy_streams(job: Job) -> Job:
                         edges.append((before, op, iteration - since))
                 last[lane] = (op, iteration)
     return _changed(job, sorted(set(edges))) if edges else job
+
+
+def with_event_calls(job: Job) -> Job:
+    """Return `job` with what recording events and waiting for them costs the host that launches.
+
+    ::
+
+        host   [launch a][record]   [wait][launch b]        a on stream 0 is read by b on stream 1
+
+    An op that ops on other streams of its device depend on costs ``event_record`` more, once; an op that
+    depends on ops of other streams costs ``event_wait`` more for each of these streams, as the last of each
+    stream is enough to wait for. (What the *device* takes from one to the other is its ``event_hop``.)
+
+    Examples
+    --------
+    >>> from devices.machine import make_device
+    >>> from sim import GraphBuilder, Machine
+    >>> from sim.job import make_job
+    >>> class InTurns:
+    ...     def assign(self, job):
+    ...         return [0, 1, 0]
+    >>> b = GraphBuilder("chain")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["b"]}.items():
+    ...     _ = b.op(name, duration_ns=10, inputs=inputs)
+    >>> spec = {"kind": "gpu", "streams": 2, "issue_cost": "5us", "event_record": "1us", "event_wait": "2us"}
+    >>> machine = Machine((make_device("gpu0", spec),))
+    >>> with_event_calls(make_job(b.build(), machine, streams=InTurns())).issue_ns.tolist()
+    [6000, 8000, 7000]
+    """
+    devices = job.machine.devices
+    record, wait = (
+        np.array([0 if device.workers else device.details.get(key, 0) for device in devices])
+        for key in ("event_record", "event_wait")
+    )
+    if not (record.any() or wait.any()):
+        return job
+    device_of, stream_of = job.device_of, job.stream_of
+    consumer = np.repeat(np.arange(len(job.graph)), job.graph.predecessors.counts())
+    producer = job.graph.predecessors.indices
+    apart = (device_of[producer] == device_of[consumer]) & (stream_of[producer] != stream_of[consumer])
+    producer, consumer = producer[apart], consumer[apart]
+    issue_ns = issue_costs_ns(job)
+    recorded = np.unique(producer)
+    issue_ns[recorded] += record[device_of[recorded]]
+    waits = np.unique(np.stack((consumer, stream_of[producer])), axis=1)[0]
+    np.add.at(issue_ns, waits, wait[device_of[waits]])
+    return replace(job, issue_ns=issue_ns)
 
 
 def _issue_ns(device: Device, kind: str) -> int:

@@ -167,8 +167,11 @@ def issue_costs_ns(job: Job) -> IntArray:
     Returns
     -------
     array of int64
-        `Device.issue_ns_by_kind` of the op's kind where it is given, else `Device.issue_ns`.
+        What the job says (`Job.issue_ns`); else `Device.issue_ns_by_kind` of the op's kind where it is given,
+        and `Device.issue_ns` for the rest.
     """
+    if job.issue_ns is not None:
+        return job.issue_ns.copy()
     table = np.array(
         [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in job.graph.kinds] for d in job.machine.devices]
     )

@@ -269,3 +269,31 @@ policy: {name: in-order, synchronisation: issue, streams: round-robin}
 expect: {start.next: 10us, issue.next: 10us}
 """
     assert run_scenario(load_scenario(write(tmp_path, text)), check=True).passed
+
+
+def test_events_cost_the_host_their_calls(tmp_path: Path) -> None:
+    """a (stream 0) feeds b and c (stream 1), which feed d (stream 0). Issue 5, record 1, wait 2.
+
+    a: 5 + 1.   b, c: 5 + 2 + 1, as both wait for a and d reads both.   d: 5 + 2, one wait for all of stream 1.
+    """
+    text = """
+name: events
+machine: {devices: {gpu0: {kind: gpu, streams: 2, issue_cost: 5ns, event_record: 1ns, event_wait: 2ns}}}
+workload:
+  ops:
+    a: {duration: 100ns}
+    b: {duration: 100ns, inputs: [a]}
+    c: {duration: 100ns, inputs: [a]}
+    d: {duration: 100ns, inputs: [b, c]}
+policy: {name: in-order, synchronisation: issue, streams: {name: per-kind}}
+"""
+    kinds = {"a": "even", "b": "odd", "c": "odd", "d": "even"}
+    for op, kind in kinds.items():
+        text = text.replace(f"    {op}: {{", f"    {op}: {{kind: {kind}, ")
+    path = tmp_path / "events.yaml"
+    path.write_text(text)
+    trace = run_scenario(load_scenario(path)).trace
+    assert trace.tasks["issue_ns"].tolist() == [6, 6 + 8, 6 + 8 + 8, 6 + 8 + 8 + 7]
+    trace.check()
+    ideal = run_scenario(load_scenario(path, sets=["machine.devices.gpu0.event_wait=0ns"])).trace
+    assert ideal.tasks["issue_ns"].tolist() == [6, 12, 18, 23]
