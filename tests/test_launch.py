@@ -274,7 +274,7 @@ expect: {start.next: 10us, issue.next: 10us}
 def test_events_cost_the_host_their_calls(tmp_path: Path) -> None:
     """a (stream 0) feeds b and c (stream 1), which feed d (stream 0). Issue 5, record 1, wait 2.
 
-    a: 5 + 1.   b, c: 5 + 2 + 1, as both wait for a and d reads both.   d: 5 + 2, one wait for all of stream 1.
+    a: 5 + 1.   b, c: 5 + 2 + 1, as both wait for a and d reads both.   d: 5 + 2, one wait for stream 1.
     """
     text = """
 name: events
