@@ -23,11 +23,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.bounds import issue_costs_ns
 from sim.errors import InputError
 from sim.graph import Csr, Graph
+from sim.issue_costs import issue_costs_ns
 from sim.job import Job
-from sim.model import Device
 
 __all__ = ["as_cuda_graphs", "launched", "with_event_calls", "with_legacy_streams"]
 
@@ -108,17 +107,17 @@ def as_cuda_graphs(job: Job) -> Job:
     graph, machine = job.graph, job.machine
     launched = np.array([not device.workers for device in machine.devices])
     _refuse_round_trips(job, launched)
-    kinds = [graph.kinds[code] for code in graph.kind_code.tolist()]
+    eager_ns = issue_costs_ns(job)
     issue_ns = np.zeros(len(graph), np.int64)
     seen: set[int] = set()
     for op in job.order.tolist():
         d = int(job.device_of[op])
         device = machine.devices[d]
         if not launched[d]:
-            issue_ns[op] = _issue_ns(device, kinds[op])
+            issue_ns[op] = eager_ns[op]
         elif d not in seen:
             seen.add(d)
-            issue_ns[op] = device.details.get("graph_launch", _issue_ns(device, kinds[op]))
+            issue_ns[op] = device.details.get("graph_launch", eager_ns[op])
     devices = tuple(
         replace(
             device,
@@ -207,10 +206,6 @@ def with_event_calls(job: Job) -> Job:
     waits = np.unique(np.stack((consumer, stream_of[producer])), axis=1)[0]
     np.add.at(issue_ns, waits, wait[device_of[waits]])
     return replace(job, issue_ns=issue_ns)
-
-
-def _issue_ns(device: Device, kind: str) -> int:
-    return device.issue_ns_by_kind.get(kind, device.issue_ns)
 
 
 def _one_after_another(job: Job, device: int) -> list[tuple[int, int, int]]:

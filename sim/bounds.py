@@ -23,6 +23,7 @@ import numpy as np
 from sim.critical_path import crossing_reads, longest_chain_ns, transfer_ns
 from sim.frames import has_control_flow
 from sim.graph import IntArray
+from sim.issue_costs import issue_costs_ns
 from sim.job import Job
 from sim.trace import Trace
 from sim.units import NS_PER_S
@@ -32,7 +33,6 @@ __all__ = [
     "bounds",
     "cores_of_ops",
     "critical_path_ns",
-    "issue_costs_ns",
     "lower_bound_ns",
     "runs_of_ops",
 ]
@@ -155,27 +155,6 @@ def critical_path_ns(what: Job | Trace) -> int:
 def least_durations_ns(job: Job) -> IntArray:
     """Return the duration of each op, the shortest of its tasks where noise makes them differ."""
     return job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
-
-
-def issue_costs_ns(job: Job) -> IntArray:
-    """Return what issuing each op costs its issuer, in ns.
-
-    Parameters
-    ----------
-    job : Job
-
-    Returns
-    -------
-    array of int64
-        What the job says (`Job.issue_ns`); else `Device.issue_ns_by_kind` of the op's kind where it is given,
-        and `Device.issue_ns` for the rest.
-    """
-    if job.issue_ns is not None:
-        return job.issue_ns.copy()
-    table = np.array(
-        [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in job.graph.kinds] for d in job.machine.devices]
-    )
-    return table.reshape(len(job.machine.devices), -1)[job.device_of, job.graph.kind_code]
 
 
 def cores_of_ops(job: Job) -> IntArray:

@@ -236,9 +236,9 @@ def plan_of(trace: Trace) -> Plan:
     InputError
         Control flow decided during the run what to run: no plan can say that beforehand.
     """
-    from sim.bounds import issue_costs_ns
     from sim.dependencies import unroll
     from sim.frames import has_control_flow
+    from sim.issue_costs import issue_costs_ns
     from sim.strictness import non_strict_ops
 
     job, tasks = trace.job, trace.tasks

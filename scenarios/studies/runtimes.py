@@ -24,8 +24,8 @@ from scenarios.schema import Policy, ScenarioFile
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
 from sim import Graph, GraphBuilder, Machine, Trace, plugins
-from sim.bounds import issue_costs_ns
 from sim.errors import InputError
+from sim.issue_costs import issue_costs_ns
 from sim.metrics import summary
 
 if TYPE_CHECKING:

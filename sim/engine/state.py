@@ -23,6 +23,7 @@ from sim.engine.hooks import Memory, Observer
 from sim.errors import InfeasibleError, InputError
 from sim.frames import has_control_flow
 from sim.hosting import HostThreads, host_groups
+from sim.issue_costs import issue_costs_ns
 from sim.job import Job
 from sim.meeting import find_meetings
 from sim.model import Issuer, Network, Policy, Processor, Task
@@ -130,7 +131,8 @@ class State:
             if (given.get("host_waits") or given.get("pageable")) and not self.executed[op]
         )
         self.stream_of: list[int] = []
-        self.issue_ns: list[int] | None = _issue_costs(job)
+        costs_ns = issue_costs_ns(job)
+        self.issue_ns: list[int] | None = costs_ns.tolist() if costs_ns.any() else None
         self.issuers = machine.issuers()
         self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
         for issuer in self.issuers:
@@ -270,16 +272,3 @@ class State:
                 warnings.warn(
                     f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
                 )
-
-
-def _issue_costs(job: Job) -> list[int] | None:
-    """Return what issuing each op costs its issuer, or None when nothing costs anything."""
-    if job.issue_ns is not None:
-        return job.issue_ns.tolist()  # type: ignore[no-any-return]
-    devices = job.machine.devices
-    if not any(device.issue_ns or device.issue_ns_by_kind for device in devices):
-        return None
-    kinds = job.graph.kinds
-    table = [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in kinds] for d in devices]
-    codes = job.graph.kind_code.tolist()
-    return [table[d][k] for d, k in zip(job.device_of.tolist(), codes, strict=True)]

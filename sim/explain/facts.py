@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sim.bounds import issue_costs_ns
 from sim.dependencies import Dependencies, dependencies, waited_for
 from sim.explain.iterations import with_iterations
 from sim.graph import UNSET, Csr, IntArray
 from sim.hosting import host_groups
 from sim.intervals import Cover, stacked
+from sim.issue_costs import issue_costs_ns
 from sim.trace import Trace, Wait
 
 __all__ = ["Facts"]

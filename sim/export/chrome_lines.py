@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from sim.bounds import issue_costs_ns
-from sim.explain import final_waits
-from sim.export.timeline import Group, Lane, Lanes, arrows, counters, groups, launch_call, rows_of
+from sim.export.timeline import Group, Lane, Lanes, arrows, counters, groups, launch_call, rows_of, tasks_of
+from sim.issue_costs import issue_costs_ns
 from sim.trace import WAITS, Trace
 
 __all__ = ["lines_of"]
@@ -74,7 +73,7 @@ def _named(what: str, lane: Lane, name: str, index: int) -> Iterator[str]:
 
 def _task_lines(trace: Trace, lanes: Lanes, run: int) -> Iterator[str]:
     """Yield the slice of every task and, for a launched one, of its launch, tied together by a flow."""
-    graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
+    graph, machine = trace.job.graph, trace.job.machine
     names = _quoted(graph.op_names)
     facts = _facts_of_ops(trace)
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
@@ -86,14 +85,7 @@ def _task_lines(trace: Trace, lanes: Lanes, run: int) -> Iterator[str]:
     copy = [launch_call(d, copy=True) for d in machine.devices]
     worker = [d.workers > 0 for d in machine.devices]
     several = trace.job.iterations > 1
-    columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns", "dead")
-    rows = zip(
-        *(tasks[name].tolist() for name in columns),
-        final_waits(trace).tolist(),
-        trace.device.tolist(),
-        strict=True,
-    )
-    for row, (op, n, stream, issuer, ready, issue, start, end, dead, wait, d) in enumerate(rows):
+    for row, (op, n, stream, issuer, ready, issue, start, end, dead, wait, d) in enumerate(tasks_of(trace)):
         if dead:
             continue
         number = row + 1

@@ -35,11 +35,10 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.bounds import issue_costs_ns
 from sim.errors import MissingExtraError
-from sim.explain import final_waits
 from sim.export.atomic import atomic_path
-from sim.export.timeline import Lane, Lanes, arrows, counters, groups, launch_call, rows_of
+from sim.export.timeline import Lane, Lanes, arrows, counters, groups, launch_call, rows_of, tasks_of
+from sim.issue_costs import issue_costs_ns
 from sim.trace import WAITS, Trace
 
 if TYPE_CHECKING:
@@ -177,14 +176,7 @@ def _slices(trace: Trace, lanes: Lanes) -> Iterator[_Slice]:
     calls = [tuple(launch_call(d, copy=copy) for copy in (False, True)) for d in machine.devices]
     worker = [d.workers > 0 for d in machine.devices]
     several = trace.job.iterations > 1
-    columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns", "dead")
-    rows = zip(
-        *(trace.tasks[name].tolist() for name in columns),
-        final_waits(trace).tolist(),
-        trace.device.tolist(),
-        strict=True,
-    )
-    for row, (op, n, stream, issuer, ready, issue, start, end, dead, wait, d) in enumerate(rows):
+    for row, (op, n, stream, issuer, ready, issue, start, end, dead, wait, d) in enumerate(tasks_of(trace)):
         if dead:
             continue
         name = graph.op_names[op]

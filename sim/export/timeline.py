@@ -20,6 +20,7 @@ import numpy as np
 
 from sim.dependencies import dependencies
 from sim.device import Device
+from sim.explain import final_waits
 from sim.graph import IntArray
 from sim.intervals import levels
 from sim.memory_use import memory_use
@@ -37,6 +38,7 @@ __all__ = [
     "groups",
     "launch_call",
     "rows_of",
+    "tasks_of",
 ]
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
@@ -125,6 +127,17 @@ def groups(trace: Trace, lanes: Lanes) -> list[Group]:
         pid = lanes.base + _LINKS
         found.append(Group(pid, "links", [(Lane(pid, k + 1), n) for k, n in enumerate(lanes.link_names)]))
     return found
+
+
+def tasks_of(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Return for each task: op, iteration, stream, issuer, ready, issue, start, end, dead, wait, device."""
+    columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns", "dead")
+    return zip(
+        *(trace.tasks[name].tolist() for name in columns),
+        final_waits(trace).tolist(),
+        trace.device.tolist(),
+        strict=True,
+    )
 
 
 def launch_call(device: Device, *, copy: bool) -> str:

@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sim.bounds import issue_costs_ns
 from sim.errors import InvariantError
 from sim.frames import has_control_flow
 from sim.graph import IntArray
+from sim.issue_costs import issue_costs_ns
 from sim.meeting import Meetings, find_meetings, sent_nbytes
 from sim.strictness import non_strict_ops
 from sim.trace import Trace

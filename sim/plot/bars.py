@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sim.bounds import issue_costs_ns
 from sim.dependencies import dependencies
 from sim.graph import UNSET, IntArray
 from sim.intervals import levels
+from sim.issue_costs import issue_costs_ns
 from sim.trace import Trace
 
 __all__ = ["LAUNCH", "TRANSFER", "Bars", "arrows_of", "bars_of", "name_of"]
