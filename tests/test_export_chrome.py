@@ -10,32 +10,19 @@ from typing import Any
 
 import pytest
 from drawn_runs import draw_run
+from trace_examples import two_streams
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Host, Link, Machine, Trace, simulate
+from sim import Device, GraphBuilder, Host, Link, Machine, simulate
 from sim.errors import InputError
 from sim.export.chrome import chrome_events, write_chrome
 
 
-def trace() -> Trace:
-    builder = GraphBuilder("two streams")
-    builder.op("a", duration_ns=10_001, outputs=1000)
-    builder.op("b", inputs=["a"], duration_ns=20_000, kind="matmul", outputs=500)
-    builder.op("c", inputs=["b"], duration_ns=5_000, device="cpu0")
-
-    class Alternate:
-        def assign(self, job: Any) -> list[int]:
-            return [0, 1, 0]
-
-    machine = Machine((Device("gpu0", streams=2, issue_ns=3_000), Device("cpu0", "cpu", workers=1)))
-    return simulate(builder.build(), machine, ReadyQueue(synchronisation="issue"), streams=Alternate())
-
-
 def test_slices_say_what_ran_where_and_when() -> None:
-    slices = {e["name"]: e for e in chrome_events(trace()) if e["ph"] == "X"}
+    slices = {e["name"]: e for e in chrome_events(two_streams()) if e["ph"] == "X"}
     assert (slices["a"]["ts"], slices["a"]["dur"], slices["a"]["cat"]) == (3.0, 10.001, "kernel")
-    launches = [e for e in chrome_events(trace()) if e.get("cat") == "cuda_runtime"]
+    launches = [e for e in chrome_events(two_streams()) if e.get("cat") == "cuda_runtime"]
     assert [(e["name"], e["args"]["op"], e["ts"], e["dur"]) for e in launches] == [
         ("cudaLaunchKernel", "a", 0.0, 3.0),
         ("cudaLaunchKernel", "b", 3.0, 3.0),
@@ -46,7 +33,7 @@ def test_slices_say_what_ran_where_and_when() -> None:
 
 
 def test_launches_and_kernels_are_tied_by_correlation_and_flow() -> None:
-    events = list(chrome_events(trace()))
+    events = list(chrome_events(two_streams()))
     kernels = {e["args"]["correlation"] for e in events if e.get("cat") == "kernel"}
     launches = {e["args"]["correlation"] for e in events if e.get("cat") == "cuda_runtime"}
     assert kernels == launches == {1, 2}
@@ -56,16 +43,16 @@ def test_launches_and_kernels_are_tied_by_correlation_and_flow() -> None:
 
 
 def test_arrows_lead_from_producers_to_consumers_on_other_lanes() -> None:
-    events = [e for e in chrome_events(trace()) if e.get("cat") == "data"]
+    events = [e for e in chrome_events(two_streams()) if e.get("cat") == "data"]
     assert [(e["ph"], e["pid"], e["tid"]) for e in events] == [
         ("s", 10, 1), ("f", 10, 2), ("s", 10, 2), ("f", 11, 1)
     ]  # fmt: skip
-    assert [e for e in chrome_events(trace(), arrows=1) if e.get("cat") == "data"] == events[:2]
+    assert [e for e in chrome_events(two_streams(), arrows=1) if e.get("cat") == "data"] == events[:2]
 
 
 def test_files_are_equal_for_equal_traces_and_valid_json(tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz"):
-        write_chrome(trace(), tmp_path / name)
+        write_chrome(two_streams(), tmp_path / name)
     first, second = (tmp_path / name for name in ("a.json.gz", "b.json.gz"))
     assert first.read_bytes() == second.read_bytes()
     content = json.loads(gzip.decompress(first.read_bytes()))
@@ -154,13 +141,13 @@ def test_workers_launch_from_their_own_lanes() -> None:
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
-    write_chrome({"first": trace(), "second": trace()}, tmp_path / "both.json")
+    write_chrome({"first": two_streams(), "second": two_streams()}, tmp_path / "both.json")
     events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == [f"{run}: {name}" for run in ("first", "second") for name in ("hosts", "gpu0", "cpu0")]
     flows = [(e["cat"], e["id"]) for e in events if e["ph"] == "s"]
     assert len(set(flows)) == len(flows)
-    assert len(events) == 2 * len(list(chrome_events(trace())))
+    assert len(events) == 2 * len(list(chrome_events(two_streams())))
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
@@ -173,5 +160,5 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
-        write_chrome(trace(), tmp_path / "nowhere" / "t.json")
+        write_chrome(two_streams(), tmp_path / "nowhere" / "t.json")
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from drawn_runs import draw_run
+from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.outputs import Outputs
@@ -85,17 +86,7 @@ def slice_of(track: tuple[str, ...], first: Any, end_ns: int) -> Slice:
 
 @pytest.fixture
 def trace() -> Trace:
-    builder = GraphBuilder("two streams")
-    builder.op("a", duration_ns=10_001, outputs=1000)
-    builder.op("b", inputs=["a"], duration_ns=20_000, kind="matmul", outputs=500)
-    builder.op("c", inputs=["b"], duration_ns=5_000, device="cpu0")
-
-    class Alternate:
-        def assign(self, job: Any) -> list[int]:
-            return [0, 1, 0]
-
-    machine = Machine((Device("gpu0", streams=2, issue_ns=3_000), Device("cpu0", "cpu", workers=1)))
-    return simulate(builder.build(), machine, ReadyQueue(synchronisation="issue"), streams=Alternate())
+    return two_streams()
 
 
 def test_slices_say_what_ran_where_and_when_in_whole_ns(trace: Trace, tmp_path: Path) -> None:
