@@ -324,10 +324,17 @@ def test_what_is_put_off_comes_out_as_what_is_done_at_once(
     sizes = [
         [picks.randrange(1 << picks.randrange(25)) for _ in range(picks.randrange(1, 3))] for _ in range(n)
     ]
+    on = [picks.choice(["gpu0", "gpu1", "cpu0"]) for _ in range(n)]
+    apart = picks.random() < 0.5  # devices that send nothing to one another
+    if picks.random() < 0.25:
+        on = [on[0]] * n
     for i in range(n):
         inputs = [f"op{picks.randrange(i)}" for _ in range(picks.randrange(3))] if i else []
         late = [(f"op{picks.randrange(n)}", 1)] if picks.random() < 0.2 else []
-        device = picks.choice(["gpu0", "gpu1", "cpu0"])
+        device = on[i]
+        if apart:
+            inputs = [op for op in inputs if on[int(op[2:])] == device]
+            late = [(op, distance) for op, distance in late if on[int(op[2:])] == device]
         builder.op(
             f"op{i}",
             inputs=[*inputs, *late],

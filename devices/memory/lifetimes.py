@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 import numpy as np
 
 from devices.memory.base import FREE, Allocator, Block
 from devices.memory.buffers import make_buffers
 from devices.memory.counted import CountedAllocator
+from devices.memory.deferred import Deferred
 from devices.memory.log import MemoryLog
 from devices.memory.make import make_allocator
 from devices.memory.oom import largest_holders, out_of_memory
@@ -33,6 +35,8 @@ from sim.model import WAIT, Task
 from sim.units import format_bytes, format_duration
 
 __all__ = ["Lifetimes"]
+
+_ID: Any = attrgetter("id")
 
 _NOWHERE: Final = Block(0, 0, 0, 0, None, FREE, None)
 """Where a buffer lies that has no memory (yet, or any more): freeing it is an error."""
@@ -69,7 +73,7 @@ class Lifetimes:
         self.home: list[int] = buffers.device.tolist() * job.iterations
         self.blocks = [_NOWHERE] * len(self.home)
         uses = buffers.uses(job.iterations)
-        self.uses: list[int] = uses.ravel().tolist()
+        self.uses = _packed(uses.ravel())
         # What node k writes and reads is at the places from [k] to [k + 1]: a list each would cost more.
         self.first_write, self.written = (_packed(column) for column in buffers.writes)
         self.first_read, self.read = (_packed(column) for column in buffers.reads)
@@ -102,6 +106,13 @@ class Lifetimes:
         ]
         # Whether the end of what was launched is of no consequence.
         self.calm = not self.looks and not any(self.charged)
+        self.deferred = None
+        if self.calm:
+            counted = np.frombuffer(self.uses, np.int64)
+            self.deferred = Deferred(buffers, np.array(self.launched), counted)
+            stream = np.zeros(self.n_buffers, np.int64)
+            stream[buffers.writes.indices] = np.repeat(self.stream_of, buffers.writes.counts())
+            self.stream_of_buffer: list[int] = stream.tolist()
         self.owed = [(0, 0, 0) for _ in self.allocators]  # calls after the last launch, not paid for yet
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
@@ -120,7 +131,7 @@ class Lifetimes:
             if block is None:
                 raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)
-            self._reserve(device)
+            self._reserve(device, -1)
         for device, spec in enumerate(self.specs):
             if spec.allocator != "planned":
                 continue
@@ -177,7 +188,7 @@ class Lifetimes:
             log.key.append(key)
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
-                self._reserve(device)
+                self._reserve(device, len(log.key) - 1)
         taken = _calls(allocator) if calls else None
         if self.launched[node]:
             self._read(task, stream, now_ns)
@@ -276,6 +287,37 @@ class Lifetimes:
         holders = "; ".join(largest_holders(list(allocator.spans())))
         return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}"
 
+    def catch_up(self, tasks: list[Task], when: list[int]) -> None:
+        """Do what these tasks did: took, at a time t, what was certain to be had, or ended, at ~t."""
+        if self.deferred is None:
+            for task, t in zip(tasks, when, strict=True):
+                if t >= 0:
+                    self.take(task, t, True)
+                else:
+                    self.give(task, ~t)
+            return
+        ids = np.fromiter(map(_ID, tasks), np.int64, len(tasks))
+        keys, times = self.deferred.calls(ids, np.array(when, np.int64))
+        allocators, reserved, blocks, home = self.allocators, self.reserved, self.blocks, self.home
+        nbytes, names, stream_of, n = self.nbytes, self.names, self.stream_of_buffer, self.n_buffers
+        log = self.log
+        for row, key in enumerate(keys.tolist(), len(log.key)):
+            if key >= 0:
+                device, buffer = home[key], key % n
+                allocator = allocators[device]
+                block = allocator.try_alloc(nbytes[buffer], stream_of[buffer], names[buffer])
+                blocks[key] = block
+                log.taken.append(block.nbytes)
+            else:
+                device = home[~key]
+                allocator = allocators[device]
+                allocator.free(blocks[~key])
+                blocks[~key] = _NOWHERE
+            if allocator.reserved != reserved[device]:
+                self._reserve(device, row)
+        log.when.frombytes(times.tobytes())
+        log.key.frombytes(keys.tobytes())
+
     # -- what is certain ---------------------------------------------------------------------
 
     def room(self) -> list[int] | None:
@@ -355,12 +397,12 @@ class Lifetimes:
         log.when.append(now_ns)
         log.key.append(~key)
         if allocator.reserved != self.reserved[device]:
-            self._reserve(device)
+            self._reserve(device, len(log.key) - 1)
 
-    def _reserve(self, device: int) -> None:
-        """Put down that the allocator of `device` holds more or less than before."""
+    def _reserve(self, device: int, row: int) -> None:
+        """Put down that from a row of the log on the allocator of `device` holds more or less than before."""
         self.reserved[device] = held = self.allocators[device].reserved
-        self.log.mark(device, held + self.apart[device])
+        self.log.mark(row, device, held + self.apart[device])
 
 
 def _calls(allocator: Allocator) -> tuple[int, int, int]:

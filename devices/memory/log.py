@@ -54,9 +54,12 @@ class MemoryLog:
         """Put down a tensor that is there from the beginning; these come before all others."""
         self.resident.append((device, nbytes, tensor))
 
-    def mark(self, device: int, reserved: int) -> None:
-        """Put down that from the last row on a device's allocator has reserved so many bytes."""
-        self._marks.append((max(0, len(self.resident) + len(self.key) - 1), device, reserved))
+    def mark(self, row: int, device: int, reserved: int) -> None:
+        """Put down that a device's allocator has reserved so many bytes from a row on.
+
+        Rows are counted from the first one after time 0; -1 is the last of those before.
+        """
+        self._marks.append((max(0, len(self.resident) + row), device, reserved))
 
     def undo(self) -> None:
         """Strike out the last row, an allocation."""

@@ -10,6 +10,7 @@ stands a class or function::
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -67,6 +68,7 @@ def _maker(kind: str) -> Callable[..., Allocator]:
     return make
 
 
+@functools.cache
 def _parameters(kind: str, make: Callable[..., Allocator]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of what makes an allocator, once they are what the module's picture says."""
     known = parameters(make) if callable(make) else {}

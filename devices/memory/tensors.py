@@ -90,10 +90,10 @@ class TensorMemory:
         # What is put down and not done yet: tasks, and when; an end at t as ~t.
         self.tasks: list[Task] = []
         self.when: list[int] = []
-        self.counts_ends = not (lives.calm and all(lives.launched))
         # Bytes that each device is certain to have left, and that each node may need at most.
         self.room = lives.room() if self.at_issue else None
         self.at_most = lives.at_most() if self.room else []
+        self.follows_ends = not (lives.calm and all(lives.launched))
 
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
@@ -112,9 +112,8 @@ class TensorMemory:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
         if self.room is None:
             return self.lives.give(task, self.engine.now_ns)
-        if self.counts_ends:
-            self.tasks.append(task)
-            self.when.append(~self.engine.now_ns)
+        self.tasks.append(task)
+        self.when.append(~self.engine.now_ns)
         return False  # nobody waits for memory as long as there is room
 
     def _ask(self, task: Task) -> int:
@@ -125,12 +124,7 @@ class TensorMemory:
         return answer
 
     def _catch_up(self) -> None:
-        take, give = self.lives.take, self.lives.give
-        for task, when in zip(self.tasks, self.when, strict=True):
-            if when >= 0:
-                take(task, when, True)
-            else:
-                give(task, ~when)
+        self.lives.catch_up(self.tasks, self.when)
         self.tasks.clear()
         self.when.clear()
 
