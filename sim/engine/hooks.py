@@ -26,6 +26,9 @@ class Memory(Protocol):
     at_issue: bool
     """Whether memory is taken when a task is issued (else when it starts)."""
 
+    follows_ends: bool
+    """Whether it has to be told when tasks end: whether that may free anything."""
+
     def acquire(self, task: Task) -> int:
         """Take what `task` needs; return the ns it costs the issuer, or `WAIT` until something is freed.
 

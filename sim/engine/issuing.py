@@ -136,7 +136,11 @@ class Issuing(Starting):
             cost += extra
         if cost or self.executed[op]:
             self.idle[issuer.group].remove(issuer)
-        self._pay(task, cost)
+        if cost and not self.executed[op]:  # as `_pay` does, without the call: most launches come this way
+            task.callbacks = self._on_paid
+            self.schedule(task, NORMAL, cost)  # type: ignore[arg-type]
+        else:
+            self._pay(task, cost)
 
     def _pay(self, task: Task, cost_ns: int) -> None:
         """Spend the issuer's time on `task`, then let it execute or be put on its stream."""
@@ -191,8 +195,7 @@ class Issuing(Starting):
     def _finds_place(self, task: Task) -> bool:
         """Take a place in the device's launch queue, or, when it is full, park `task` and its issuer."""
         device = self.device_of[task.op]
-        depth = self.depth[device]
-        if depth is not None and self.outstanding[device] >= depth:
+        if self.outstanding[device] >= self.depth[device]:
             self.parked[device].append(task)
             return False
         self.outstanding[device] += 1

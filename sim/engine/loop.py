@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import repeat
 
+from sim.engine.clock import NEVER
 from sim.engine.collector import collector_paused
 from sim.engine.hooks import Memory, Observer
 from sim.engine.issuing import Issuing
@@ -35,13 +36,12 @@ class Engine(Issuing):
             When tasks remain and nothing can happen any more.
         """
         self.policy.prepare(self.job)
-        peek, step = self.env.peek, self.env.step
-        never = float("inf")
+        next_instant = self.clock.next_instant
         ended, paid, by_group = self.ended, self.paid, self.by_group
         with collector_paused():
             self._eligible(None, self.readiness.roots(), None, True)
             now: float = 0
-            while now != never:
+            while now != NEVER:
                 for _ in repeat(None, AT_ONCE):
                     if ended:
                         self._complete()
@@ -57,13 +57,10 @@ class Engine(Issuing):
                         self._start_heads()
                     if self.settling:
                         self._settle()
-                    now = peek()
-                    if now == never:
+                    now = next_instant()
+                    if now == NEVER:
                         break
                     self.now_ns = now  # type: ignore[assignment]
-                    step()
-                    while peek() == now:
-                        step()
                 self.task_rows.collect()
                 self.transfer_rows.collect()
         if len(self.task_rows) + len(self.transfer_rows) < self.readiness.total:
@@ -120,7 +117,7 @@ class Engine(Issuing):
             if self.observers:
                 for task in ended:
                     self._tell("ended", task)
-            if self.memory is not None:
+            if self.memory is not None and self.memory.follows_ends:
                 for task in ended:
                     freed |= self.memory.release(task)
         now_ready_of = self.now_ready_of

@@ -34,19 +34,28 @@ class Starting(State):
                 if may_start is not None and not may_start(task):
                     task.wait = Wait.EVENT
                     continue
-                at = now
-                for bound in (task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns):
-                    if bound > at:
-                        at = bound
-                if at > now:
+                at = task.issue_ns + stream.launch_ns
+                if stream.free_ns > at:
+                    at = stream.free_ns
+                if task.floor_ns > at:
+                    at = task.floor_ns
+                if at <= now:
+                    at = now
+                else:
                     task.wait = task.wait or Wait.LAUNCH
-                    if not stream.certain:  # by then memory or the device may be short
+                    foretold = stream.certain or (stream.begin and self.duration_ns[task.op])
+                    if not foretold:  # by then memory or the device may be short
                         if not stream.waking:
                             stream.waking = True
                             self._schedule(task, self._on_wake, at - now)
                         continue
             if stream.certain:
                 self._start(task, at)
+            elif stream.begin:
+                task.start_ns = at
+                self.tasks.append(task)
+                task.callbacks = self._on_end
+                self.schedule(task, NORMAL, stream.begin(task, at) - now)  # type: ignore[arg-type]
             elif not self._admit(task, stream):
                 continue
             stream.queue.popleft()

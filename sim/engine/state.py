@@ -11,14 +11,15 @@ import warnings
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import simpy
 from simpy.events import NORMAL
 
 from sim.control_flow import TaggedTokenReadiness
+from sim.engine.clock import Clock
 from sim.engine.hooks import Memory, Observer
 from sim.errors import InfeasibleError, InputError
 from sim.frames import has_control_flow
@@ -51,8 +52,8 @@ class Stream:
     """A queue of issued tasks; one runs at a time."""
 
     __slots__ = (
-        "certain", "device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running", "waking",
-        "woken",
+        "begin", "certain", "device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running",
+        "waking", "woken",
     )  # fmt: skip
 
     def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
@@ -64,6 +65,7 @@ class Stream:
         self.waking = False  # whether a wake-up lies ahead
         self.woken = False  # whether it is at the present instant
         self.certain = False  # whether nothing can hold up a start that lies ahead
+        self.begin: Callable[[Task, int], int] | None = None  # else: whom to tell of it beforehand
 
 
 by_index = attrgetter("index")
@@ -75,14 +77,14 @@ class State:
     # An instance of so many attributes would have a dictionary of its own (CPython shares keys up to 30), in
     # which the hot loop looks longer: 5 % of a task's time.
     __slots__ = (
-        "_on_call", "_on_end", "_on_paid", "_on_wake", "asynchronous", "blocked", "by_group", "certain",
-        "depth", "device_of", "direct", "dirty_groups", "dirty_streams", "duration_ns", "ended", "env",
-        "executed", "flow", "frames", "give_back", "holding", "hosts", "idle", "is_dirty", "issue_ns",
-        "issuers", "job",
-        "limited", "memory", "network", "noisy_ns", "now_ns", "now_ready_at_issue", "now_ready_of",
-        "observers", "outstanding", "paid", "parked", "plain", "policy", "policy_ended", "processors",
-        "readiness", "rendezvous", "schedule", "settling", "shared", "starved", "stream_of", "streams",
-        "task_rows", "tasks", "transfer_rows", "transfers",
+        "_on_call", "_on_end", "_on_paid", "_on_postponed", "_on_wake", "asynchronous", "blocked",
+        "by_group", "certain", "clock", "depth", "device_of", "direct", "dirty_groups", "dirty_streams",
+        "duration_ns", "ended", "executed", "flow", "frames", "give_back", "holding", "hosts", "idle",
+        "is_dirty", "issue_ns", "issuers", "job", "limited", "memory", "network", "noisy_ns", "now_ns",
+        "now_ready_at_issue", "now_ready_of", "observers", "outstanding", "paid", "parked", "plain",
+        "policy", "policy_ended", "postponed", "processors", "readiness", "rendezvous", "schedule",
+        "settling", "shared", "starved", "stream_of", "streams", "task_rows", "tasks", "transfer_rows",
+        "transfers",
     )  # fmt: skip
 
     job: Job
@@ -97,9 +99,9 @@ class State:
     ) -> None:
         machine = job.machine
         self.job, self.policy = job, policy
-        self.env = simpy.Environment(initial_time=0)
+        self.clock = Clock()
         self.now_ns = 0
-        self.schedule = self.env.schedule
+        self.schedule = self.clock.schedule
         self.observers = list(observers)
         self.flow: Flow = make_flow(job)
         meetings = find_meetings(job.graph)
@@ -161,8 +163,9 @@ class State:
         self.shared = any(self.give_back)  # whether the end of a task has to be told
         self.blocked: list[deque[Stream | Task]] = [deque() for _ in machine.devices]  # by a processor's WAIT
         self.outstanding = [0] * len(machine.devices)
-        self.depth = [device.queue_depth for device in machine.devices]
-        self.limited = any(depth is not None for depth in self.depth)
+        depths = [device.queue_depth for device in machine.devices]
+        self.limited = any(depth is not None for depth in depths)
+        self.depth = [inf if depth is None else depth for depth in depths]
         self.parked: list[deque[Task]] = [
             deque() for _ in machine.devices
         ]  # launches that found the queue full
@@ -186,6 +189,7 @@ class State:
         self.tasks = self.task_rows.tasks
         self.transfers = self.transfer_rows.tasks
         self.settling: list[Callable[[], None]] = []
+        self.postponed: dict[Task, Event] = {}
         # Without any of these all that the engine does at a start or an end is to put it down.
         unwatched = not (self.observers or self.noisy_ns or dynamic)
         self.plain = unwatched and not any(self.processors) and self.memory is None
@@ -193,6 +197,8 @@ class State:
         self.certain = [unheld and processor is None for processor in self.processors]
         for stream in self.streams:
             stream.certain = self.certain[stream.device]
+            if unheld:
+                stream.begin = getattr(self.processors[stream.device], "begin", None)
         free = self.issue_ns is None and self.memory is None
         at_once = [
             free and workers and certain for workers, certain in zip(has_workers, self.certain, strict=True)
@@ -204,6 +210,7 @@ class State:
         self._on_end: list[Callable[[Any], None]] = [self.ended.append]
         self._on_paid: list[Callable[[Any], None]] = [self.paid.append]
         self._on_wake: list[Callable[[Any], None]] = [self._note_wake]
+        self._on_postponed: list[Callable[[Any], None]] = [self._note_postponed]
         self._on_call: list[Callable[[Any], None]] = [self._note_call]
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
@@ -215,6 +222,24 @@ class State:
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
         self.settling.append(callback)
+
+    @property
+    def again(self) -> bool:
+        """Whether this instant was settled before, and what was done then caused something more."""
+        return self.clock.before == self.now_ns
+
+    def end_at(self, task: Task, end_ns: int) -> None:
+        """Let a task that was begun beforehand end at another instant than was said."""
+        task.callbacks = ()  # at the instant that was said before nothing happens
+        said = self.postponed.get(task)
+        if said is not None:
+            said.callbacks = ()
+        self.postponed[task] = event = Event(task)
+        self._schedule(event, self._on_postponed, end_ns - self.now_ns)
+
+    def _note_postponed(self, event: Event) -> None:
+        del self.postponed[event.value]
+        self.ended.append(event.value)
 
     def started(self, task: Task) -> None:
         """Put down that a task, which its processor had put off, begins to execute now."""
@@ -243,6 +268,7 @@ class State:
         self._touch(stream)
 
     def _note_call(self, event: Event) -> None:
+        self.now_ns = self.clock.now  # type: ignore[assignment]  # the loop sets it after all events
         callback, value = event.value
         callback(value)
 
