@@ -154,7 +154,9 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         below = rest[len(name) + 1 :]
         first, dot, beyond = rest.partition(".")
         if not fitting and dot and at and node.value:
-            raise place.error(f"there is no key {first!r}{_under(at)}{hint(first, node.value)}")
+            known = hint(first, node.value)
+            add = "" if "did you mean" in known else f" (a new one is given whole: {at}.{first}={{...}})"
+            raise place.error(f"there is no key {first!r}{_under(at)}{known}{add}")
         if not fitting and dot:  # a part that the file leaves out, such as the machine; the schema checks it
             made = _replaced(Node({}, place), beyond, whole, value, place)
             return Node({**node.value, first: made}, node.place, {**node.keys, first: place})

@@ -49,6 +49,8 @@ def test_settings(settings: list[str], expected: object) -> None:
         ("a.=3", "--set a.=3: should be KEY=VALUE, as in --set workload.batch=32"),
         ("policy.nam.x=3", "--set policy.nam.x=3: there is no key 'nam' under 'policy'; did you mean "
          "'name'?"),
+        ("policy.streams.x=3", "--set policy.streams.x=3: there is no key 'streams' under 'policy'; known: "
+         "name (a new one is given whole: policy.streams={...})"),
         ("policy.name.x=3", "--set policy.name.x=3: policy.name is 'in-order' and has no key 'x'"),
         ("list.7=3", "--set list.7=3: list is a list of 2; '7' should be an index from 0"),
         ("list.x.y=3", "--set list.x.y=3: list is a list of 2; 'x' should be an index from 0"),
