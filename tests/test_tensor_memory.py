@@ -161,6 +161,21 @@ def test_frees_are_paid_for_after_the_launch_that_they_follow() -> None:
     assert trace.makespan_ns == 45
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_who_executes_pays_where_memory_is_taken_at_the_start(kind: str) -> None:
+    """malloc 5, free 3, ops of 10 ns, each reading the one before.
+
+    a: malloc to 5, runs to 15.   b: malloc to 20, runs to 30, after which a is freed.
+    c: that free and its malloc to 38, runs to 48.
+    """
+    device = Device("gpu0", kind, workers=1 if kind == "cpu" else 0)
+    memory = tensor_memory({"gpu0": MemorySpec("counted", malloc_ns=5, free_ns=3)})
+    trace = simulate(chain(8, 8, 8), Machine((device,)), ReadyQueue(), memory=memory)
+    trace.check()
+    assert trace.tasks["start_ns"].tolist() == [5, 20, 38]
+    assert trace.makespan_ns == 48
+
+
 def test_planned_memory_needs_what_the_program_order_needs() -> None:
     graph = chain(100, 50, 70)
     job = make_job(graph, gpu())

@@ -113,12 +113,12 @@ class Lifetimes:
             stream = np.zeros(self.n_buffers, np.int64)
             stream[buffers.writes.indices] = np.repeat(self.stream_of, buffers.writes.counts())
             self.stream_of_buffer: list[int] = stream.tolist()
-        self.owed = [(0, 0, 0) for _ in self.allocators]  # calls after the last launch, not paid for yet
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
         self._load()
         self._refuse_impossible()
+        self.paid_calls = [_calls(allocator) for allocator in self.allocators]
 
     def _load(self) -> None:
         """Take the memory of what is there from the beginning; then plan for the rest, where that is asked.
@@ -172,7 +172,6 @@ class Lifetimes:
         device = self.device_of[node]
         allocator, stream = self.allocators[device], self.stream_of[node]
         charged = self.charged[device]
-        calls = _calls(allocator) if charged and not certain else None
         first = task.iteration * self.n_buffers
         log = self.log
         place, end = self.first_write[node], self.first_write[node + 1]
@@ -189,31 +188,28 @@ class Lifetimes:
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
                 self._reserve(device, len(log.key) - 1)
-        taken = _calls(allocator) if calls else None
+        taken = _calls(allocator) if charged and not certain else None
         if self.launched[node]:
             self._read(task, stream, now_ns)
         if not self.at_issue:
             self.granted.add(task.id)
-        if calls and taken:
-            return self._charge(task, device, calls, taken)
+        if taken:
+            return self._charge(task, device, taken)
         if charged and self.launched[node]:
             self.outstanding[device] += 1
         return 0
 
-    def _charge(
-        self, task: Task, device: int, before: tuple[int, int, int], taken: tuple[int, int, int]
-    ) -> int:
-        """Return what the calls to the device cost the issuer; `WAIT` if one waits until it is idle.
+    def _charge(self, task: Task, device: int, taken: tuple[int, int, int]) -> int:
+        """Return what the calls to the device cost who makes them; `WAIT` if one waits until it is idle.
 
-        Those from `before` to `taken` made room for the outputs. What `task` was the last to read is freed
-        after its launch: the issuer pays for that before the next task.
+        Those up to `taken` made room for the outputs, or freed what was read since the task before. What `task`
+        was the last to read is freed after its launch, or when it ends: who takes next pays for that.
         """
-        spec, allocator = self.specs[device], self.allocators[device]
+        spec = self.specs[device]
         mallocs, frees, synchronised = (
-            owed + done - begun for owed, done, begun in zip(self.owed[device], taken, before, strict=True)
+            done - paid for done, paid in zip(taken, self.paid_calls[device], strict=True)
         )
-        after = _calls(allocator)
-        self.owed[device] = (after[0] - taken[0], after[1] - taken[1], after[2] - taken[2])
+        self.paid_calls[device] = taken
         cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronise_ns * synchronised
         if synchronised and self.outstanding[device]:
             self.granted.add(task.id)
@@ -295,6 +291,7 @@ class Lifetimes:
                     self.take(task, t, True)
                 else:
                     self.give(task, ~t)
+            self.paid_calls = [_calls(allocator) for allocator in self.allocators]  # they cost nothing
             return
         ids = np.fromiter(map(_ID, tasks), np.int64, len(tasks))
         keys, times = self.deferred.calls(ids, np.array(when, np.int64))

@@ -37,7 +37,7 @@ class MemorySpec:
     allocator : str
         A name in `devices.memory.allocators`.
     malloc_ns, free_ns, synchronise_ns : int
-        What a device malloc, a device free and a synchronisation cost the issuer.
+        What a device malloc, a device free and a synchronisation cost who makes them.
     options : mapping
         Options of the allocator.
     """

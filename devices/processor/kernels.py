@@ -81,8 +81,9 @@ def demand(
     ----------
     attributes : mapping
         Of the op: ``grid`` (blocks, a number or up to three) with ``blocks_per_sm``, or ``sms``, or
-        ``sm_fraction``; without any of them the op fills the device for one wave. ``dram_bytes`` in place of
-        the parameter.
+        ``sm_fraction``; without any of them the op fills the device for one wave. (In a partition it takes
+        whole waves, too: 5 on 32 of 132 SMs, not 4.1. Give its grid for a finer answer.) ``dram_bytes`` in
+        place of the parameter.
     duration_ns : int
         How long it takes alone on the device.
     sms, blocks_per_sm : int

@@ -30,7 +30,7 @@ class Memory(Protocol):
     """Whether it has to be told when tasks end: whether that may free anything."""
 
     def acquire(self, task: Task) -> int:
-        """Take what `task` needs; return the ns it costs the issuer, or `WAIT` until something is freed.
+        """Take what `task` needs; return the ns it costs who asks, or `WAIT` until something is freed.
 
         Asked again for the same task after a `WAIT`, or after it was granted: then it returns 0.
 

@@ -78,10 +78,18 @@ class Starting(State):
 
     def _admit(self, task: Task, waiting: Stream | Task) -> bool:
         """Start `task` if memory and the device's resources allow it now."""
-        if self.memory is not None and not self.memory.at_issue and self.memory.acquire(task) == WAIT:
-            task.wait = Wait.MEMORY
-            self.starved.append(task)
-            return False
+        if self.memory is not None and not self.memory.at_issue:
+            cost_ns = self.memory.acquire(task)
+            if cost_ns:
+                task.wait = Wait.MEMORY
+                if cost_ns == WAIT:
+                    self.starved.append(task)
+                elif isinstance(waiting, Stream):
+                    waiting.waking = True
+                    self._schedule(task, self._on_wake, cost_ns)
+                else:
+                    self._schedule(task, self._on_paid, cost_ns)
+                return False
         device = self.device_of[task.op]
         processor = self.processors[device]
         task.start_ns = self.now_ns  # unless the processor puts it off
