@@ -18,6 +18,7 @@ Graphs: a chain; layers 100 wide with up to three predecessors each, on eight de
     gpu+sm+dram      ... and DRAM bandwidth, which the kernels together exceed at times
     gpu+memory       the path gpu, and outputs of up to 4 MiB take memory from a pool of 80 GB, issue to issue
     gpu+sm+memory    ... and kernels that fill the device share its SMs: all that a GPU usually has
+    gpu+sm+dram+memory    ... and its DRAM bandwidth, as GPUs of presets do
     gpu+caching      the path gpu, and memory from PyTorch's allocator, with events: most readers are on
                      another stream
     gpu+calls        ... where a call to the device costs time, so that the allocator has to be asked at once
@@ -70,11 +71,13 @@ SHARING: dict[str, dict[str, Any]] = {
     "gpu+sm priority": {"sharing": "sm", "stream_priorities": [0, -1]},
     "gpu+sm+dram": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},
     "gpu+sm+memory": {"sharing": "sm"},
+    "gpu+sm+dram+memory": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},
 }
 
 MEMORY = {
     "gpu+memory": MemorySpec("pool"),
     "gpu+sm+memory": MemorySpec("pool"),
+    "gpu+sm+dram+memory": MemorySpec("pool"),
     "gpu+caching": MemorySpec("caching"),
     "gpu+calls": MemorySpec("caching", malloc_ns=1),
 }

@@ -14,17 +14,16 @@ memory's bandwidth too (`devices.processor.gpu`). Presets of real GPUs say ``sm+
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
-from devices.processor.gpu import MAX_RESIDENT, SharedSMs
-from devices.processor.leftover import LeftoverSMs
+from devices.processor.sharing import processor_of
 from sim.errors import InputError, UnknownNameError
-from sim.model import Context, Device, Processor
+from sim.model import Device
 
 __all__ = ["build"]
 
@@ -70,20 +69,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
         **common_arguments(name, values),
         streams=streams,
         cost=make_cost(values, name, peak_share=share, directory=directory),
-        processor=None if alone else _processor(values, sharing, streams),
+        processor=None if alone else processor_of(values, streams),
     )
-
-
-def _processor(
-    values: Mapping[str, Any], sharing: str, streams: int
-) -> Callable[[Device, Context], Processor] | None:
-    """Return the simplest processor that does what is asked for."""
-    if sharing == "none":
-        return None
-    one_priority = len({*values.get("stream_priorities", ()), 0}) == 1
-    if sharing == "sm" and one_priority and streams <= values.get("max_resident", MAX_RESIDENT):
-        return LeftoverSMs
-    return SharedSMs
 
 
 def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams: int) -> dict[str, list[int]]:

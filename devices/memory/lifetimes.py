@@ -202,8 +202,8 @@ class Lifetimes:
     def _charge(self, task: Task, device: int, taken: tuple[int, int, int]) -> int:
         """Return what the calls to the device cost who makes them; `WAIT` if one waits until it is idle.
 
-        Those up to `taken` made room for the outputs, or freed what was read since the task before. What `task`
-        was the last to read is freed after its launch, or when it ends: who takes next pays for that.
+        Those up to `taken` made room for the outputs, or freed what was read since the task before. What
+        `task` was the last to read is freed after its launch, or when it ends: who takes next pays for that.
         """
         spec = self.specs[device]
         mallocs, frees, synchronised = (

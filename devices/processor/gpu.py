@@ -25,18 +25,20 @@ Nothing is simulated that nobody could notice. A kernel's course is computed whe
 `devices.processor.kernels`); only what a change touches is predicted anew; and as long as nobody waits and
 the bandwidth suffices, the one event of a kernel is its end.
 
-Without priorities and with ``sharing: sm`` the simpler `devices.processor.leftover` does the same.
+Without priorities, and as long as the bandwidth is certain to suffice, the simpler
+`devices.processor.leftover` does the same (`devices.processor.sharing`).
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from operator import attrgetter
 
 from devices.events import Alarm
 from devices.processor.bound import least_ns
 from devices.processor.dram import fair_level
-from devices.processor.kernels import NEVER, Kernel, demands
+from devices.processor.kernels import NEVER, Demand, Kernel, demands
 from sim.model import MANAGED, Context, Device, Task
 from sim.trace import Wait
 
@@ -59,6 +61,8 @@ class SharedSMs:
         (partition of each stream) and ``stream_priorities``; what is left out is the ideal.
     context : Context
         The run.
+    asked : mapping of int to Demand, optional
+        Op → what it asks for, if that is known already.
 
     Raises
     ------
@@ -69,7 +73,7 @@ class SharedSMs:
     least_ns = staticmethod(least_ns)
     end = None  # a kernel that is over has left already
 
-    def __init__(self, device: Device, context: Context) -> None:
+    def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
         details = device.details
         self._context = context
         machine = context.job.machine
@@ -83,7 +87,7 @@ class SharedSMs:
         self._bandwidth: int | None = (
             details.get("bandwidth") if details.get("sharing") == "sm+dram" else None
         )
-        self._demands = demands(device, context.job, self._bandwidth)
+        self._demands = demands(device, context.job, self._bandwidth) if asked is None else asked
         self._pending: list[list[Kernel]] = [[] for _ in self._free]  # with loads left, by rank
         self._served: list[Kernel | None] = [None for _ in self._free]
         self._resident: dict[Kernel, None] = {}

@@ -23,6 +23,7 @@ the next whole ns), so that no SM time is won or lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 from devices.processor.bound import least_ns
@@ -150,6 +151,8 @@ class LeftoverSMs:
         `devices.processor.gpu.SharedSMs`). It has no more streams than kernels may be resident.
     context : Context
         The run.
+    asked : mapping of int to Demand, optional
+        Op → what it asks for, if that is known already.
 
     Raises
     ------
@@ -160,7 +163,7 @@ class LeftoverSMs:
     least_ns = staticmethod(least_ns)
     end = None  # it was known at its start when its SMs would be free
 
-    def __init__(self, device: Device, context: Context) -> None:
+    def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
         details = device.details
         machine = context.job.machine
         self._context = context
@@ -170,7 +173,7 @@ class LeftoverSMs:
         self._free: list[Instants] = [
             [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
         ]
-        self._demands = demands(device, context.job, None)
+        self._demands = demands(device, context.job, None) if asked is None else asked
         self._announced: list[list[_Arrival]] = [[] for _ in self._free]  # by time and stream
 
     def start(self, task: Task) -> int:

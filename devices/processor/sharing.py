@@ -1,0 +1,67 @@
+"""Which of the two processors the kernels of a GPU need: the simplest that does what is asked for.
+
+::
+
+    sharing: none                            none: kernels do not disturb one another
+    stream priorities, too many streams      `SharedSMs`: followed from event to event
+    sharing: sm                              `LeftoverSMs`: all is known when a kernel arrives
+    sharing: sm+dram                         that too, where the bandwidth suffices for whatever runs together
+
+Whether it suffices is known before time 0 if no kernel draws more than its part: if SMs times the most that
+a load of any of them draws is no more than the bandwidth. So it is where all fill the device, as kernels do
+that give no grid: alone, none can have drawn more than there is (`devices.processor.kernels.demand`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from devices.processor.bound import least_ns
+from devices.processor.gpu import MAX_RESIDENT, SharedSMs
+from devices.processor.kernels import demands
+from devices.processor.leftover import LeftoverSMs
+from sim.model import Context, Device, Processor
+
+__all__ = ["SMsAndDram", "processor_of"]
+
+
+def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, Context], Processor] | None:
+    """Return what makes the processor of a GPU, or None if its kernels share nothing.
+
+    Parameters
+    ----------
+    values : mapping
+        Its description: ``sharing``, ``stream_priorities`` and ``max_resident`` count.
+    streams : int
+
+    Examples
+    --------
+    >>> processor_of({"sharing": "sm"}, 2).__name__
+    'LeftoverSMs'
+    >>> processor_of({"sharing": "sm", "stream_priorities": [0, -1]}, 2).__name__
+    'SharedSMs'
+    """
+    sharing = values.get("sharing", "none")
+    if sharing == "none":
+        return None
+    one_priority = len({*values.get("stream_priorities", ()), 0}) == 1
+    if not one_priority or streams > values.get("max_resident", MAX_RESIDENT):
+        return SharedSMs
+    return LeftoverSMs if sharing == "sm" else SMsAndDram()
+
+
+class SMsAndDram:
+    """Makes the processor of a GPU whose kernels share DRAM bandwidth, at one priority."""
+
+    least_ns = staticmethod(least_ns)
+
+    def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
+        """Return a `LeftoverSMs` if the bandwidth suffices for whatever of the run's kernels run together."""
+        sms, bandwidth = device.details["sms_in_use"], device.details["bandwidth"]
+        asked = demands(device, context.job, None)
+        if any(kernel.loads < sms for kernel in asked.values()):  # else none can draw more than its part
+            asked = demands(device, context.job, bandwidth)
+            if max(kernel.load_bytes_per_s for kernel in asked.values()) * sms > bandwidth:
+                return SharedSMs(device, context, asked)
+        return LeftoverSMs(device, context, asked)
