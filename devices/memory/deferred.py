@@ -1,20 +1,15 @@
-"""Which calls of the allocators follow from many takings and endings, worked out at once.
+"""Which allocations and frees follow from many takings and endings, worked out at once.
 
-Where nobody waits for an answer, what happens to memory may be done later (`devices.memory.tensors`). Then
-who reads what last follows from counting alone::
+Where nobody waits for an answer, what happens to memory may be done later (`devices.memory.tensors`); and
+where it does not matter on which stream something is read, it follows from counting alone::
 
-    put down     takes a     takes b (reads a)     takes c (reads a, b)     ends a    ends b ...
-    calls        alloc a     alloc b               alloc c, free a, free b
-                                                   (a has two readers, b one)
+    put down        takes a    takes b (reads a)    takes c (reads a, b)
+    calls           +a         +b                   +c  -a  -b                 a has two readers, b one
 
-A node that is launched reads when it takes, another one when it ends. Where allocators look at streams, reads
-on another stream than the maker's and all endings are calls, too. Nothing may be copied between devices: a
-copy may be read by who is issued before it is there.
+A node that is launched reads when it takes, another one when it ends.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,31 +17,11 @@ import numpy.typing as npt
 from devices.memory.buffers import Buffers
 from sim.graph import Csr, IntArray
 
-__all__ = ["Calls", "Deferred"]
-
-
-class Calls(NamedTuple):
-    """What is to be done, in order; one entry a call.
-
-    Attributes
-    ----------
-    code : (n,) array of int
-        Below 0: free the buffer of the key ``~code``. Below `Deferred.n_keys`: allocate that of the key
-        ``code``. Below twice that: that of the key ``code - n_keys`` is used. Else the task
-        ``code - 2 * n_keys`` ends.
-    place : (n,) array of int
-        Because of which of the takings and endings.
-    when : (n,) array of int
-        ns.
-    """
-
-    code: IntArray
-    place: IntArray
-    when: IntArray
+__all__ = ["Deferred"]
 
 
 class Deferred:
-    """Keeps what does not change during a run, and how often each buffer is still to be read.
+    """Keeps what does not change during a run.
 
     Parameters
     ----------
@@ -55,8 +30,6 @@ class Deferred:
         Whether a node reads when it takes, not when it ends.
     uses : (iterations * n_buffers,) array of int
         How often each buffer of each iteration is still to be read; counted down here.
-    stream : (n_nodes,) array of int, optional
-        The stream of each node, where allocators look at streams.
 
     Examples
     --------
@@ -64,19 +37,12 @@ class Deferred:
     >>> reads = Csr(np.array([0, 0, 1, 3]), np.array([0, 0, 1]))
     >>> buffers = Buffers(np.full(3, 64), np.zeros(3, int), one_each, reads, [])
     >>> deferred = Deferred(buffers, np.ones(3, bool), np.array([2, 1, 0]))
-    >>> code, place, when_ns = deferred.calls(np.array([0, 1, 2]), np.array([0, 5, 10]))
-    >>> code.tolist(), when_ns.tolist()
+    >>> key, when_ns = deferred.calls(np.array([0, 1, 2]), np.array([0, 5, 10]))
+    >>> key.tolist(), when_ns.tolist()
     ([0, 1, 2, -1, -2, -3], [0, 5, 10, 10, 10, 10])
     """
 
-    def __init__(
-        self,
-        buffers: Buffers,
-        launched: npt.NDArray[np.bool_],
-        uses: IntArray,
-        stream: IntArray | None = None,
-    ) -> None:
-        self.n_keys = len(uses)
+    def __init__(self, buffers: Buffers, launched: npt.NDArray[np.bool_], uses: IntArray) -> None:
         self._uses = uses
         self._launched = launched
         self._all_launched = bool(launched.all())
@@ -85,23 +51,16 @@ class Deferred:
         self._n_nodes = n = len(launched)
         # What a node writes and nobody reads (in some iterations) it lets go itself, after what it reads.
         node = np.repeat(np.arange(n), buffers.writes.counts())
-        written = buffers.writes.indices
-        unread = (uses.reshape(-1, self._n_buffers) == 0).any(axis=0)[written]
+        unread = (uses.reshape(-1, self._n_buffers) == 0).any(axis=0)[buffers.writes.indices]
         reader = np.concatenate((np.repeat(np.arange(n), buffers.reads.counts()), node[unread]))
-        offset = np.concatenate((buffers.reads.indices, written[unread]))
+        offset = np.concatenate((buffers.reads.indices, buffers.writes.indices[unread]))
         counts = np.ones(len(reader), np.int64)
         counts[len(buffers.reads.indices) :] = 0
         self._reads = Csr.group(reader, offset, n)
         self._counts = Csr.group(reader, counts, n).indices
-        self._abroad: npt.NDArray[np.bool_] | None = None  # reads on another stream than the maker's
-        if stream is not None:
-            made_on = np.zeros(self._n_buffers, np.int64)
-            made_on[written] = stream[node]
-            abroad = (counts > 0) & launched[reader] & (made_on[offset % self._n_buffers] != stream[reader])
-            self._abroad = Csr.group(reader, abroad.astype(np.int64), n).indices > 0
 
-    def calls(self, tasks: IntArray, when: IntArray) -> Calls:
-        """Return what follows, and count the reads.
+    def calls(self, tasks: IntArray, when: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the keys of what is allocated (``key``) and freed (``~key``), in order, and when, in ns.
 
         Parameters
         ----------
@@ -112,51 +71,44 @@ class Deferred:
         """
         iteration, node = np.divmod(tasks, self._n_nodes)
         first = iteration * self._n_buffers
-        every = np.arange(len(tasks))
-        ends = when < 0
-        if self._all_launched and not ends.any():
-            taking = reading = every
+        place = np.arange(len(tasks))
+        if self._all_launched:
+            taking = reading = place
         else:
+            ends = when < 0
             when = np.where(ends, ~when, when)
-            taking = every[~ends]
-            reading = every[ends != self._launched[node]]
+            taking = place[~ends]
+            reading = place[ends != self._launched[node]]
         at_write, written = _gather(self._writes, node[taking])
-        at_read, read = _gather(self._reads, node[reading])
-        at_write, at_read = taking[at_write], reading[at_read]
-        key = self._reads.indices[read] + first[at_read]
+        at_write = taking[at_write]
+        at_free, freed = self._freed(node[reading], first[reading])
+        at_free = reading[at_free]
+        at = np.concatenate((at_write, at_free))
+        key = np.concatenate((self._writes.indices[written] + first[at_write], ~freed))
+        order = np.argsort(at, kind="stable")  # at one place what is written comes first
+        return key[order], when[at[order]]
+
+    def _freed(self, node: IntArray, first: IntArray) -> tuple[IntArray, IntArray]:
+        """Return what these nodes are the last to read: the place of the node, and the key."""
+        at, read = _gather(self._reads, node)
+        key = self._reads.indices[read] + first[at]
         there = key >= 0  # else of an iteration before the first
         if not there.all():
-            at_read, read, key = at_read[there], read[there], key[there]
-        # At one place the order is: what ends, what is written, what is used, what is freed.
-        places, codes = [at_write], [self._writes.indices[written] + first[at_write]]
-        if self._abroad is not None:
-            ended, used = every[ends], self._abroad[read]
-            places, codes = [ended, *places], [tasks[ended] + 2 * self.n_keys, *codes]
-            places.append(at_read[used])
-            codes.append(key[used] + self.n_keys)
-        freed = self._count(read, key)
-        places.append(at_read[freed])
-        codes.append(~key[freed])
-        place = np.concatenate(places)
-        order = np.argsort(place, kind="stable")
-        place = place[order]
-        return Calls(np.concatenate(codes)[order], place, when[place])
-
-    def _count(self, read: IntArray, key: IntArray) -> npt.NDArray[np.bool_]:
-        """Count these reads, which are in order; return which of them are the last of what they read."""
-        freed = np.zeros(len(key), bool)
+            at, read, key = at[there], read[there], key[there]
         if not len(key):
-            return freed
+            return at, key
         # The reads of one buffer side by side, as they come; `n` counts how many of them there were.
         order = np.argsort(key, kind="stable")
         together, counts = key[order], self._counts[read[order]]
         last = np.flatnonzero(np.append(np.diff(together) != 0, True))
         n = np.cumsum(counts)
-        n -= np.repeat(np.append(0, n[last[:-1]]), np.diff(last, prepend=-1))
+        before = np.repeat(np.append(0, n[last[:-1]]), np.diff(last, prepend=-1))
+        n -= before
         left = self._uses[together]
-        freed[order] = (n == left) & ((counts > 0) | (left == 0))
+        over = np.zeros(len(key), bool)
+        over[order] = n == left
         self._uses[together[last]] -= n[last]
-        return freed
+        return at[over], key[over]
 
 
 def _gather(rows: Csr, which: IntArray) -> tuple[IntArray, IntArray]:

@@ -21,8 +21,8 @@ import numpy as np
 
 from devices.memory.base import FREE, Allocator, Block
 from devices.memory.buffers import make_buffers
-from devices.memory.catch_up import CatchUp
 from devices.memory.counted import CountedAllocator
+from devices.memory.deferred import Deferred
 from devices.memory.log import MemoryLog
 from devices.memory.make import make_allocator
 from devices.memory.oom import largest_holders, out_of_memory
@@ -91,7 +91,7 @@ class Lifetimes:
         self.device_of = [*engine.device_of, *engine.flow.destination.tolist()]
         self.stream_of = [*(engine.stream_of or [0] * engine.flow.n_ops), *([0] * transfers)]
         self.launched = [self.at_issue and not executed for executed in engine.executed] + [False] * transfers
-        self.last_on_stream = [-1] * (max(self.stream_of, default=0) + 1)
+        self.last_on_stream: list[Task | None] = [None] * (max(self.stream_of, default=0) + 1)
         # Whether a reader that is issued has to look where what it reads lies: on another stream, or still
         # on its way.
         self.by_stream = any(allocator.by_stream for allocator in self.allocators)
@@ -106,7 +106,13 @@ class Lifetimes:
         ]
         # Whether the end of what was launched is of no consequence.
         self.calm = not self.looks and not any(self.charged)
-        self.many = CatchUp(self, _NOWHERE) if self.at_issue and not transfers else None
+        self.deferred = None
+        if self.calm:
+            counted = np.frombuffer(self.uses, np.int64)
+            self.deferred = Deferred(buffers, np.array(self.launched), counted)
+            stream = np.zeros(self.n_buffers, np.int64)
+            stream[buffers.writes.indices] = np.repeat(self.stream_of, buffers.writes.counts())
+            self.stream_of_buffer: list[int] = stream.tolist()
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
@@ -125,7 +131,7 @@ class Lifetimes:
             if block is None:
                 raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)
-            self.reserve(device, -1)
+            self._reserve(device, -1)
         for device, spec in enumerate(self.specs):
             if spec.allocator != "planned":
                 continue
@@ -181,7 +187,7 @@ class Lifetimes:
             log.key.append(key)
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
-                self.reserve(device, len(log.key) - 1)
+                self._reserve(device, len(log.key) - 1)
         taken = _calls(allocator) if charged and not certain else None
         if self.launched[node]:
             self._read(task, stream, now_ns)
@@ -249,7 +255,11 @@ class Lifetimes:
             return False
         freed = bool(self.synchronising)
         if self.by_stream:
-            freed |= self.reached(task.id)
+            self.ended[task.id] = True
+        if self.awaited and task.id in self.awaited:
+            for allocator, block in self.awaited.pop(task.id):
+                allocator.event_done(block)
+            freed = True
         if not self.launched[task.op]:
             return self._read(task, -1, now_ns) or freed
         device = self.device_of[task.op]
@@ -275,15 +285,35 @@ class Lifetimes:
 
     def catch_up(self, tasks: list[Task], when: list[int]) -> None:
         """Do what these tasks did: took, at a time t, what was certain to be had, or ended, at ~t."""
-        if self.many is not None:
-            self.many.run(np.fromiter(map(_ID, tasks), np.int64, len(tasks)), np.array(when, np.int64))
-        else:
+        if self.deferred is None:
             for task, t in zip(tasks, when, strict=True):
                 if t >= 0:
                     self.take(task, t, True)
                 else:
                     self.give(task, ~t)
-        self.paid_calls = [_calls(allocator) for allocator in self.allocators]  # they cost nothing
+            self.paid_calls = [_calls(allocator) for allocator in self.allocators]  # they cost nothing
+            return
+        ids = np.fromiter(map(_ID, tasks), np.int64, len(tasks))
+        keys, times = self.deferred.calls(ids, np.array(when, np.int64))
+        allocators, reserved, blocks, home = self.allocators, self.reserved, self.blocks, self.home
+        nbytes, names, stream_of, n = self.nbytes, self.names, self.stream_of_buffer, self.n_buffers
+        log = self.log
+        for row, key in enumerate(keys.tolist(), len(log.key)):
+            if key >= 0:
+                device, buffer = home[key], key % n
+                allocator = allocators[device]
+                block = allocator.try_alloc(nbytes[buffer], stream_of[buffer], names[buffer])
+                blocks[key] = block
+                log.taken.append(block.nbytes)
+            else:
+                device = home[~key]
+                allocator = allocators[device]
+                allocator.free(blocks[~key])
+                blocks[~key] = _NOWHERE
+            if allocator.reserved != reserved[device]:
+                self._reserve(device, row)
+        log.when.frombytes(times.tobytes())
+        log.key.frombytes(keys.tobytes())
 
     # -- what is certain ---------------------------------------------------------------------
 
@@ -317,7 +347,7 @@ class Lifetimes:
         """
         looks = self.looks and stream >= 0
         if looks:
-            self.last_on_stream[stream] = task.id
+            self.last_on_stream[stream] = task
         uses, blocks = self.uses, self.blocks
         node = task.op
         first = task.iteration * self.n_buffers
@@ -353,33 +383,20 @@ class Lifetimes:
         self.blocks[key] = _NOWHERE
         allocator = self.allocators[device]
         for used_on in allocator.free(block):  # when these have done what was put on them so far, it is free
-            last = task.id if used_on == stream else self.last_on_stream[used_on]
-            self.wait_for(last if last >= 0 else task.id, allocator, block)
+            last = task if used_on == stream else self.last_on_stream[used_on] or task
+            if self.ended[last.id]:
+                allocator.event_done(block)
+            elif last.id in self.awaited:
+                self.awaited[last.id].append((allocator, block))
+            else:
+                self.awaited[last.id] = [(allocator, block)]
         log = self.log
         log.when.append(now_ns)
         log.key.append(~key)
         if allocator.reserved != self.reserved[device]:
-            self.reserve(device, len(log.key) - 1)
+            self._reserve(device, len(log.key) - 1)
 
-    def wait_for(self, task: int, allocator: Allocator, block: Block) -> None:
-        """Let an event of a freed block be reached when a task ends, or now if it has ended."""
-        if self.ended[task]:
-            allocator.event_done(block)
-        elif task in self.awaited:
-            self.awaited[task].append((allocator, block))
-        else:
-            self.awaited[task] = [(allocator, block)]
-
-    def reached(self, task: int) -> bool:
-        """Put down that a task has ended; return whether that sets blocks free."""
-        self.ended[task] = True
-        if not self.awaited or task not in self.awaited:
-            return False
-        for allocator, block in self.awaited.pop(task):
-            allocator.event_done(block)
-        return True
-
-    def reserve(self, device: int, row: int) -> None:
+    def _reserve(self, device: int, row: int) -> None:
         """Put down that from a row of the log on the allocator of `device` holds more or less than before."""
         self.reserved[device] = held = self.allocators[device].reserved
         self.log.mark(row, device, held + self.apart[device])
