@@ -2,7 +2,8 @@
 
 ::
 
-    --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into
+    --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into. Below
+                             each run that had an allocator: memory over time, a strip for each device
     --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format
     --ops   out.csv          one row a task; a first column `policy` when there are several runs
     --memory out.png         memory over time, an axis for each run and device

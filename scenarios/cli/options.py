@@ -51,7 +51,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Gantt = Annotated[
     str | None,
     typer.Option(
-        "--gantt", metavar="FILE", help="Draw a Gantt chart (.png, .svg, .pdf; .html to zoom into)."
+        "--gantt",
+        metavar="FILE",
+        help="Draw a Gantt chart (.png, .svg, .pdf; .html to zoom into), and below it memory over time, if "
+        "there is an allocator.",
     ),
 ]
 

@@ -15,6 +15,7 @@ column of the picture has the colours of what ran then, as strong as the lane wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -23,9 +24,22 @@ import numpy as np
 from sim.graph import UNSET, IntArray
 from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of, name_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
+from sim.plot.memory import draw_strip
+from sim.plot.strips import (
+    CAPACITY,
+    IN_VAIN,
+    RESERVED,
+    Strips,
+    alike,
+    band_colours,
+    band_labels,
+    scales_of,
+    strips_of,
+)
 from sim.trace import Trace
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -33,6 +47,7 @@ __all__ = ["colours_of", "compare_gantt", "gantt", "legend_of"]
 
 _HEIGHT = 0.8
 _LANE_INCHES = 0.36
+_STRIP_INCHES = 0.7
 _LABELS = 1_500
 """Bars of one chart that get their name; more take longer to draw than the rest of the picture."""
 _LETTER = 4.5
@@ -55,7 +70,7 @@ def gantt(
     until_ns: int | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Draw a trace.
+    """Draw a trace, without its memory: `compare_gantt` shows both.
 
     Parameters
     ----------
@@ -114,49 +129,114 @@ def gantt(
     return ax
 
 
-def compare_gantt(traces: Mapping[str, Trace], *, links: bool = True, issuers: bool = False) -> Figure:
-    """Draw several traces one above the other, on one time axis and with one set of colours.
+def compare_gantt(
+    traces: Trace | Mapping[str, Trace],
+    *,
+    links: bool = True,
+    issuers: bool = False,
+    memory: bool = True,
+) -> Figure:
+    r"""Draw one trace or several one above the other, on one time axis and with one set of colours.
+
+    Where an allocator kept a log, memory over time is drawn below the lanes of its run: a strip for each
+    device whose memory changes (of more than eight, those with the highest peaks). What is in use is
+    stacked by the kind of op that made it, in the colours of the chart; a line is what is reserved, and a
+    dashed one all the memory there is, where three quarters of it are held. Strips of devices of one kind
+    have one scale in bytes, over all runs.
 
     Parameters
     ----------
-    traces : mapping of str to Trace
+    traces : Trace, or mapping of str to Trace
         Title → trace, from top to bottom.
     links, issuers : bool
         As for `gantt`.
+    memory : bool
+        Whether memory is drawn where there is a log of it. Without one nothing is different.
 
     Returns
     -------
     Figure
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from devices.memory.tensors import tensor_memory
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a"])
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue(), memory=tensor_memory())
+    >>> chart, strip = compare_gantt(trace).axes
+    >>> strip.get_ylabel(), strip.get_xlim() == chart.get_xlim(), strip.texts[0].get_text()
+    ('gpu0\n(B)', True, 'peak 170 B')
     """
-    until = max(max(trace.makespan_ns for trace in traces.values()), 1)
-    folded = [links and _negligible(trace) for trace in traces.values()]
+    named = {"": traces} if isinstance(traces, Trace) else traces
+    runs = list(named.values())
+    until = max(max(trace.makespan_ns for trace in runs), 1)
+    folded = [links and _negligible(trace) for trace in runs]
     bars = [
         bars_of(trace, links=links and not fold, issuers=issuers)
-        for trace, fold in zip(traces.values(), folded, strict=True)
+        for trace, fold in zip(runs, folded, strict=True)
     ]
-    heights = [_LANE_INCHES * max(2, len(each.lanes)) for each in bars]
-    figure, axes = new_figure(len(bars), height=min(40.0, 0.6 + sum(0.4 + h for h in heights)))
-    grid = axes[0].get_gridspec()
-    if grid is not None:
-        grid.set_height_ratios(heights)
-    colours = colours_of(list(traces.values()))
+    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
+    colours = band_colours(held, colours_of(runs))
+    held, sizes = alike(held, colours), scales_of(held)
+    labels = legend_of(bars, colours)
+    more = _legend_of_memory(held, colours, [label for label, _ in labels])
+
+    lanes = [_LANE_INCHES * max(2, len(each.lanes)) for each in bars]
+    n_strips = sum(len(run.shown) for run in held)
+    height = 0.6 + sum(0.4 + h for h in lanes) + n_strips * (0.08 + _STRIP_INCHES)
+    if more:  # a low chart may be lower than its legend
+        height = max(height, 0.3 + 0.17 * (len(labels) + len(more)))
+    figure, axes = new_figure(len(lanes) + n_strips, height=min(40.0, height))
+    if (grid := axes[0].get_gridspec()) is not None:
+        rows = zip(lanes, held, strict=True)
+        grid.set_height_ratios(
+            [inches for h, run in rows for inches in (h, *(_STRIP_INCHES for _ in run.shown))]
+        )
+    free = iter(axes)
     ns, unit = time_unit(until)
-    for ax, (name, trace) in zip(axes, traces.items(), strict=True):
-        title = f"{name}: {trace.makespan_ns / ns:,.4g} {unit}"
+    for (name, trace), run in zip(named.items(), held, strict=True):
+        ax, strips = next(free), list(islice(free, len(run.shown)))
         gantt(
             trace,
             ax,
             colours=colours,
             links=links,
             issuers=issuers,
-            title=title,
+            title=f"{name}: " * bool(name) + f"{trace.makespan_ns / ns:,.4g} {unit}",
             until_ns=until,
             legend=False,
         )
+        for below, strip in zip(strips, run.shown, strict=True):
+            draw_strip(below, strip, colours, sizes[strip.kind], until)
+        if run.note:
+            strips[0].set_title(run.note, loc="left", fontsize=8)
         ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
-        ax.label_outer()
-    _legend(figure, legend_of(bars, colours), folded=any(folded))
+        for each in (ax, *strips):
+            each.label_outer()
+    _legend(figure, labels, folded=any(folded), more=more)
     return figure
+
+
+def _legend_of_memory(
+    runs: Sequence[Strips], colours: Mapping[str, str], named: Sequence[str]
+) -> list[Artist]:
+    """Return handles for what only the strips show: what stays, kinds that take no time, lines."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Artist] = [
+        Patch(color=colours[label], label=label) for label in band_labels(runs) if label not in named
+    ]
+    strips = [strip for run in runs for strip in run.shown]
+    if strips:
+        handles.append(Line2D([], [], color=RESERVED, linewidth=1, label="reserved"))
+        handles.append(Patch(color=IN_VAIN, label="reserved, not in use"))
+    if any(strip.is_nearly_full for strip in strips):
+        handles.append(Line2D([], [], color=CAPACITY, linewidth=1, linestyle="--", label="capacity"))
+    return handles
 
 
 def _negligible(trace: Trace) -> bool:
@@ -331,14 +411,22 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[tuple[st
     return labels + [(kind, colours[kind]) for kind in (LAUNCH, TRANSFER) if kind in present]
 
 
-def _legend(where: Axes | Figure, labels: Sequence[tuple[str, str]], *, folded: bool = False) -> None:
+def _legend(
+    where: Axes | Figure,
+    labels: Sequence[tuple[str, str]],
+    *,
+    folded: bool = False,
+    more: Sequence[Artist] = (),
+) -> None:
     """Name the colours beside `where`; beside a figure a long list takes no height from the first axes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=colour, label=label) for label, colour in labels]
+    handles: list[Artist] = [Patch(color=colour, label=label) for label, colour in labels]
     if folded:
         handles.append(Patch(color="none", label="(transfers too short to be seen)"))
+    if more:
+        handles += [Patch(color="none", label="memory: by kind, as above"), *more]
     if len(handles) > 1:
         if isinstance(where, Figure):
             where.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)

@@ -21,8 +21,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Mapping
-from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -32,6 +31,8 @@ from sim.graph import UNSET
 from sim.plot.bars import LAUNCH, Bars, bars_of, name_of
 from sim.plot.figure import OTHER, time_unit
 from sim.plot.gantt import colours_of, legend_of
+from sim.plot.html_memory import LINES, strip_areas, strip_axis, strip_marks
+from sim.plot.strips import Scale, Strip, Strips, alike, band_colours, band_labels, scales_of, strips_of
 from sim.trace import WAITS, Trace
 from sim.units import format_bytes
 
@@ -43,10 +44,15 @@ _NAMES: Final = 1_500
 """Bars that have names written into them, if there are no more; measuring the text of more is slow."""
 _HEIGHT: Final = 0.8
 _LANE: Final = 26
+_STRIP: Final = 64
+_STRIP_GAP: Final = 10
 _GAP: Final = 36
 _TOP: Final = 40
 _BOTTOM: Final = 60
-"""Pixels: a lane, between two runs (room for a title), above the first, below the last (the time axis)."""
+"""Pixels: a lane, the memory of a device, above that, between two runs (room for a title), above the first,
+below the last (the time axis)."""
+_INSTANTS: Final = 6_000
+"""Instants that all strips together tell apart; each takes up to three steps of each band."""
 
 _Figure = dict[str, Any]
 
@@ -73,8 +79,12 @@ def save_html(
     *,
     links: bool = True,
     issuers: bool = False,
+    memory: bool = True,
 ) -> None:
     """Write an interactive Gantt chart as one HTML file that needs no network, whole or not at all.
+
+    Where an allocator kept a log, memory over time stands below the lanes of its run, as in the picture of
+    `compare_gantt`.
 
     Same traces, same bytes, with one version of Plotly. About 5 MB of the file are Plotly's own code.
 
@@ -85,6 +95,8 @@ def save_html(
     path : path
     links, issuers : bool
         Whether transfers, and host threads with launches that cost time, get lanes.
+    memory : bool
+        Whether memory is shown where there is a log of it. Without one nothing is different.
 
     Raises
     ------
@@ -96,7 +108,7 @@ def save_html(
     to_html = need_plotly()
     named = {"": traces} if isinstance(traces, Trace) else traces
     page = to_html(
-        html_figure(named, links=links, issuers=issuers),
+        html_figure(named, links=links, issuers=issuers, memory=memory),
         config={"displaylogo": False, "scrollZoom": True},
         include_plotlyjs=True,
         validate=False,  # plain data; the tests validate
@@ -105,14 +117,16 @@ def save_html(
     write_text(path, page)
 
 
-def html_figure(traces: Mapping[str, Trace], *, links: bool = True, issuers: bool = False) -> _Figure:
+def html_figure(
+    traces: Mapping[str, Trace], *, links: bool = True, issuers: bool = False, memory: bool = True
+) -> _Figure:
     """Return the chart as a dict in Plotly's schema, with ``data`` and ``layout``.
 
     Parameters
     ----------
     traces : mapping of str to Trace
         Title → trace, from top to bottom.
-    links, issuers : bool
+    links, issuers, memory : bool
         As for `save_html`.
 
     Examples
@@ -126,33 +140,82 @@ def html_figure(traces: Mapping[str, Trace], *, links: bool = True, issuers: boo
     >>> bars["base"], bars["x"], figure["layout"]["xaxis"]["title"]["text"]
     ([0.0], [1500.0], 'time (ns)')
     """
-    until = max(max(trace.makespan_ns for trace in traces.values()), 1)
-    every = [bars_of(trace, links=links, issuers=issuers) for trace in traces.values()]
-    colours = colours_of(list(traces.values()))
+    runs = list(traces.values())
+    until = max(max(trace.makespan_ns for trace in runs), 1)
+    every = [bars_of(trace, links=links, issuers=issuers) for trace in runs]
+    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
+    colours = band_colours(held, colours_of(runs))
+    held, sizes = alike(held, colours), scales_of(held)
     labels = legend_of(every, colours)
+    entries = [label for label, _ in labels]
+    entries += [label for label in (*band_labels(held), *LINES) if label not in entries]
     shown = [
         bars.some(np.flatnonzero(bars.end > bars.start)).packed(until, _NARROW // len(every))
         for bars in every
     ]
     named = sum(map(len, shown)) <= _NAMES
     others = labels.index(("other", OTHER)) if ("other", OTHER) in labels else UNSET
+    rows = _rows(traces, shown, held)
+    columns = _INSTANTS // max(1, sum(len(run.shown) for run in held))
     data: list[_Figure] = []
-    for run, (trace, bars) in enumerate(zip(traces.values(), shown, strict=True)):
+
+    def add(label: str, axis: str, look: _Figure) -> None:
+        rank = entries.index(label)
+        first = all(each["legendgroup"] != str(rank) for each in data)
+        legend = {"legendgroup": str(rank), "legendrank": rank + 1, "showlegend": first}
+        data.append({"name": html.escape(label, quote=False), "yaxis": axis} | legend | look)
+
+    for place, row in enumerate(rows):
+        axis = _axis(place)
+        if isinstance(row, _Below):
+            size = sizes[row.strip.kind]
+            for label, look in strip_areas(row.strip, axis, colours, size, until, columns):
+                add(label, axis, look)
+            continue
+        trace, bars = row.trace, row.bars
         own = [(kind, colours[kind]) for kind in bars.kinds]
         of_kind = np.array([labels.index(each) if each in labels else others for each in own])
         for rank, (label, colour) in enumerate(labels):
             mine = bars.some(np.flatnonzero(of_kind[bars.kind] == rank))
             if len(mine):
-                first = all(each["legendgroup"] != str(rank) for each in data)
-                legend = {"legendgroup": str(rank), "legendrank": rank + 1, "showlegend": first}
-                look = {"name": html.escape(label, quote=False), "yaxis": _axis(run)}
-                data.append(look | legend | _bars(trace, mine, colour, until, named=named))
-    return {"data": data, "layout": _layout(traces, shown, until) | {"showlegend": len(labels) > 1}}
+                add(label, axis, _bars(trace, mine, colour, until, named=named))
+    explained = len(labels) > 1 or len(rows) > len(every)
+    return {"data": data, "layout": _layout(rows, sizes, until) | {"showlegend": explained}}
 
 
-def _axis(run: int, word: str = "y") -> str:
-    """Return the name of the run's vertical axis (``y``, ``y2``, ...), or its key in the layout."""
-    return word if run == 0 else f"{word}{run + 1}"
+class _Lanes(NamedTuple):
+    """A row of the page: the Gantt chart of a run."""
+
+    name: str
+    trace: Trace
+    bars: Bars
+    pixels: int
+    gap: int
+
+
+class _Below(NamedTuple):
+    """A row of the page: the memory of one device, with what is to be said above the first of a run."""
+
+    note: str
+    strip: Strip
+    pixels: int
+    gap: int
+
+
+def _rows(traces: Mapping[str, Trace], shown: list[Bars], held: list[Strips]) -> list[_Lanes | _Below]:
+    """Return what stands where, from top to bottom, with the room that it and the gap above it take."""
+    rows: list[_Lanes | _Below] = []
+    for (name, trace), bars, strips in zip(traces.items(), shown, held, strict=True):
+        rows.append(_Lanes(name, trace, bars, _LANE * max(2, len(bars.lanes)), _GAP if rows else 0))
+        for k, strip in enumerate(strips.shown):
+            note = strips.note if k == 0 else ""
+            rows.append(_Below(note, strip, _STRIP, _GAP if note else _STRIP_GAP))
+    return rows
+
+
+def _axis(place: int, word: str = "y") -> str:
+    """Return the name of a row's vertical axis (``y``, ``y2``, ...), or its key in the layout."""
+    return word if place == 0 else f"{word}{place + 1}"
 
 
 def _bars(trace: Trace, bars: Bars, colour: str, until: int, *, named: bool) -> _Figure:
@@ -226,12 +289,10 @@ def _exact(at_ns: int) -> str:
     return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") + f" {word}" if part else f"{whole} {word}"
 
 
-def _layout(traces: Mapping[str, Trace], shown: list[Bars], until: int) -> _Figure:
-    """Return lanes and titles from top to bottom, above one time axis that all runs share."""
+def _layout(rows: list[_Lanes | _Below], sizes: Mapping[str, Scale], until: int) -> _Figure:
+    """Return lanes, strips and titles from top to bottom, above one time axis that all share."""
     unit, word = time_unit(until)
-    pixels = [_LANE * max(2, len(bars.lanes)) for bars in shown]
-    total = sum(pixels) + _GAP * (len(pixels) - 1)
-    above = accumulate((height + _GAP for height in pixels), initial=0)
+    total = sum(row.gap + row.pixels for row in rows)
     layout: _Figure = {
         "barmode": "overlay",
         "height": total + _TOP + _BOTTOM,
@@ -246,7 +307,7 @@ def _layout(traces: Mapping[str, Trace], shown: list[Bars], until: int) -> _Figu
             "range": [0, until / unit],
             "minallowed": 0,
             "maxallowed": until / unit,
-            "anchor": _axis(len(shown) - 1),
+            "anchor": _axis(len(rows) - 1),
             "gridcolor": "#DDDDDD",
             "showspikes": True,
             "spikemode": "across",
@@ -256,11 +317,24 @@ def _layout(traces: Mapping[str, Trace], shown: list[Bars], until: int) -> _Figu
         "annotations": [],
         "shapes": [],
     }
-    for run, (name, trace) in enumerate(traces.items()):
-        top = 1 - next(above) / total
-        lanes = shown[run].lanes
-        layout[_axis(run, "yaxis")] = {
-            "domain": [max(0.0, top - pixels[run] / total), top],
+    above = 0
+    for place, row in enumerate(rows):
+        above += row.gap
+        top = 1 - above / total
+        above += row.pixels
+        axis, domain = _axis(place), {"domain": [max(0.0, top - row.pixels / total), top]}
+        corner = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        if isinstance(row, _Below):
+            layout[_axis(place, "yaxis")] = domain | strip_axis(row.strip, sizes[row.strip.kind])
+            if row.note:
+                note = {"text": html.escape(row.note, quote=False), "showarrow": False, "font": {"size": 11}}
+                layout["annotations"].append(corner | note)
+            line, text = strip_marks(row.strip, axis, until)
+            layout["shapes"].append(line)
+            layout["annotations"].append(text)
+            continue
+        name, trace, lanes = row.name, row.trace, row.bars.lanes
+        layout[_axis(place, "yaxis")] = domain | {
             "range": [len(lanes) - 0.5, -0.5],
             "tickvals": list(range(len(lanes))),
             "ticktext": [html.escape(lane, quote=False) for lane in lanes],
@@ -270,11 +344,10 @@ def _layout(traces: Mapping[str, Trace], shown: list[Bars], until: int) -> _Figu
             "zeroline": False,
         }
         title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}"
-        corner = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
         text = {"text": html.escape(title, quote=False), "showarrow": False}
         layout["annotations"].append(corner | text)
         end = trace.makespan_ns / unit
         line = {"color": "black", "width": 1, "dash": "dot"}
-        where = {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": "x", "yref": f"{_axis(run)} domain"}
+        where = {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": "x", "yref": f"{axis} domain"}
         layout["shapes"].append({"type": "line", "line": line} | where)
     return layout

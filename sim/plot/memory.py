@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.graph import IntArray
-from sim.memory_bands import OTHER, RESIDENT, memory_bands
+from sim.memory_bands import OTHER, RESIDENT
 from sim.plot.figure import OKABE_ITO, new_figure, scale_time
 from sim.plot.figure import OTHER as OTHER_COLOUR
+from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, byte_unit, strip_of
 from sim.trace import Trace
+from sim.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["memory"]
+__all__ = ["draw_bands", "draw_strip", "memory"]
 
 _COLOURS = (OKABE_ITO[0], OKABE_ITO[4], OKABE_ITO[1], OKABE_ITO[2], OKABE_ITO[3], OKABE_ITO[6])
 
@@ -43,53 +45,23 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     UnknownNameError
         There is no such device.
     """
-    index = trace.job.machine.device_index(device)
-    bands = memory_bands(trace, device)
-    total = np.sum([*bands.nbytes.values(), np.zeros(len(bands.times_ns), np.int64)], axis=0)
-    log = trace.memory
-    mine = slice(0, 0) if log is None else np.flatnonzero(log["device"] == index)
-    reserved = 0 if log is None else int(log["reserved"][mine].max(initial=0))
-    peak = int(total.max(initial=0))
-    peak_ns = int(bands.times_ns[total.argmax()]) if len(total) else 0
-    top = max(peak, reserved, 1)
+    strip = strip_of(trace, device)
     if ax is None:
         _, (ax,) = new_figure(height=2.6)
     scale = scale_time(ax, max(trace.makespan_ns, 1))
-    unit, name = next(
-        ((u, n) for u, n in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")) if top >= u), (1, "B")
-    )
-    times, below = bands.times_ns / scale, np.zeros(len(bands.times_ns), np.int64)
-    computed = [label for label in bands.nbytes if label != RESIDENT]
-    for k, (label, held) in enumerate(bands.nbytes.items()):
-        ax.fill_between(
-            times,
-            below / unit,
-            (below + held) / unit,
-            step="post",
-            color=OTHER_COLOUR if label == OTHER else _COLOURS[k % len(_COLOURS)],
-            alpha=0.8,
-            linewidth=0,
-            label="in use" if computed == [label] else label,
-        )
-        below = below + held
-    if log is not None:
-        when = bands.times_ns / scale
-        kept, used = (_held_to_the_end(log[name][mine]) / unit for name in ("reserved", "in_use"))
-        ax.fill_between(when, used, kept, step="post", color="#eeeeee", linewidth=0)
-        ax.step(when, kept, where="post", color=OKABE_ITO[5], linewidth=1, label="reserved")
-    ax.axvline(peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
-    late = peak_ns > trace.makespan_ns / 2
-    ax.annotate(
-        f"peak {peak / unit:,.4g} {name}",
-        (peak_ns / scale, top / unit),
-        textcoords="offset points",
-        xytext=(-4, 3) if late else (4, 3),
-        ha="right" if late else "left",
-        fontsize=8,
+    unit, name = byte_unit(strip.top_bytes)
+    colours = {
+        label: OTHER_COLOUR if label == OTHER else _COLOURS[k % len(_COLOURS)]
+        for k, label in enumerate(strip.bands)
+    }
+    draw_bands(ax, strip, colours, scale=scale, unit=unit, line=OKABE_ITO[5])
+    late = strip.peak_ns > trace.makespan_ns / 2
+    _mark_peak(
+        ax, strip, f"{strip.peak_bytes / unit:,.4g} {name}", scale, strip.top_bytes / unit, late=late, size=8
     )
     ax.set_ylabel(f"{device} ({name})")
     ax.set_xlim(0, max(trace.makespan_ns, 1) / scale)
-    ax.set_ylim(0, 1.18 * top / unit)  # room for the peak's label
+    ax.set_ylim(0, 1.18 * strip.top_bytes / unit)  # room for the peak's label
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     if title:
@@ -97,5 +69,80 @@ def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | No
     return ax
 
 
-def _held_to_the_end(steps: IntArray) -> IntArray:
-    return np.append(steps, steps[-1:] if len(steps) else 0)
+def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, until_ns: int) -> None:
+    """Draw one device below a Gantt chart: low, without a legend, and its name where lanes have theirs.
+
+    Parameters
+    ----------
+    ax : Axes
+        Shares its time axis with the chart.
+    strip : Strip
+    colours : mapping of str to str
+        Of `sim.plot.strips.band_colours`.
+    size : Scale
+        Of all strips that are compared with this one.
+    until_ns : int
+        Right end of the time axis.
+    """
+    scale = scale_time(ax, until_ns)
+    draw_bands(ax, strip.seen(until_ns), colours, scale=scale, unit=size.unit, line=RESERVED)
+    if strip.is_nearly_full and strip.capacity_bytes is not None:
+        ax.axhline(strip.capacity_bytes / size.unit, color=CAPACITY, linewidth=1, linestyle="--")
+    late, peak = strip.peak_ns > until_ns / 2, format_bytes(strip.peak_bytes, iec=True)
+    _mark_peak(ax, strip, peak, scale, size.top_bytes / size.unit, late=late, size=7)
+    ax.set_ylabel(f"{strip.device}\n({size.name})", rotation=0, ha="right", va="center", fontsize=8)
+    ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
+    ax.locator_params(axis="y", nbins=3)
+    ax.tick_params(axis="y", labelsize=7)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="x", linewidth=0.4, alpha=0.5)
+    ax.set_axisbelow(True)
+
+
+def draw_bands(
+    ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int, unit: int, line: str
+) -> None:
+    """Draw what is in use, band upon band, and what is reserved: all that plots of memory have in common.
+
+    Parameters
+    ----------
+    ax : Axes
+    strip : Strip
+    colours : mapping of str to str
+        Label of a band → colour.
+    scale, unit : int
+        Nanoseconds and bytes in the units of the axes.
+    line : str
+        Colour of the line of what is reserved.
+    """
+    times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
+    computed = [label for label in strip.bands if label != RESIDENT]
+    for label, held in strip.bands.items():
+        ax.fill_between(
+            times,
+            below / unit,
+            (below + held) / unit,
+            step="post",
+            color=colours[label],
+            alpha=0.8,
+            linewidth=0,
+            label="in use" if computed == [label] else label,
+        )
+        below = below + held
+    if strip.reserved is not None:
+        kept = strip.reserved / unit
+        ax.fill_between(times, below / unit, kept, step="post", color=IN_VAIN, linewidth=0)
+        ax.step(times, kept, where="post", color=line, linewidth=1, label="reserved")
+
+
+def _mark_peak(ax: Axes, strip: Strip, peak: str, scale: int, top: float, *, late: bool, size: int) -> None:
+    """Mark the instant at which most is in use, and say how much, on the side that has more room."""
+    ax.axvline(strip.peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
+    ax.annotate(
+        f"peak {peak}",
+        (strip.peak_ns / scale, top),
+        textcoords="offset points",
+        xytext=(-4, 3) if late else (4, 3),
+        ha="right" if late else "left",
+        fontsize=size,
+    )

@@ -1,0 +1,102 @@
+"""Memory over time in the HTML Gantt chart: a strip for each device, of areas that Plotly stacks.
+
+Labels and colours are those of the bars, and the legend shows and hides both at once: without ``conv`` its
+bars and the memory of its outputs are gone, and what is left is stacked anew.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from sim.plot.figure import time_unit
+from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip
+from sim.units import format_bytes
+
+__all__ = ["LINES", "strip_areas", "strip_axis", "strip_marks"]
+
+LINES: Final = {"reserved": RESERVED, "reserved, not in use": IN_VAIN, "capacity": CAPACITY}
+"""Labels that stand in the legend below those of kinds, and their colours."""
+
+_Figure = dict[str, Any]
+
+
+def strip_areas(
+    strip: Strip, axis: str, colours: Mapping[str, str], size: Scale, until_ns: int, columns: int
+) -> list[tuple[str, _Figure]]:
+    """Return what Plotly draws for a device, each with the label of its legend entry.
+
+    Parameters
+    ----------
+    strip : Strip
+    axis : str
+        Name of its vertical axis.
+    colours : mapping of str to str
+        Label of a band → colour.
+    size : Scale
+    until_ns : int
+        Right end of the time axis.
+    columns : int
+        Instants that can be told apart, in a page that is not zoomed into.
+    """
+    seen = strip.seen(until_ns, columns)
+    ns, word = time_unit(until_ns)
+    times = (seen.times_ns / ns).tolist()
+    common: _Figure = {"type": "scatter", "mode": "lines", "x": times}
+    device = html.escape(strip.device, quote=False)
+    at = f"<br>{device} · %{{x}} {word}<extra></extra>"
+
+    def area(label: str, held: list[float], colour: str) -> tuple[str, _Figure]:
+        said = f"<b>{html.escape(label, quote=False)}</b> %{{y:.4~g}} {size.name}{at}"
+        look = {"line": {"shape": "hv", "width": 0}, "fillcolor": colour, "stackgroup": axis}
+        return label, common | look | {"y": held, "hovertemplate": said}
+
+    found = [area(label, (held / size.unit).tolist(), colours[label]) for label, held in seen.bands.items()]
+    if seen.reserved is not None:
+        vain = np.maximum(seen.reserved - seen.in_use, 0)
+        found.append(area("reserved, not in use", (vain / size.unit).tolist(), IN_VAIN))
+        line = {
+            "line": {"shape": "hv", "width": 1, "color": RESERVED},
+            "y": (seen.reserved / size.unit).tolist(),
+        }
+        said = {"hovertemplate": f"<b>reserved</b> %{{y:.4~g}} {size.name}{at}"}
+        found.append(("reserved", common | line | said))
+    if strip.is_nearly_full and strip.capacity_bytes is not None:
+        all_of_it = strip.capacity_bytes / size.unit
+        line = {"line": {"width": 1, "color": CAPACITY, "dash": "dash"}, "y": [all_of_it, all_of_it]}
+        said = {"hovertemplate": f"<b>capacity</b> %{{y:.4~g}} {size.name}<br>{device}<extra></extra>"}
+        found.append(("capacity", common | line | said | {"x": [0, until_ns / ns]}))
+    return found
+
+
+def strip_axis(strip: Strip, size: Scale) -> _Figure:
+    """Return the vertical axis of a strip, without its place."""
+    return {
+        "range": [0, 1.35 * size.top_bytes / size.unit],  # room for the peak's label
+        "nticks": 4,
+        "title": {"text": f"{html.escape(strip.device, quote=False)}<br>({size.name})", "font": {"size": 11}},
+        "tickfont": {"size": 10},
+        "automargin": True,
+        "fixedrange": True,
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def strip_marks(strip: Strip, axis: str, until_ns: int) -> tuple[_Figure, _Figure]:
+    """Return the line at the instant at which most is in use, and what is written beside it."""
+    ns, _ = time_unit(until_ns)
+    peak, late = strip.peak_ns / ns, strip.peak_ns > until_ns / 2
+    place = {"xref": "x", "yref": f"{axis} domain"}
+    line = {"type": "line", "line": {"color": "black", "width": 1, "dash": "dot"}}
+    text = {
+        "text": f"peak {format_bytes(strip.peak_bytes, iec=True)}",
+        "font": {"size": 10},
+        "showarrow": False,
+        "xanchor": "right" if late else "left",
+        "yanchor": "top",
+    }
+    return line | place | {"x0": peak, "x1": peak, "y0": 0, "y1": 1}, text | place | {"x": peak, "y": 1}
