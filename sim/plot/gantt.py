@@ -138,7 +138,7 @@ def compare_gantt(
 ) -> Figure:
     r"""Draw one trace or several one above the other, on one time axis and with one set of colours.
 
-    Where an allocator kept a log, memory over time is drawn below the lanes of its run: a strip for each
+    Where an allocator kept a log of a run, memory over time is drawn below the lanes of all: a strip for each
     device whose memory changes (of more than eight, those with the highest peaks). What is in use is
     stacked by the kind of op that made it, in the colours of the chart; a line is what is reserved, and a
     dashed one all the memory there is, where three quarters of it are held. Strips of devices of one kind
@@ -151,7 +151,8 @@ def compare_gantt(
     links, issuers : bool
         As for `gantt`.
     memory : bool
-        Whether memory is drawn where there is a log of it. Without one nothing is different.
+        Whether memory is drawn where a run has a log of it. Without one nothing is different; runs without a
+        log beside others that have one show what their tensors need.
 
     Returns
     -------

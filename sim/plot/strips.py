@@ -21,6 +21,7 @@ import numpy as np
 
 from sim.graph import IntArray
 from sim.memory_bands import OTHER, RESIDENT, memory_bands
+from sim.memory_use import memory_use
 from sim.plot.figure import OTHER as OTHER_COLOUR
 from sim.trace import Trace
 
@@ -207,7 +208,10 @@ def strip_of(trace: Trace, device: str) -> Strip:
 
 
 def strips_of(traces: Sequence[Trace], most: int = MOST) -> list[Strips]:
-    """Return, for each run, a strip for each device whose memory an allocator changed after time 0.
+    """Return, for each run, a strip for each device whose memory changes after time 0.
+
+    There are strips as soon as an allocator kept a log of one of the runs. Those without a log then show what
+    their tensors need.
 
     Where there are more devices, those with the highest peaks get one, in all runs the same: runs can be
     compared. Of equal peaks the first device is taken. A run that has none of them shows its own highest.
@@ -215,7 +219,7 @@ def strips_of(traces: Sequence[Trace], most: int = MOST) -> list[Strips]:
     Parameters
     ----------
     traces : sequence of Trace
-        Runs that are seen together. Those without an allocator's log have no strips.
+        Runs that are seen together.
     most : int
         Devices that get a strip. Where that would be more than 32 strips in all, fewer do.
 
@@ -233,6 +237,8 @@ def strips_of(traces: Sequence[Trace], most: int = MOST) -> list[Strips]:
     >>> [strip.device for strip in strips.shown], strips.left_out
     (['gpu2'], ['gpu1'])
     """
+    if all(trace.memory is None for trace in traces):
+        return [Strips([], []) for _ in traces]
     found = [_peaks(trace) for trace in traces]
     highest: dict[str, int] = {}
     for name, peak in chain.from_iterable(peaks.items() for peaks in found):
@@ -252,7 +258,8 @@ def _peaks(trace: Trace) -> dict[str, int]:
     """Return the most in use on each device whose memory changes after time 0, in machine order."""
     log = trace.memory
     if log is None:
-        return {}
+        needed = memory_use(trace).items()
+        return {name: use.peak_bytes for name, use in needed if use.peak_bytes > use.resident_bytes}
     names = [device.name for device in trace.job.machine.devices]
     changed = np.unique(log["device"][(log["time_ns"] > 0) & (log["change"] != 0)]).tolist()
     return {names[d]: int(log["in_use"][log["device"] == d].max()) for d in changed}
