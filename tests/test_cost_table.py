@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from devices.cost.kriging import Kriging, nearest_rows
 from devices.cost.table import Axis, CostTable, ExtrapolationWarning
 from devices.cost.table_file import load_table, save_table
+from devices.cost.unreliable import UnreliableCostWarning
 from sim.errors import InputError, UnknownNameError
 
 LINE = [(2**i, 1000 * 3**i) for i in range(6)]
@@ -28,7 +30,9 @@ def test_in_one_dimension_it_is_linear_interpolation_of_logarithms() -> None:
     measured = table(list(zip(sizes, latencies, strict=True)), Axis("x"))
     asked = np.arange(1, 301)
     textbook = np.exp(np.interp(np.log(asked), np.log(sizes), np.log(latencies)))
-    assert np.abs(measured.lookup(x=asked) - textbook).max() <= 0.501
+    with pytest.warns(UnreliableCostWarning, match="rough around x=2 and 289 other shapes"):
+        found = measured.lookup(x=asked)
+    assert np.abs(found - textbook).max() <= 0.501
 
 
 @given(
@@ -75,7 +79,78 @@ def test_inside_it_says_nothing() -> None:
 def test_a_gap_is_bridged_from_both_sides() -> None:
     # Fifty shapes crowd at 1 to 50, one lies at 10^6: nearest by distance to 100 are 32 of the crowd.
     crowded = [(x, 1000) for x in range(1, 51)]
-    assert table([*crowded, (10**6, 9000)], Axis("x")).lookup(x=7071) == 3000  # half way in logarithms
+    with pytest.warns(UnreliableCostWarning, match="rough around x=7071"):  # nothing near it was measured
+        found = table([*crowded, (10**6, 9000)], Axis("x")).lookup(x=7071)
+    assert found == 3000  # half way in logarithms
+
+
+@pytest.mark.parametrize(
+    ("middle", "rough"), [(12_770, False), (12_790, True), (7_830, False), (7_810, True)]
+)
+def test_rough_is_where_neighbours_miss_one_another(middle: int, rough: bool) -> None:
+    # On a line of 4, 16, 64 the middle is met by its neighbours at sqrt(10000 * 10000): its error is
+    # e = |ln(middle / 10000)|, at a variance of 1 in units of the step h = ln 4, half of the gap.
+    # Half way between two shapes the variance is 1/2 of that, so the standard error is e / sqrt(2). It is
+    # beyond ln(2) / 4 from middle = 10000 exp(sqrt(2) ln(2) / 4) = 12777 on, and its inverse 7827.
+    measured = table([(4, 10_000), (16, middle), (64, 10_000)], Axis("x"))
+    estimate = measured.estimate(np.array([[8], [32], [16]]))
+    e = abs(np.log(middle / 10_000)) / np.sqrt(2)
+    assert estimate.error == pytest.approx([e, e, 0], rel=1e-6)  # what was measured has no error
+    assert estimate.rough.tolist() == estimate.doubtful.tolist() == [rough, rough, False]
+    assert measured.lookup(x=16) == middle  # and says nothing: a warning would be an error here
+
+
+def test_a_rough_lookup_says_what_to_expect() -> None:
+    # e = ln(4): errors of 4^(1/sqrt 2) - 1 = 167 % at 8 and 32.
+    measured = table([(4, 100), (16, 400), (64, 100)], Axis("x"))
+    with pytest.warns(
+        UnreliableCostWarning, match="rough around x=8 and 1 other shape: .* 167% are"
+    ) as caught:
+        assert measured.lookup(x=[8, 16, 32]).tolist() == [200, 400, 200]  # type: ignore[union-attr]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with pytest.warns(ExtrapolationWarning) as caught:  # one warning is enough
+        measured.lookup(x=128)
+    assert len(caught) == 1
+
+
+def test_too_few_shapes_to_contradict_one_another() -> None:
+    # Two shapes determine a power law, whatever they are; one alone cannot be predicted from anything.
+    assert table([(4, 10), (16, 10**6)], Axis("x")).estimate(np.array([[8]])).error[0] < 0.01
+    one = Kriging(np.array([[1.0]]), np.array([5.0]))
+    assert one.at(np.array([[2.0]])).errors.tolist() == [0]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.2]))
+@settings(max_examples=20)
+def test_errors_are_those_of_leaving_each_neighbour_out(seed: int, noise: float) -> None:
+    # The short cut through the inverse, against predicting every point from the others for real.
+    rng = np.random.default_rng(seed)
+    points, values, query = rng.uniform(0, 3, (7, 2)), rng.normal(size=7), np.array([[1.5, 1.5]])
+    ratio = []
+    for i in range(7):
+        others = Kriging(np.delete(points, i, 0), np.delete(values, i), noise=noise)
+        ratio.append((values[i] - others.at(points[[i]]).values[0]) ** 2 / variance(others, points[i]))
+    whole = Kriging(points, values, noise=noise)
+    # An estimate is linear in the values: its weights are the estimates of unit vectors.
+    weights = [Kriging(points, unit, noise=noise).at(query).values[0] for unit in np.eye(7)]
+    contradiction = np.average(ratio, weights=np.abs(weights))
+    expected = np.sqrt(variance(whole, query[0]) * contradiction)
+    assert whole.at(query).errors[0] == pytest.approx(expected, rel=1e-4)
+
+
+def variance(kriging: Kriging, query: npt.NDArray[np.float64]) -> float:
+    """Return the variance of value(query) - estimate, for a field whose covariance is minus the distance."""
+    n = len(kriging.points)
+    weights = np.array(
+        [Kriging(kriging.points, unit, noise=kriging.noise).at(query[None]).values[0] for unit in np.eye(n)]
+    )
+    places = np.vstack([kriging.points, query])
+    covariance = max(kriging.noise, 1e-8) * np.eye(n + 1) - np.linalg.norm(
+        places[:, None] - places[None, :], axis=2
+    )
+    contrast = np.append(-weights, 1)
+    return float(contrast @ covariance @ contrast)
 
 
 def test_a_corner_without_shapes_is_outside() -> None:
@@ -89,7 +164,8 @@ def test_order_of_rows_does_not_matter() -> None:
     rows = [(a, b, a * b + (a * 7919 + b * 104729) % 50) for a in (1, 2, 4, 8, 9) for b in (1, 3, 10, 30, 31)]
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     ask = {"a": np.arange(1, 10), "b": 17}
-    one, other = (table(given, Axis("a"), Axis("b")).lookup(**ask) for given in (rows, shuffled))  # type: ignore[arg-type]
+    with pytest.warns(UnreliableCostWarning):
+        one, other = (table(given, Axis("a"), Axis("b")).lookup(**ask) for given in (rows, shuffled))  # type: ignore[arg-type]
     assert np.array_equal(one, other)
 
 
@@ -244,5 +320,5 @@ def test_a_constant_is_reproduced_everywhere(
     points: list[tuple[float, float, float]], query: tuple[float, float, float], constant: float
 ) -> None:
     flat = Kriging(np.array(points), np.full(len(points), constant), noise=0.1)
-    estimate, _ = flat.at(np.array([query]))
+    estimate = flat.at(np.array([query])).values
     assert estimate[0] == pytest.approx(constant, abs=1e-9)

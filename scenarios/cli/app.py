@@ -41,7 +41,7 @@ class _Sim(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _Shown()
             try:
                 result = super().invoke(ctx)
                 sys.stdout.flush()  # here, where a pipe that nobody reads any more is still an exception
@@ -74,8 +74,19 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
-def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    typer.echo(f"warning: {message}", err=True)
+class _Shown:
+    """Writes warnings to stderr; of those about the same subject in many runs, the first."""
+
+    def __init__(self) -> None:
+        self.subjects: set[str] = set()
+
+    def __call__(self, message: Warning | str, *where: object, **more: object) -> None:
+        subject = getattr(message, "subject", None)
+        if subject in self.subjects:
+            return
+        if subject is not None:
+            self.subjects.add(subject)
+        typer.echo(f"warning: {message}", err=True)
 
 
 app = typer.Typer(
