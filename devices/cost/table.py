@@ -349,8 +349,8 @@ class CostTable:
     def _warn_rough(self, asked: IntArray, error: float) -> None:
         warnings.warn(
             f"the table of {self.kind!r} on {self.device!r} is rough around {self._named(asked)}: the "
-            f"measured shapes contradict one another so that errors of {np.expm1(error):.0%} are to be expected, "
-            "and single ones of more than a factor of 2. Measure the shape itself",
+            f"measured shapes contradict one another so that errors of {np.expm1(error):.0%} are to be "
+            "expected, and single ones of more than a factor of 2. Measure the shape itself",
             UnreliableCostWarning,
             stacklevel=3,
         )

@@ -32,6 +32,7 @@ from scenarios.cli import (
     sweep,
     validate,
 )
+from scenarios.cli.warned import show_warnings
 
 __all__ = ["app"]
 
@@ -41,7 +42,7 @@ class _Sim(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.showwarning = _Shown()
+            show_warnings()
             try:
                 result = super().invoke(ctx)
                 sys.stdout.flush()  # here, where a pipe that nobody reads any more is still an exception
@@ -72,21 +73,6 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-class _Shown:
-    """Writes warnings to stderr; of those about the same subject in many runs, the first."""
-
-    def __init__(self) -> None:
-        self.subjects: set[str] = set()
-
-    def __call__(self, message: Warning | str, *where: object, **more: object) -> None:
-        subject = getattr(message, "subject", None)
-        if subject in self.subjects:
-            return
-        if subject is not None:
-            self.subjects.add(subject)
-        typer.echo(f"warning: {message}", err=True)
 
 
 app = typer.Typer(
