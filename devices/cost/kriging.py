@@ -52,6 +52,7 @@ BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.intp]
 _RIDGE = 1e-8
 _DETERMINED = 1e-6  # far above what the ridge leaves of an exact zero, far below one over a distance
+_LEAST_TO_JUDGE = 8  # neighbours beyond those that fix a plane: an error from fewer is off by over a quarter
 _NEARER = 0.1  # weight of distances among points at equal steps: decides ties, and little else
 _CHUNK = 128  # queries at a time: bounds the distance table to a few tens of MB for 30,000 points
 
@@ -102,6 +103,7 @@ class Estimates(NamedTuple):
     errors : ndarray, shape (q,)
         The standard error of each estimate, in the unit of the values: kriging's own, scaled by how far the
         neighbours are from what the others say of them. Each counts as much as its weight in the estimate.
+        0 where fewer than eight are left when a plane is fixed: too few to judge by.
     """
 
     values: FloatArray
@@ -201,6 +203,8 @@ class Kriging:
         deviation = measured - mean[:, None]
         estimates = mean + (weights * deviation).sum(axis=1)
         outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
+        if count < terms + _LEAST_TO_JUDGE:
+            return Estimates(estimates, outside, np.zeros(size))
         variance = self._variance(weights, to_query, between) * _contradiction(weights, inverse, deviation)
         return Estimates(estimates, outside, np.sqrt(variance))
 

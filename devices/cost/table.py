@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
         True where the shape is extrapolated.
     error : ndarray of float, shape (n,)
         Standard error of the latency's logarithm (0.1 is about 10 %), judged by how well the neighbours
-        predict one another; 0 at measured shapes.
+        predict one another; 0 at measured shapes, and where too few are near to judge by.
     """
 
     latency_ns: IntArray
