@@ -138,14 +138,16 @@ _FITTED: Final = {
 }
 _OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
+_LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
+"""Keys that tell by kind of op how far it stays below the roofline."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
 _ROOFLINE: Final = {
     name: DEVICE_FIELDS[name]
     for name in (
-        "peak", "bandwidth", "default_dtype", "efficiency", "memory_efficiency", "half_flops", "half_bytes",
-        "op_overhead",
+        *("peak", "bandwidth", "default_dtype"),
+        *_LOSSES,
     )
-}  # fmt: skip
+}
 
 
 def _name_and_parameters(spec: object, what: str) -> tuple[str, Any]:
@@ -169,7 +171,19 @@ def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: 
         None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
         _efficiencies(values),
         values.get("default_dtype", "fp32"),
+        _hardware(values),
     )
+
+
+def _hardware(values: Mapping[str, Any]) -> str:
+    """Return the preset of a real GPU whose plain roofline is a claim about it; empty where it is none.
+
+    ``ideal: true`` asks for the ideal, a loss given for all kinds of op says what the user thinks of it, and
+    nothing was measured of how far other kinds of device stay below their rooflines.
+    """
+    claimed = values.get("kind") == "gpu" and not values.get("ideal")
+    told = any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
+    return values.get("preset", "") if claimed and not told else ""
 
 
 def _tiles(values: Mapping[str, Any]) -> TiledCost:
@@ -207,8 +221,7 @@ def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
         by_kind = values.get(name) or {}
         return by_kind.get(kind, by_kind.get(DEFAULT, ideal))
 
-    by_kind = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
-    kinds = [DEFAULT, *dict.fromkeys(kind for name in by_kind for kind in values.get(name) or {})]
+    kinds = [DEFAULT, *dict.fromkeys(kind for name in _LOSSES for kind in values.get(name) or {})]
     return {
         kind: KindEfficiency(
             efficiency=float(of("efficiency", kind, 1)),

@@ -13,7 +13,7 @@ description says of them::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from devices.cost.fitted import FittedCosts
 from devices.cost.gemm import gemm_blocks
-from devices.cost.roofline import KindEfficiency, roofline_ns
+from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.cost.table import CostTable
+from devices.cost.unreliable import may_take_twice
 from devices.fields import DEFAULT
 from sim.graph import UNSET, Graph, IntArray
 from sim.model import CostModel, Device
@@ -98,6 +99,8 @@ class RooflineCost:
         How near ops of a kind come to the peaks; `DEFAULT` for the others, else the ideal.
     default_dtype : str
         Of ops that name none.
+    hardware : str
+        The preset whose peaks these are, where they pretend to be a real GPU's; else empty.
 
     Examples
     --------
@@ -113,26 +116,18 @@ class RooflineCost:
     bandwidth_bytes_per_s: int | None = None
     by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
     default_dtype: str = "fp32"
+    hardware: str = ""
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns, rounded half up; -1 for a data type without a rate."""
-        peaks = {dtype_name(dtype): peak for dtype, peak in self.peak_flop_per_s.items()}
         nbytes = graph.bytes_read + graph.bytes_written
         duration_ns = np.full(len(graph), UNSET)
-        # One call for each pair of data type and kind that occurs: a few dozen in the largest graph.
-        pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
-        for code in np.unique(pair).tolist():
-            rows = np.flatnonzero(pair == code)
-            dtype, kind = divmod(code, len(graph.kinds))
-            name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
-            known = self._efficiency(graph.kinds[kind])
-            roof = next((d for d in (name, DEFAULT, "fp32") if d in peaks), None)
-            if roof is None and peaks:
-                rows = rows[graph.flops[rows] == 0]  # traffic alone needs no arithmetic rate
+        for rows, kind, peak in self._roofs(graph):
+            known = self.by_kind.get(kind) or self.by_kind.get(DEFAULT) or IDEAL
             duration_ns[rows] = roofline_ns(
                 graph.flops[rows],
                 nbytes[rows],
-                peak_flop_per_s=None if roof is None else peaks[roof],
+                peak_flop_per_s=peak,
                 bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
                 efficiency=known.efficiency,
                 memory_efficiency=known.memory_efficiency,
@@ -142,8 +137,37 @@ class RooflineCost:
             )
         return duration_ns
 
-    def _efficiency(self, kind: str) -> KindEfficiency:
-        return self.by_kind.get(kind) or self.by_kind.get(DEFAULT) or KindEfficiency()
+    def may_take_twice(self, graph: Graph) -> npt.NDArray[np.bool_]:
+        """Return which ops have a plain roofline that real kernels may exceed more than twofold.
+
+        Plain is the roofline of a kind of op for which no loss is given. See `devices.cost.unreliable`.
+        """
+        found = np.zeros(len(graph), np.bool_)
+        if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
+            return found
+        nbytes = graph.bytes_read + graph.bytes_written
+        for rows, kind, peak in self._roofs(graph):
+            if kind not in self.by_kind:
+                arithmetic_ns, traffic_ns = (
+                    np.zeros(len(rows)) if rate is None else sizes[rows] / rate * 1e9
+                    for sizes, rate in ((graph.flops, peak), (nbytes, self.bandwidth_bytes_per_s))
+                )
+                found[rows] = may_take_twice(kind, arithmetic_ns, traffic_ns)
+        return found
+
+    def _roofs(self, graph: Graph) -> Iterator[tuple[npt.NDArray[np.intp], str, int | None]]:
+        """Return the ops of each data type and kind, their kind and peak rate; not those without a rate."""
+        peaks = {dtype_name(dtype): peak for dtype, peak in self.peak_flop_per_s.items()}
+        # One for each pair of data type and kind that occurs: a few dozen in the largest graph.
+        pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
+        for code in np.unique(pair).tolist():
+            rows = np.flatnonzero(pair == code)
+            dtype, kind = divmod(code, len(graph.kinds))
+            name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
+            roof = next((d for d in (name, DEFAULT, "fp32") if d in peaks), None)
+            if roof is None and peaks:
+                rows = rows[graph.flops[rows] == 0]  # traffic alone needs no arithmetic rate
+            yield rows, graph.kinds[kind], None if roof is None else peaks[roof]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from devices.launch import launched
 from devices.memory.groups import Groups
+from devices.rooflines import warn_of_plain_rooflines
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
 from scenarios.document import Document
@@ -186,6 +187,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             noise=None if content.noise is None else content.noise.noise(),
             seed=content.seed if seed is None else seed,
         )
+        warn_of_plain_rooflines(job)
         return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
     except ScenarioError:
         raise

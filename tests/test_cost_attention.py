@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
-from devices.cost.fitted import UnreliableCostWarning, load_fit
+from devices.cost.fitted import load_fit
+from devices.cost.unreliable import UnreliableCostWarning
 from sim.errors import InputError
 
 # Only the tensor cores cost anything, and with heads of 128 elements one row against one key takes 1 ns:

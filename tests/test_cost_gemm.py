@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.cost.fitted import UnreliableCostWarning, load_fit
+from devices.cost.fitted import load_fit
 from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.unreliable import UnreliableCostWarning
 from sim.errors import InputError
 
 # Nothing costs anything but the tensor cores: a 64 x 8 tile (the smallest) takes 1 ns per element of k, as

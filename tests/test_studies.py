@@ -13,6 +13,8 @@ from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, p
 from scenarios.studies.runtimes import MACHINES, compare_runtimes, loop, run_under, transformer_block
 from sim import Graph, GraphBuilder
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* take the plain roofline")
+
 
 @pytest.fixture(scope="module")
 def recorded(data_dir: Path) -> list[Graph]:

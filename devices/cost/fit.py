@@ -87,8 +87,11 @@ def evaluate(problem: Problem, *, folds: int, seed: int) -> dict[str, Any]:
             for rows, found_ns, warned in cross_validate(train, shapes, measured_ns, fold):
                 predicted_ns[rows], doubtful[rows] = found_ns, warned
                 of_fold.append(errors(found_ns, measured_ns[rows]).to_mapping())
+            needless = errors(predicted_ns[doubtful], measured_ns[doubtful]) if doubtful.any() else None
             record[split][name] = {
                 "all": errors(predicted_ns, measured_ns).to_mapping(),
+                "announced": int(doubtful.sum()),
+                "announced_within_2x": 0 if needless is None else needless.count - needless.beyond_2x,
                 "unannounced_beyond_2x": errors(
                     np.where(doubtful, measured_ns, predicted_ns), measured_ns
                 ).beyond_2x,

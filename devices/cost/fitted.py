@@ -4,7 +4,7 @@
 schema ``sim.fitted_costs/1``: for each model its parameters (value, unit, meaning), where the measurements
 came from, the cross-validated errors, the worst shapes, and the regions where the model is known to be off
 by more than a factor of 2. Asked for a shape in such a region, it answers and says so
-(:class:`UnreliableCostWarning`).
+(:class:`devices.cost.unreliable.UnreliableCostWarning`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ from devices.cost.measured import attention_axes
 from devices.cost.nccl import NcclParameters, collective_ns
 from devices.cost.parameters import from_mapping
 from devices.cost.roofline import KindEfficiency, Roofline
+from devices.cost.unreliable import UnreliableCostWarning
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["SCHEMA", "FittedCosts", "Region", "UnreliableCostWarning", "fits", "load_fit", "read_fit"]
+__all__ = ["SCHEMA", "FittedCosts", "Region", "fits", "load_fit", "read_fit"]
 
 IntArray = npt.NDArray[np.int64]
 SCHEMA = "sim.fitted_costs/1"
 _FOLDER = Path(__file__).parent
 _SUFFIX = "_fit.json"
-
-
-class UnreliableCostWarning(UserWarning):
-    """A model was asked for a shape where it is known to be wrong by more than a factor of 2."""
 
 
 @dataclass(frozen=True)

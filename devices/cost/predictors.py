@@ -22,6 +22,7 @@ from devices.cost.optimise import minimise_in_box
 from devices.cost.parameters import from_vector, parameter, ranges
 from devices.cost.roofline import KindEfficiency, roofline_ns
 from devices.cost.table import CostTable
+from devices.cost.unreliable import may_take_twice
 
 __all__ = [
     "BANDWIDTH_BYTES_PER_S",
@@ -214,7 +215,13 @@ def trainers(problem: Problem, seed: int) -> dict[str, Train]:
     """Return the predictors by name: ``table``, ``model``, ``fitted roofline``, ``plain roofline``."""
 
     def table(shapes: IntArray, latency_ns: IntArray) -> Predict:
-        return dataclasses.replace(problem.table, shapes=shapes, latency_ns=latency_ns).estimate
+        trained = dataclasses.replace(problem.table, shapes=shapes, latency_ns=latency_ns)
+
+        def predict(asked: IntArray) -> tuple[IntArray, BoolArray]:
+            found = trained.estimate(asked)
+            return found.latency_ns, found.doubtful
+
+        return predict
 
     def model(shapes: IntArray, latency_ns: IntArray) -> Predict:
         found = fit(problem.parameters, problem.model_ns, shapes, latency_ns, seed)
@@ -225,7 +232,7 @@ def trainers(problem: Problem, seed: int) -> dict[str, Train]:
         return lambda asked: (roofline_model(problem)(asked, found), np.zeros(len(asked), np.bool_))
 
     def plain_roofline(shapes: IntArray, latency_ns: IntArray) -> Predict:
-        return lambda asked: (_roofline(problem, asked, KindEfficiency()), np.zeros(len(asked), np.bool_))
+        return lambda asked: (_roofline(problem, asked, KindEfficiency()), _exceeded(problem, asked))
 
     return {
         "table": table,
@@ -244,6 +251,14 @@ def _doubtful(problem: Problem, shapes: IntArray) -> BoolArray:
         if region.model == problem.name:
             inside |= region.contains(sizes)
     return inside
+
+
+def _exceeded(problem: Problem, shapes: IntArray) -> BoolArray:
+    """Return which shapes may take more than twice their plain roofline."""
+    flops, nbytes = problem.work(shapes)
+    arithmetic_ns = flops / PEAK_FLOP_PER_S * 1e9
+    traffic_ns = nbytes / problem.bandwidth_bytes_per_s * 1e9
+    return may_take_twice(problem.table.kind, arithmetic_ns, traffic_ns)
 
 
 def roofline_model(problem: Problem) -> Callable[[IntArray, RooflineParameters], IntArray]:

@@ -25,8 +25,8 @@ def error_table(record: Mapping[str, Any]) -> str:
     """Return the errors of every kind of op, split and predictor as a Markdown table."""
     lines = [
         "| op | split by | predictor | mean | median | max | bias | off by > 2x | unannounced "
-        "| means of the folds |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| announced in vain | means of the folds |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for op, splits in record["errors"].items():
         for split, predictors in splits.items():
@@ -37,6 +37,7 @@ def error_table(record: Mapping[str, Any]) -> str:
                     f"| {op} | {split} | {name} | {whole['mean']:.1%} | {whole['median']:.1%} "
                     f"| {whole['max']:.0%} | {whole['bias']:+.1%} | {whole['beyond_2x']} of {whole['count']} "
                     f"| {found['unannounced_beyond_2x']} "
+                    f"| {found['announced_within_2x'] / whole['count']:.1%} "
                     f"| {min(means):.1%} to {max(means):.1%} |"
                 )
     return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 A table is rows of (shape, latency). Latencies span five decades and shapes go up by factors, so everything
 happens in logarithms: between two neighbours the table follows a power law, at a measured shape it says
-exactly what was measured, and outside the neighbours it warns (:class:`ExtrapolationWarning`)::
+exactly what was measured, and outside the neighbours it warns (:class:`ExtrapolationWarning`). It warns too
+where the neighbours contradict one another, so that what lies between them may be off by more than a factor
+of 2 (:class:`devices.cost.unreliable.UnreliableCostWarning`)::
 
     log latency        o measured
       |            ?.o          inside: between the neighbours
@@ -20,23 +22,54 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from devices.cost.kriging import Kriging
+from devices.cost.unreliable import UnreliableCostWarning
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["Axis", "CostTable", "ExtrapolationWarning"]
+__all__ = ["Axis", "CostTable", "Estimate", "ExtrapolationWarning"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 _LOG_LIMIT = float(np.log(2.0**63)) - 1e-6
+_ROUGH: Final = float(np.log(2)) / 4
+"""Standard error of a logarithm at which a table is rough: a factor of 2 is four of them away."""
 
 
 class ExtrapolationWarning(UserWarning):
     """A table was asked beyond what was measured around the shape."""
+
+
+class Estimate(NamedTuple):
+    """What a table says of many shapes.
+
+    Attributes
+    ----------
+    latency_ns : ndarray of int64, shape (n,)
+    outside : ndarray of bool, shape (n,)
+        True where the shape is extrapolated.
+    error : ndarray of float, shape (n,)
+        Standard error of the latency's logarithm (0.1 is about 10 %), judged by how well the neighbours
+        predict one another; 0 at measured shapes, and where too few are near to judge by.
+    """
+
+    latency_ns: IntArray
+    outside: npt.NDArray[np.bool_]
+    error: FloatArray
+
+    @property
+    def rough(self) -> npt.NDArray[np.bool_]:
+        """Which shapes have neighbours that contradict one another: a factor of 2 is within four errors."""
+        return self.error > _ROUGH
+
+    @property
+    def doubtful(self) -> npt.NDArray[np.bool_]:
+        """Where :meth:`CostTable.lookup` warns, of one thing or the other."""
+        return self.outside | self.rough
 
 
 @dataclass(frozen=True)
@@ -232,6 +265,8 @@ class CostTable:
         -----
         ExtrapolationWarning
             A shape lies outside the box of the measured shapes nearest to it.
+        UnreliableCostWarning
+            The measured shapes around one contradict one another: it may be off by more than a factor of 2.
         """
         names = [axis.name for axis in self.axes]
         for name in sizes:
@@ -248,26 +283,22 @@ class CostTable:
                 raise InputError(f"{name} must be whole, not {column.dtype}")
         asked = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
         distinct, back = np.unique(asked, axis=0, return_inverse=True)
-        latency_ns, outside = self.estimate(distinct)
-        if outside.any():
-            self._warn(distinct[outside])
-        found = latency_ns[back.ravel()].reshape(columns[0].shape)
+        estimate = self.estimate(distinct)
+        if estimate.outside.any():
+            self._warn_outside(distinct[estimate.outside])
+        rough = estimate.rough & ~estimate.outside
+        if rough.any():
+            self._warn_rough(distinct[rough], float(estimate.error[rough].max()))
+        found = estimate.latency_ns[back.ravel()].reshape(columns[0].shape)
         return int(found) if found.ndim == 0 else found
 
-    def estimate(self, asked: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """Return the latencies of shapes, and which of them are extrapolated, without a warning.
+    def estimate(self, asked: IntArray) -> Estimate:
+        """Return the latencies of shapes, and how sure they are, without a warning.
 
         Parameters
         ----------
         asked : ndarray of int64, shape (n, axes)
             Shapes, in the order of the axes.
-
-        Returns
-        -------
-        latency_ns : ndarray of int64, shape (n,)
-            As :meth:`lookup`.
-        outside : ndarray of bool, shape (n,)
-            True where :meth:`lookup` warns.
 
         Raises
         ------
@@ -279,19 +310,19 @@ class CostTable:
                 raise InputError(f"{axis.name} is {int(asked[:, column].min())}; it must be positive")
         measured, known = self._measured, list(map(tuple, asked.tolist()))
         latency = np.array([measured.get(shape, 0) for shape in known], dtype=np.int64)
-        log_ns, outside = np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
+        log_ns, error, outside = np.zeros(len(asked)), np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
         rows_of: dict[tuple[int, ...], list[int]] = {}
         for row in np.flatnonzero(latency == 0).tolist():
             rows_of.setdefault(tuple(asked[row, self._exact].tolist()), []).append(row)
         for key, rows in rows_of.items():
             if key not in self._variants:
                 raise InputError(self._unknown_variant(key))
-            log_ns[rows], outside[rows] = self._variants[key].at(self._position(asked[rows]))
+            log_ns[rows], outside[rows], error[rows] = self._variants[key].at(self._position(asked[rows]))
         if log_ns.max(initial=0) > _LOG_LIMIT:
             worst = asked[int(log_ns.argmax())].tolist()
             raise InputError(f"the table of {self.kind!r} extrapolates to over 292 years at {worst}")
         estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
-        return np.where(latency > 0, latency, estimated), outside
+        return Estimate(np.where(latency > 0, latency, estimated), outside, error)
 
     def _unknown_variant(self, key: tuple[int, ...]) -> str:
         names = [self.axes[column].name for column in self._exact]
@@ -301,20 +332,33 @@ class CostTable:
             f"can be said between variants. Measured: {'; '.join(shown[1:])}"
         )
 
-    def _warn(self, asked: IntArray) -> None:
-        first = ", ".join(
-            f"{axis.name}={size}" for axis, size in zip(self.axes, asked[0].tolist(), strict=True)
-        )
+    def _warn_outside(self, asked: IntArray) -> None:
         ranges = ", ".join(
             f"{axis.name} {low} to {high}"
             for axis, low, high in zip(
                 self.axes, self.shapes.min(axis=0).tolist(), self.shapes.max(axis=0).tolist(), strict=True
             )
         )
-        more = f" and {len(asked) - 1} other shapes" if len(asked) > 1 else ""
         warnings.warn(
-            f"the table of {self.kind!r} on {self.device!r} was asked for {first}{more}, outside the "
+            f"the table of {self.kind!r} on {self.device!r} was asked for {self._named(asked)}, outside the "
             f"measured shapes around it (whole table: {ranges}); the answer goes on with their slope",
             ExtrapolationWarning,
             stacklevel=3,
         )
+
+    def _warn_rough(self, asked: IntArray, error: float) -> None:
+        warnings.warn(
+            f"the table of {self.kind!r} on {self.device!r} is rough around {self._named(asked)}: the "
+            f"measured shapes contradict one another so that errors of {np.expm1(error):.0%} are to be "
+            "expected, and single ones of more than a factor of 2. Measure the shape itself",
+            UnreliableCostWarning,
+            stacklevel=3,
+        )
+
+    def _named(self, asked: IntArray) -> str:
+        """Return the first of some shapes in words, and how many more there are."""
+        first = ", ".join(
+            f"{axis.name}={size}" for axis, size in zip(self.axes, asked[0].tolist(), strict=True)
+        )
+        others = len(asked) - 1
+        return first + (f" and {others} other shape{'s' * (others > 1)}" if others else "")

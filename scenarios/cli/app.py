@@ -32,6 +32,7 @@ from scenarios.cli import (
     sweep,
     validate,
 )
+from scenarios.cli.warned import show_warnings
 
 __all__ = ["app"]
 
@@ -41,7 +42,7 @@ class _Sim(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            show_warnings()
             try:
                 result = super().invoke(ctx)
                 sys.stdout.flush()  # here, where a pipe that nobody reads any more is still an exception
@@ -72,10 +73,6 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    typer.echo(f"warning: {message}", err=True)
 
 
 app = typer.Typer(

@@ -33,7 +33,8 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     --------
     >>> from scenarios.load import load_scenario
     >>> from scenarios.run import run_scenario
-    >>> scenario = load_scenario("scenarios/quickstart.yaml", sets=["policy=in-order"])
+    >>> changes = ["policy=in-order", "machine.ideal=true"]
+    >>> scenario = load_scenario("scenarios/quickstart.yaml", sets=changes)
     >>> stream_notes([run_scenario(scenario)])  # doctest: +ELLIPSIS
     ['gpu0: 1 of 4 streams used; policy.streams spreads ops over them (per-branch, per-kind, ...)']
     """

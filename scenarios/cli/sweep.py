@@ -48,6 +48,7 @@ def sweep(
 
     from scenarios import sweep as sweeps
     from scenarios.cli.output import print_json
+    from scenarios.cli.warned import show_warnings
     from sim.errors import InputError
 
     if out is not None and not out.endswith((".csv", ".json")):
@@ -65,7 +66,7 @@ def sweep(
         if dask is not None:
             executor = stack.enter_context(sweeps.dask_executor(dask))
         elif jobs > 1:
-            executor = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=get_context("spawn")))
+            executor = stack.enter_context(ProcessPoolExecutor(jobs, get_context("spawn"), show_warnings))
         rows = sweeps.sweep(
             scenario, points, sets=sets or (), allow_code=allow_code, executor=executor, out=out, done=done
         )

@@ -1,0 +1,173 @@
+"""Which plain rooflines may be exceeded twofold, and who is told: cases worked by hand at the edges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runner import sim
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.cost.nccl import COLLECTIVES
+from devices.cost.unreliable import ALLOWANCES, PlainRooflineWarning, may_take_twice
+from devices.machine import make_machine
+from devices.rooflines import warn_of_plain_rooflines
+from sim import GraphBuilder
+from sim.job import Job, make_job
+
+# Of an H100 SXM (devices/presets/h100-sxm.yaml): 989.4 TFLOP/s in bf16, 3.35 TB/s.
+SHORT = {"bytes_read": 33_500_000, "dtype": "bf16"}  # 10 us:  30 + 10 / 0.85 = 41.8 > 20
+LONG = {"bytes_read": 335_000_000, "dtype": "bf16"}  # 100 us: 30 + 100 / 0.85 = 147.6 < 200
+RIDGE = {**LONG, "flops": 98_940_000_000}  # 100 us on both sides: 30 + 200 / 0.85 = 265.3 > 200
+NOTHING = {"dtype": "bf16"}
+ONE_OF_EACH = (SHORT, LONG, RIDGE, NOTHING)
+
+
+# ------------------------------------------------------------------------------ the criterion
+
+
+def test_products_are_met_when_short_or_near_the_ridge() -> None:
+    # Memory alone: 30,000 + t / 0.85 > 2 t up to t = 30,000 * 0.85 / 0.7 = 36,428.6 ns.
+    assert may_take_twice("matmul", 0, [36_428, 36_429]).tolist() == [True, False]
+    # 1 ms of arithmetic with traffic of x: 30,000 + (1,000,000 + x) / 0.85 > 2,000,000 from x = 674,500 on.
+    assert may_take_twice("matmul", 1_000_000, [674_499, 674_501]).tolist() == [False, True]
+    # The two sides are alike.
+    assert may_take_twice("matmul", [674_499, 674_501], 1_000_000).tolist() == [False, True]
+
+
+def test_collectives_have_their_own_edge() -> None:
+    # 60,000 + t / 0.6 > 2 t up to 60,000 * 0.6 / 0.2 = 180,000 ns.
+    for kind in ("collective", *COLLECTIVES):
+        assert may_take_twice(kind, 0, [179_999, 180_001]).tolist() == [True, False]
+
+
+@given(st.integers(1, 10**15), st.integers(0, 10**15))
+def test_attention_is_met_at_every_size(arithmetic_ns: int, traffic_ns: int) -> None:
+    assert may_take_twice("attention", arithmetic_ns, traffic_ns).all()
+
+
+@given(
+    st.sampled_from([*ALLOWANCES, "relu"]), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(2, 50)
+)
+def test_who_is_met_is_met_when_smaller(kind: str, one: int, other: int, factor: int) -> None:
+    whole, part = may_take_twice(kind, [one, one / factor], [other, other / factor]).tolist()
+    assert part or not whole
+
+
+def test_what_does_nothing_takes_nothing() -> None:
+    assert not may_take_twice("attention", 0, 0)
+    assert may_take_twice("relu", 0, 1) == may_take_twice("matmul", 0, 1)  # not measured: as a product
+
+
+# ------------------------------------------------------------------------------ who is told, of what
+
+
+def job(device: dict[str, Any], *ops: dict[str, Any], count: int = 1, kind: str = "matmul") -> Job:
+    """Return a job of a machine of equal GPUs, each with the same ops."""
+    b = GraphBuilder("ops")
+    for gpu in range(count):
+        for i, op in enumerate(ops):
+            b.op(f"{gpu}_{i}", **{"kind": kind, "device": f"gpu{gpu}", **op})
+    machine = make_machine({"devices": {f"gpu{gpu}": device for gpu in range(count)}})
+    return make_job(b.build(), machine)
+
+
+def test_eight_equal_gpus_are_one_warning() -> None:
+    with pytest.warns(PlainRooflineWarning) as caught:
+        warn_of_plain_rooflines(job({"preset": "h100-sxm"}, *ONE_OF_EACH, count=8))
+    assert [str(one.message).partition(" take ")[0] for one in caught] == [
+        "h100-sxm: 16 of 32 ops (16 matmul)"
+    ]
+    assert [one.message.subject for one in caught] == ["h100-sxm"]  # type: ignore[union-attr]
+
+
+def test_kinds_are_told_by_how_many_there_are() -> None:
+    kinds = ["b", "c", "c", "d", "d", "d", "e"]
+    with pytest.warns(PlainRooflineWarning, match=r"7 of 7 ops \(3 d, 2 c, 1 b and 1 more kind\) take"):
+        warn_of_plain_rooflines(job({"preset": "h100-sxm"}, *({**SHORT, "kind": kind} for kind in kinds)))
+
+
+def test_a_duration_counts_as_an_op_and_is_not_met() -> None:
+    given_one = {**SHORT, "duration_ns": 10_000}  # by chance the roofline itself
+    with pytest.warns(PlainRooflineWarning, match=r"1 of 3 ops \(1 matmul\)"):
+        warn_of_plain_rooflines(
+            job({"preset": "h100-sxm"}, given_one, SHORT, {**SHORT, "duration_by_kind": {"gpu": 10_000}})
+        )
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"preset": "h100-sxm", "ideal": True},
+        {"preset": "h100-sxm", "efficiency": 0.7},
+        {"preset": "h100-sxm", "efficiency": 1},
+        {"preset": "h100-sxm", "efficiency": {"matmul": 1}},
+        {"preset": "h100-sxm", "op_overhead": {"matmul": "3us"}},
+        {"preset": "h100-sxm", "cost": {"roofline": {"efficiency": 0.7}}},
+        {"preset": "h100-sxm", "cost": {"fixed": "10us"}},
+        {"preset": "h100-sxm", "cost": [{"fixed": {"matmul": "15us"}}, "roofline"]},
+        {"preset": "h200-sxm"},  # matmul has the losses of the fit
+        {"preset": "xeon-8480c"},  # nothing was measured of CPUs
+        {"kind": "gpu", "peak": {"bf16": "989.4TFLOP/s"}, "bandwidth": "3.35TB/s"},
+    ],
+    ids=str,
+)
+def test_who_said_something_is_told_nothing(device: dict[str, Any]) -> None:
+    warn_of_plain_rooflines(job(device, *ONE_OF_EACH))  # a warning is an error here
+
+
+def test_a_loss_of_another_kind_says_nothing_of_this_one() -> None:
+    with pytest.warns(PlainRooflineWarning, match="2 of 4 ops"):
+        warn_of_plain_rooflines(job({"preset": "h100-sxm", "efficiency": {"conv": 0.7}}, *ONE_OF_EACH))
+
+
+def test_what_a_fit_answered_is_not_met() -> None:
+    shape = {"attributes": {"m": 64, "n": 64, "k": 64}, "flops": 2 * 64**3, "bytes_read": 3 * 64**2}
+    device = {"preset": "h100-sxm", "cost": [{"fitted": "h200"}, "roofline"]}
+    with pytest.warns(PlainRooflineWarning, match="1 of 2 ops"):
+        warn_of_plain_rooflines(job(device, {**shape, "dtype": "bf16"}, {**shape, "dtype": "fp32"}))
+
+
+def test_an_op_beside_a_gpu_of_another_preset() -> None:
+    b = GraphBuilder("two")
+    for gpu in ("gpu0", "gpu1"):
+        b.op(gpu, kind="matmul", device=gpu, bytes_read=3_350_000)  # 1 us, and 9.7 us on the P40
+    machine = make_machine({"devices": {"gpu0": {"preset": "h100-sxm"}, "gpu1": {"preset": "p40"}}})
+    with pytest.warns(PlainRooflineWarning) as caught:
+        warn_of_plain_rooflines(make_job(b.build(), machine))
+    assert sorted(one.message.subject for one in caught) == ["h100-sxm", "p40"]  # type: ignore[union-attr]
+
+
+SCENARIO = """\
+name: short kernels
+machine: {devices: {gpu: {preset: h100-sxm, count: 2}}}
+workload:
+  ops:
+    a: {kind: relu, bytes_read: 1MB, device: gpu0}
+    b: {kind: relu, bytes_read: 1MB, device: gpu1, inputs: [a]}
+policy: {name: in-order}
+compare:
+  - in-order
+  - {label: larger, set: {workload.ops.a.bytes_read: 1GB}}
+  - ready-queue
+"""
+
+
+@pytest.mark.filterwarnings("default::devices.cost.unreliable.PlainRooflineWarning")
+def test_the_command_tells_it_in_one_line_and_keeps_it_out_of_the_result(tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    for verb in ("run", "compare"):  # of three runs, one with another count, the first tells it
+        result = sim(verb, path, "--json")
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("\n") == 1
+        assert result.stderr.startswith("warning: h100-sxm: 2 of 2 ops (2 relu) take the plain roofline")
+        assert "roofline" not in json.dumps(json.loads(result.stdout))
+
+
+def test_arrays_of_any_shape_are_taken() -> None:
+    assert may_take_twice("matmul", np.zeros((2, 3)), np.ones((2, 1))).shape == (2, 3)
