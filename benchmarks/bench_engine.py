@@ -47,7 +47,15 @@ from devices.memory.tensors import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Job, Machine, Trace, simulate
 
-BUDGET = {"plain": 6.0, "gpu": 20.0, "gpu+sm": 20.0, "gpu+sm odd": 20.0, "gpu+memory": 20.0}
+BUDGET = {
+    "plain": 6.0,
+    "gpu": 20.0,
+    "gpu+sm": 20.0,
+    "gpu+sm odd": 20.0,
+    "gpu+memory": 20.0,
+    "gpu+sm+memory": 20.0,
+    "gpu+sm+dram+memory": 20.0,
+}
 """Raw timeouts that a task may cost."""
 
 RATCHET = {
@@ -55,8 +63,6 @@ RATCHET = {
     ("gpu+sm priority", "layered"): 35,
     ("gpu+sm+dram", "chain"): 28,
     ("gpu+sm+dram", "layered"): 43,
-    ("gpu+sm+memory", "chain"): 20,
-    ("gpu+sm+memory", "layered"): 17,
     ("gpu+caching", "chain"): 20,
     ("gpu+caching", "layered"): 19,
     ("gpu+calls", "chain"): 31,

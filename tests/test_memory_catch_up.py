@@ -104,7 +104,7 @@ def outcome(ops: list[Any], allocator: str, iterations: int, capacity: int | Non
     return addresses, [[c.tolist() for c in table.values()] for table in (trace.memory, trace.tasks)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     n=st.integers(1, 120),

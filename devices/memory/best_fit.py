@@ -180,10 +180,10 @@ class FreeList:
         free.address = address = free.address + nbytes
         free.nbytes = left
         free.key = key = left << _ADDRESS_BITS | address
-        place = bisect_left(keys, key, 0, index)
-        if place == index:
+        if not index or keys[index - 1] < key:  # it keeps its place
             keys[index] = key
         else:
+            place = bisect_left(keys, key, 0, index)
             del keys[index]
             del blocks[index]
             keys.insert(place, key)
@@ -251,10 +251,10 @@ class FreeList:
             after.prev = free
         # It has grown: its new place is the old one, or further back.
         free.key = key = free.nbytes << _ADDRESS_BITS | free.address
-        place = bisect_left(keys, key, index + 1) - 1
-        if place == index:
+        if index + 1 == len(keys) or keys[index + 1] > key:
             keys[index] = key
         else:
+            place = bisect_left(keys, key, index + 1) - 1
             del keys[index]
             del blocks[index]
             keys.insert(place, key)

@@ -143,6 +143,12 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
 def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:
     """Return which (row, value) pairs did not occur before."""
     first = np.ones(len(row), bool)
+    if not len(row):
+        return first
+    lowest = value.min()
+    key = np.sort(row * (value.max() - lowest + 1) + (value - lowest))
+    if (key[1:] != key[:-1]).all():  # the usual case, and soon told
+        return first
     order = np.lexsort((value, row))  # stable: equal pairs stay in order
     row, value = row[order], value[order]
     first[order[1:]] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])

@@ -90,15 +90,30 @@ class TensorMemory:
         # What is put down and not done yet: tasks, and when; an end at t as ~t.
         self.tasks: list[Task] = []
         self.when: list[int] = []
-        # Bytes that each device is certain to have left, and that each node may need at most.
-        self.room = lives.room() if self.at_issue else None
-        self.at_most = lives.at_most() if self.room else []
+        # Bytes that each device is certain to have left, that each node may need at most, and the most of
+        # these on each device. Up to so many tasks may be put down without looking at all.
+        self.room: list[int] | None = None
+        self.at_most = lives.at_most() if self.at_issue else []
+        self.most = [1] * len(lives.allocators)
+        for device, need in zip(self.device_of, self.at_most, strict=False):
+            self.most[device] = max(self.most[device], need)
+        self.certain = 0
+        if self.at_issue:
+            self._look()
         self.follows_ends = not (lives.calm and all(lives.launched))
 
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
+        if len(self.tasks) < self.certain:
+            self.tasks.append(task)
+            self.when.append(self.engine.now_ns)
+            return 0
         if self.room is None:
             return self.lives.take(task, self.engine.now_ns)
+        if self.certain:
+            self._catch_up()
+            self._look()
+            return self.acquire(task)
         device = self.device_of[task.op]
         left = self.room[device] - self.at_most[task.op]
         if left < 0 or len(self.tasks) > AT_ONCE:
@@ -107,6 +122,12 @@ class TensorMemory:
         self.tasks.append(task)
         self.when.append(self.engine.now_ns)
         return 0
+
+    def _look(self) -> None:
+        """See how much room there is, and how many tasks find some whichever they are."""
+        self.room = room = self.lives.room()
+        fit = [left // most for left, most in zip(room, self.most, strict=True)] if room else [0]
+        self.certain = max(0, min(AT_ONCE, *fit))
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
@@ -120,7 +141,10 @@ class TensorMemory:
         """Do what was put down; then take the outputs of `task` at once."""
         self._catch_up()
         answer = self.lives.take(task, self.engine.now_ns)
-        self.room = self.lives.room() if answer == 0 else None  # it is tight: from now on everything at once
+        if answer == 0:
+            self._look()
+        else:  # it is tight: from now on everything at once
+            self.room, self.certain = None, 0
         return answer
 
     def _catch_up(self) -> None:

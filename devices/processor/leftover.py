@@ -68,6 +68,9 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     if start_ns < now_ns:
         start_ns = now_ns
     loads, waves, _ = asked
+    if loads == sms:  # it fills the device, as most kernels do
+        end_ns = start_ns - (-duration_ns // waves)
+        return start_ns, end_ns, [(end_ns, sms)]
     rounds, rest = divmod(loads, sms)
     last_ns = start_ns + -(-rounds * duration_ns // waves)  # the end of the last full round
     if not rest:
