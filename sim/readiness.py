@@ -259,18 +259,17 @@ class IssueReadiness(CompletionReadiness):
 
     def _ended(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; remember whom its event releases."""
-        running = self.running
-        base = task.id - task.op
+        running, refused, hop_ns = self.running, self.refused, self.hop_ns
+        base, stream = task.id - task.op, task.stream
         for offset in self.on_issue[task.op]:
             id = base + offset
-            left = running[id] - 1
-            running[id] = left
-            if self.hop_ns is not None:
+            running[id] = left = running[id] - 1
+            if hop_ns is not None:
                 node = offset % self.n
-                if self.hop_ns[node] and self.stream_of[node] != task.stream:
-                    self.floor_ns[id] = task.end_ns + self.hop_ns[node]
-            if not left and id in self.refused:
-                self.free.append(self.refused.pop(id))
+                if self.stream_of[node] != stream and hop_ns[node]:
+                    self.floor_ns[id] = task.end_ns + hop_ns[node]
+            if not left and id in refused:
+                self.free.append(refused.pop(id))
         return self.last.run(task) if self.on_end[task.op] else []
 
     def may_start(self, task: Task) -> bool:
