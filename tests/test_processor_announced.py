@@ -99,6 +99,21 @@ def test_who_came_at_this_instant_before_comes_first() -> None:
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
 
 
+def test_of_several_that_come_at_once_an_announced_one_keeps_its_turn() -> None:
+    # a on stream 2 is announced for 16, when b on stream 0 and c on stream 1 arrive, with 3 loads each: first
+    # b (16-26, 1 SM is left), then c (1 load at 16, 2 at 26), and of a 2 loads at 26 and 2 at 36.
+    b = GraphBuilder("three at once")
+    kernel(b, "x", 10, 2, 4)
+    kernel(b, "a", 10, 2, 4)
+    for stream, name in enumerate("bc"):
+        b.op(f"h{name}", duration_ns=16, device="host")
+        kernel(b, name, 10, stream, 3, f"h{name}")
+    trace = run(b.build(), gap="6ns")
+    found = {trace.job.graph.op_names[op]: (start, end) for op, _, _, start, end, _, _ in rows(trace)}
+    assert [found[name] for name in "bca"] == [(16, 26), (16, 36), (26, 46)]
+    assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
+
+
 def test_an_announced_kernel_may_be_put_off_again_and_again() -> None:
     # As above; b, c and d come at 11, 12 and 13, each with 4 loads of 10 ns, and a comes last.
     b = GraphBuilder("many")
@@ -111,6 +126,24 @@ def test_an_announced_kernel_may_be_put_off_again_and_again() -> None:
     ends = {trace.job.graph.op_names[op]: end for op, _, _, _, end, _, _ in rows(trace)}
     assert [ends[name] for name in "xbcda"] == [10, 21, 31, 41, 51]
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
+
+
+def test_what_has_arrived_is_forgotten() -> None:
+    """With a gap longer than kernels there is always one announced; still only as many are kept as matter."""
+    b = GraphBuilder("many")
+    for i in range(400):
+        kernel(b, f"k{i}", 1 + i % 3, i % 4, 1)
+    kept: list[int] = []
+
+    class Counted(LeftoverSMs):
+        def announce(self, task: Task, at_ns: int) -> int:
+            end_ns = super().announce(task, at_ns)
+            kept.append(sum(map(len, self._announced)))
+            return end_ns
+
+    run(b.build(), processor=Counted, gap="7ns")
+    assert len(kept) >= 400
+    assert 0 < max(kept) <= 9  # twice the streams, and the one just announced
 
 
 ns = st.sampled_from(["0ns", "0ns", "1ns", "2ns", "5ns"])

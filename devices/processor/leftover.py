@@ -12,7 +12,7 @@ course follows, at its arrival, from when the SMs come free::
     SM 3  ...............[ load 5 ]
 
 No event is needed but the kernel's end, and most kernels, which fill the device, take a handful of
-operations. A kernel may even be announced before it arrives (`LeftoverSMs.begin`): in the rare case that
+operations. A kernel may even be announced before it arrives (`LeftoverSMs.announce`): in the rare case that
 another one turns out to come before it, its course is computed anew. `devices.processor.gpu.SharedSMs` is the
 general case, event by event; where both apply they agree to the nanosecond (a test compares them).
 
@@ -178,12 +178,13 @@ class LeftoverSMs:
         ]
         self._demands = demands(device, context.job, None) if asked is None else asked
         self._announced: list[list[_Arrival]] = [[] for _ in self._free]  # by time and stream
+        self._many = 2 * device.lanes  # more cannot lie ahead: then it is time to forget the others
 
     def start(self, task: Task) -> int:
         """Return when the kernel will be over, counted from now; its loads may have to wait."""
-        return self.begin(task, self._context.now_ns) - self._context.now_ns
+        return self.announce(task, self._context.now_ns) - self._context.now_ns
 
-    def begin(self, task: Task, at_ns: int) -> int:
+    def announce(self, task: Task, at_ns: int) -> int:
         """Return when a kernel that arrives at `at_ns`, now or later, will be over, for all that is known."""
         context = self._context
         duration_ns = self._duration_of(task)
@@ -191,13 +192,15 @@ class LeftoverSMs:
             return at_ns
         partition = self._partition_of[task.stream - self._first_stream]
         announced = self._announced[partition]
-        if announced:
-            if announced[-1][0] < context.now_ns:  # all of them have arrived
-                announced.clear()
-            elif later := self._take_back(partition, task.stream, at_ns):
-                end_ns = self.begin(task, at_ns)
+        if announced and announced[-1][0] < context.now_ns:  # all of them have arrived
+            announced.clear()
+        elif announced:
+            if len(announced) > self._many:
+                announced[:] = [arrival for arrival in announced if arrival[0] >= context.now_ns]
+            if later := self._take_back(partition, task.stream, at_ns):
+                end_ns = self.announce(task, at_ns)
                 for arrival in later:
-                    self._begin_again(*arrival)
+                    self._announce_again(partition, arrival)
                 return end_ns
         free, wait = self._free[partition], task.wait
         start_ns, end_ns, self._free[partition] = course(free, self._demands[task.op], duration_ns, at_ns)
@@ -224,9 +227,13 @@ class LeftoverSMs:
         del announced[n:]
         return later
 
-    def _begin_again(self, at_ns: int, task: Task, wait: int, end_ns: int, free: Instants) -> None:
+    def _announce_again(self, partition: int, arrival: _Arrival) -> None:
         """Compute anew the course of a kernel before which another one came."""
+        at_ns, task, wait, said_ns, _ = arrival
+        free = self._free[partition]
         task.start_ns, task.wait = at_ns, wait
-        now_ends_ns = self.begin(task, at_ns)
-        if now_ends_ns != end_ns:
-            self._context.end_at(task, now_ends_ns)
+        end_ns = self.announce(task, at_ns)
+        if at_ns == self._context.now_ns:  # streams before its own may still have one at this instant
+            self._announced[partition].append((at_ns, task, wait, end_ns, free))
+        if end_ns != said_ns:
+            self._context.end_at(task, end_ns)

@@ -43,7 +43,7 @@ class Starting(State):
                     at = now
                 else:
                     task.wait = task.wait or Wait.LAUNCH
-                    foretold = stream.certain or (stream.begin and self.duration_ns[task.op])
+                    foretold = stream.certain or (stream.announce and self.duration_ns[task.op])
                     if not foretold:  # by then memory or the device may be short
                         if not stream.waking:
                             stream.waking = True
@@ -51,11 +51,11 @@ class Starting(State):
                         continue
             if stream.certain:
                 self._start(task, at)
-            elif stream.begin:
+            elif stream.announce:
                 task.start_ns = at
                 self.tasks.append(task)
                 task.callbacks = self._on_end
-                self.schedule(task, NORMAL, stream.begin(task, at) - now)  # type: ignore[arg-type]
+                self.schedule(task, NORMAL, stream.announce(task, at) - now)  # type: ignore[arg-type]
             elif not self._admit(task, stream):
                 continue
             stream.queue.popleft()

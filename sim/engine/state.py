@@ -52,8 +52,8 @@ class Stream:
     """A queue of issued tasks; one runs at a time."""
 
     __slots__ = (
-        "begin", "certain", "device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running",
-        "waking", "woken",
+        "announce", "certain", "device", "dirty", "free_ns", "gap_ns", "index", "launch_ns", "queue",
+        "running", "waking", "woken",
     )  # fmt: skip
 
     def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
@@ -65,7 +65,7 @@ class Stream:
         self.waking = False  # whether a wake-up lies ahead
         self.woken = False  # whether it is at the present instant
         self.certain = False  # whether nothing can hold up a start that lies ahead
-        self.begin: Callable[[Task, int], int] | None = None  # else: whom to tell of it beforehand
+        self.announce: Callable[[Task, int], int] | None = None  # else: whom to tell of it beforehand
 
 
 by_index = attrgetter("index")
@@ -198,7 +198,7 @@ class State:
         for stream in self.streams:
             stream.certain = self.certain[stream.device]
             if unheld:
-                stream.begin = getattr(self.processors[stream.device], "begin", None)
+                stream.announce = getattr(self.processors[stream.device], "announce", None)
         free = self.issue_ns is None and self.memory is None
         at_once = [
             free and workers and certain for workers, certain in zip(has_workers, self.certain, strict=True)
