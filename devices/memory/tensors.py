@@ -92,13 +92,13 @@ class TensorMemory:
         self.when: list[int] = []
         # Bytes that each device is certain to have left, that each node may need at most, and the most of
         # these on each device. Up to so many tasks may be put down without looking at all.
-        self.room: list[int] | None = None
-        self.at_most = lives.at_most() if self.at_issue else []
+        self.room = lives.room() if self.at_issue else None
+        self.at_most = lives.at_most() if self.room is not None else []
         self.most = [1] * len(lives.allocators)
         for device, need in zip(self.device_of, self.at_most, strict=False):
             self.most[device] = max(self.most[device], need)
         self.certain = 0
-        if self.at_issue:
+        if self.room is not None:
             self._look()
         self.follows_ends = not (lives.calm and all(lives.launched))
 
