@@ -91,12 +91,12 @@ def _rooflines(model: CostModel | None) -> Iterator[RooflineCost]:
 
 
 def _message(hardware: str, found: Counter[str], total: int) -> str:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(_KINDS_SHOWN))
-    more = len(found) - _KINDS_SHOWN
-    if more > 0:
-        kinds += f" and {more} more kind{'s' * (more > 1)}"
+    shown = len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN  # "1 more kind" is as long as its name
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
+    if len(found) > shown:
+        kinds += f" and {len(found) - shown} more kinds"
     return (
         f"{hardware}: {found.total()} of {total} op{'s' * (total != 1)} ({kinds}) take the plain roofline of "
         "the data sheet, a lower bound: of the kernels measured on an H200 at such sizes, most took more "
-        "than twice as long. For an estimate give durations, an efficiency, a table or a fit"
+        "than twice as long. For an estimate give durations, an efficiency, a table or a fit (docs/costs.md)"
     )
