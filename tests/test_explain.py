@@ -191,8 +191,8 @@ def test_memory() -> None:
 def test_calls_of_an_allocator_are_no_decision_of_the_policy() -> None:
     """The host spends 5 on a malloc and 2 on issuing; for b it does so while a runs.
 
-        host   0 malloc 5 issue 7 malloc 12 issue 14
-        gpu0                    7 a               17 b 27
+    host   0 malloc 5 issue 7 malloc 12 issue 14
+    gpu0                    7 a               17 b 27
     """
     b = GraphBuilder("calls")
     b.op("a", duration_ns=10, outputs=8)
