@@ -81,11 +81,10 @@ class State:
         "by_group", "calls", "certain", "clock", "depth", "device_of", "direct", "dirty_groups",
         "dirty_streams", "duration_ns", "ended", "executed", "flow", "frames", "give_back", "holding",
         "hosts", "idle", "is_dirty", "issue_ns", "issuers", "job", "limited", "memory", "network",
-        "noisy_ns", "now_ns",
-        "now_ready_at_issue", "now_ready_of", "observers", "outstanding", "paid", "parked", "plain",
-        "policy", "policy_ended", "postponed", "processors", "readiness", "rendezvous", "schedule",
-        "settling", "shared", "starved", "stream_of", "streams", "task_rows", "tasks", "transfer_rows",
-        "transfers",
+        "noisy_ns", "now_ns", "now_ready_at_issue", "now_ready_of", "observers", "outstanding", "paid",
+        "parked", "plain", "policy", "policy_ended", "postponed", "processors", "readiness", "rendezvous",
+        "schedule", "settling", "shared", "starved", "stream_of", "streams", "task_rows", "tasks",
+        "transfer_rows", "transfers",
     )  # fmt: skip
 
     job: Job
