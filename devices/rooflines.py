@@ -55,8 +55,8 @@ def warn_of_plain_rooflines(job: Job) -> None:
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     warn_of_plain_rooflines(make_job(b.build(), h100))
-    >>> str(caught[0].message).partition(" take ")[0]
-    'h100-sxm: 1 of 1 op (1 matmul)'
+    >>> str(caught[0].message).partition(" the plain ")[0]
+    'h100-sxm: 1 of 1 op (1 matmul) takes'
     """
     graph = job.graph
     given = graph.duration_ns != UNSET
@@ -91,12 +91,15 @@ def _rooflines(model: CostModel | None) -> Iterator[RooflineCost]:
 
 
 def _message(hardware: str, found: Counter[str], total: int) -> str:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(_KINDS_SHOWN))
-    more = len(found) - _KINDS_SHOWN
-    if more > 0:
-        kinds += f" and {more} more kind{'s' * (more > 1)}"
+    shown = (
+        len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
+    )  # "1 more kind" is as long as its name
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
+    if len(found) > shown:
+        kinds += f" and {len(found) - shown} more kinds"
+    ops, take = "op" + "s" * (total != 1), "take" + "s" * (found.total() == 1)
     return (
-        f"{hardware}: {found.total()} of {total} op{'s' * (total != 1)} ({kinds}) take the plain roofline of "
-        "the data sheet, a lower bound: of the kernels measured on an H200 at such sizes, most took more "
-        "than twice as long. For an estimate give durations, an efficiency, a table or a fit"
+        f"{hardware}: {found.total()} of {total} {ops} ({kinds}) {take} the plain roofline of the data "
+        "sheet, a lower bound: of the kernels measured on an H200 at such sizes, most took more than twice "
+        "as long. For an estimate give durations, an efficiency, a table or a fit (docs/costs.md)"
     )

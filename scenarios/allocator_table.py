@@ -28,7 +28,7 @@ from devices.memory.tensors import tensor_memory
 from policies.issue.in_order import InOrder
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
-from sim.errors import InfeasibleError, OutOfMemoryError
+from sim.errors import InfeasibleError, OutOfMemoryError, SimError
 from sim.memory_log import allocated
 from sim.trace import Trace
 from sim.units import format_bytes, format_duration
@@ -180,8 +180,12 @@ def main() -> None:
     parser.add_argument("--device", default="h200-sxm", help="a device preset")
     parser.add_argument("--lifetime", default="issue", choices=("issue", "execution"))
     given = parser.parse_args()
-    graph = load_graph(given.graph)
-    print(markdown(allocator_rows(graph, device={"preset": given.device}, lifetime=given.lifetime)))
+    try:
+        graph = load_graph(given.graph)
+        rows = allocator_rows(graph, device={"preset": given.device}, lifetime=given.lifetime)
+    except SimError as error:
+        parser.exit(error.exit_status, f"{error}\n")
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ class Document:
             source = f"{option} {shortened(setting)}"
             if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
                 raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} workload.batch=32")
-            value = read_yaml_text(text, source, places=False) if text.strip() else Node(None, Place(source))
+            nothing = text.strip() in ("", "~", "null")
+            value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
             document = document._set(key.strip(), value, changed=True)
         return document
 

@@ -93,7 +93,9 @@ def _waits(f: Facts, tasks: IntArray) -> Iterator[tuple[str, IntArray]]:
     busy = f.issuers_busy.between(begin, begin + taken, f.group[f.device[tasks]])
     yield "issuer", busy
     yield "policy", taken - busy
-    issued = until(np.where(worker, f.issue[tasks] + f.cost[tasks], f.issue[tasks]))
+    called = f.taken[tasks] + f.calls[tasks]
+    yield "memory", until(called)
+    issued = until(np.where(worker, called + f.cost[tasks], f.issue[tasks]))
     starved = ~worker & (wait == Wait.MEMORY)
     yield "issuer", np.where(starved, 0, issued)
     yield "memory", np.where(starved, issued, 0)

@@ -63,7 +63,8 @@ class Trace:
     tasks : mapping of str to array of int64
         One row per executed task, in start order: ``id, op, iteration, stream`` (counted over the
         machine), ``issuer`` (index), ``ready_ns, issue_ns, start_ns, end_ns, wait`` (`Wait`) and
-        ``dead`` (1: skipped by control flow). With control flow also ``frame`` (index into `frames`).
+        ``dead`` (1: skipped by control flow). With control flow also ``frame`` (index into `frames`), and
+        where calls of an allocator took an issuer's time ``calls_ns`` (what it spent before the issue).
     transfers : mapping of str to array of int64
         One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
         indices), ``nbytes, ready_ns, start_ns, end_ns``.
@@ -105,6 +106,7 @@ class Trace:
         *,
         frames: Iterable[str] = (),
         memory: Mapping[str, IntArray] | None = None,
+        calls: Mapping[int, int] | None = None,
         met: Sequence[tuple[int, int]] = (),
     ) -> Trace:
         """Make the trace of a finished run from the rows it collected (see `sim.rows`)."""
@@ -113,6 +115,8 @@ class Trace:
         if "op" not in columns:
             columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
             columns["dead"] = np.zeros(len(tasks), np.int64)
+        if calls:
+            columns["calls_ns"] = np.array([calls.get(task, 0) for task in columns["id"].tolist()], np.int64)
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
         by_issuer = columns["issue_ns"] > columns["ready_ns"]
         columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from import_helpers import recorded
 
-from scenarios.allocator_table import Row, allocator_rows, markdown
+from scenarios.allocator_table import Row, allocator_rows, main, markdown
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 
@@ -20,6 +20,16 @@ def step() -> Graph:
     b.op("b", inputs=["a"], outputs=5 * MIB, duration_ns=1000)
     b.op("c", inputs=["b"], outputs=3 * MIB, duration_ns=1000)
     return b.build()
+
+
+def test_a_file_that_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["allocator_table", "no.json.gz"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "no.json.gz: no such file\n"
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:

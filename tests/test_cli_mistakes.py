@@ -75,6 +75,38 @@ def test_wrong_usage_is_exit_status_2(arguments: list[str]) -> None:
     assert result.stderr
 
 
+def test_the_run_that_cannot_go_on_is_named_among_several(tmp_path: Path) -> None:
+    """In program order b is given back before d asks; breadth first d comes before c, and 2 GB do not fit."""
+    path = write(
+        tmp_path,
+        """
+machine: {devices: {gpu0: {kind: gpu, memory: 1500MB}}}
+workload:
+  ops:
+    b: {duration: 1us, output: 1GB}
+    c: {duration: 1us, inputs: [b], output: 1kB}
+    d: {duration: 1us, output: 1GB}
+    e: {duration: 1us, inputs: [d], output: 1kB}
+policy: in-order
+compare: [in-order, {label: breadth first, name: ready-queue}]
+""",
+    )
+    result = sim("compare", path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("breadth first (2 of 2):\nout of memory on gpu0")
+    alone = sim("run", path, "--policy", "breadth first")
+    assert alone.stderr.startswith("out of memory on gpu0")
+
+
+@pytest.mark.parametrize("nothing", ["", "null", "~"])
+def test_setting_nothing_is_as_leaving_out(tmp_path: Path, nothing: str) -> None:
+    path = write(tmp_path, changed("{name: ready-queue}", "{name: ready-queue, allocator: caching}"))
+    assert "memory of" in sim("run", path).stdout
+    result = sim("run", path, "--set", f"policy.allocator={nothing}")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "memory of" not in result.stdout
+
+
 def test_a_policy_that_is_unknown_or_given_twice(tmp_path: Path) -> None:
     path = write(tmp_path)
     result = sim("run", path, "--policy", "in-odrer")

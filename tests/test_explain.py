@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from drawn_runs import draw_run
 
+from devices.memory.spec import MemorySpec
 from devices.memory.tensors import tensor_memory
 from devices.network import make_network
 from devices.processor.cores import CorePool
@@ -14,6 +15,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.build.control_flow import cond, while_loop
+from scenarios.why import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
 from sim.explain import (
     Step,
@@ -184,6 +186,49 @@ def test_memory() -> None:
     assert idle_reasons(trace)["gpu0"] == {"memory": 50}
     assert largest_gaps(trace)[0].blame == "'b' waits for memory"
     assert steps(trace)[-1] == (60, 70, "task b")
+
+
+def test_calls_of_an_allocator_are_no_decision_of_the_policy() -> None:
+    """The host spends 5 on a malloc and 2 on issuing; for b it does so while a runs.
+
+    host   0 malloc 5 issue 7 malloc 12 issue 14
+    gpu0                    7 a               17 b 27
+    """
+    b = GraphBuilder("calls")
+    b.op("a", duration_ns=10, outputs=8)
+    b.op("b", duration_ns=10, outputs=8, inputs=["a"])
+    memory = tensor_memory({"gpu0": MemorySpec("counted", malloc_ns=5)}, lifetime="issue")
+    trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=2),)), ISSUE, memory=memory)
+    assert trace.tasks["calls_ns"].tolist() == [5, 5]
+    assert idle_reasons(trace)["gpu0"] == {"memory": 5, "issue": 2}
+    assert [gap.blame for gap in largest_gaps(trace)] == [
+        "gpu0/host calls the driver for memory before it issues 'a'",
+        "'a' is ready, and gpu0/host issues it",
+    ]
+    assert steps(trace) == [
+        (0, 5, "wait memory a"),
+        (5, 7, "issue a"),
+        (7, 17, "task a"),
+        (17, 27, "task b"),
+    ]
+    assert makespan_parts(trace) == {"executing": 20, "memory": 5, "issuer": 2}
+
+
+def test_calls_of_an_allocator_before_a_worker_executes() -> None:
+    """A worker spends 5 on a malloc and 2 on issuing, and then executes for 10."""
+    b = GraphBuilder("calls")
+    b.op("a", duration_ns=10, outputs=8)
+    memory = tensor_memory({"cpu0": MemorySpec("counted", malloc_ns=5)}, lifetime="issue")
+    machine = Machine((Device("cpu0", "cpu", workers=1, issue_ns=2),))
+    trace = simulate(b.build(), machine, ReadyQueue(), memory=memory)
+    assert idle_reasons(trace)["cpu0"] == {"memory": 5, "issue": 2}
+    assert steps(trace) == [(0, 5, "wait memory a"), (5, 7, "issue a"), (7, 17, "task a")]
+    assert makespan_parts(trace) == {"executing": 10, "memory": 5, "issuer": 2}
+
+
+def test_no_column_of_calls_where_they_cost_nothing() -> None:
+    trace = chain(10, 20)
+    assert "calls_ns" not in trace.tasks
 
 
 def test_resources() -> None:

@@ -86,6 +86,14 @@ def test_one_trace_of_bars_a_kind_in_the_colours_of_the_picture() -> None:
     assert [each["text"] for each in figure["data"]] == [["op0", "op2"], ["op1"]]
 
 
+def test_the_page_has_a_title_that_a_tab_can_show(tmp_path: Path) -> None:
+    b = GraphBuilder("a <b> & c")
+    b.op("x", duration_ns=10)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    save_html({"one": trace, "two": trace}, tmp_path / "page.html")
+    assert "<title>a &lt;b&gt; &amp; c</title>" in (tmp_path / "page.html").read_text()[:200]
+
+
 def test_a_bar_tells_its_story() -> None:
     assert stories(html_figure({"": chain()}))[1] == [
         "<b>block/op2 (conv)</b>",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import typer
+
 from scenarios.cli.progress import progress
 from scenarios.load import Case, Scenario
 from scenarios.repeat import Repeats, repeat
 from scenarios.run import Result, run_case
-from sim.errors import InputError
+from sim.errors import InputError, SimError
 
 __all__ = ["cases_of", "run_all", "run_repeatedly"]
 
@@ -33,7 +35,12 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
     for i, case in enumerate(cases, start=1):
         of = f" ({i} of {len(cases)})" if len(cases) > 1 else ""
         with progress(f"simulating {case.label}{of}"):
-            results.append(run_case(case))
+            try:
+                results.append(run_case(case))
+            except SimError as error:
+                if of and error.exit_status == 1:  # the story that follows does not say of which run it is
+                    typer.echo(f"{case.label}{of}:", err=True)
+                raise
     return results
 
 

@@ -133,7 +133,9 @@ class Issuing(Starting):
                 self.idle[issuer.group].remove(issuer)
                 self.starved.append(task)
                 return
-            cost += extra
+            if extra:
+                cost += extra
+                self.calls[task.id] = extra
         if cost or self.executed[op]:
             self.idle[issuer.group].remove(issuer)
         if cost and not self.executed[op]:  # as `_pay` does, without the call: most launches come this way
@@ -187,6 +189,8 @@ class Issuing(Starting):
             if extra == WAIT:
                 self.starved.extend(starved[k:])
                 return
+            if extra:
+                self.calls[task.id] = extra
             cost = extra + (self.issue_ns[task.op] if self.issue_ns is not None else 0)
             if not cost and not self.executed[task.op]:
                 self._free(task.issuer)

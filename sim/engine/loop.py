@@ -73,6 +73,7 @@ class Engine(Issuing):
             self.transfer_rows,
             frames=self.frames,
             memory=self.memory.columns() if self.memory is not None else None,
+            calls=self.calls,
             met=self.rendezvous.met if self.rendezvous is not None else (),
         )
 

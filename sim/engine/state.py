@@ -78,13 +78,13 @@ class State:
     # which the hot loop looks longer: 5 % of a task's time.
     __slots__ = (
         "_on_call", "_on_end", "_on_paid", "_on_postponed", "_on_wake", "asynchronous", "blocked",
-        "by_group", "certain", "clock", "depth", "device_of", "direct", "dirty_groups", "dirty_streams",
-        "duration_ns", "ended", "executed", "flow", "frames", "give_back", "holding", "hosts", "idle",
-        "is_dirty", "issue_ns", "issuers", "job", "limited", "memory", "network", "noisy_ns", "now_ns",
-        "now_ready_at_issue", "now_ready_of", "observers", "outstanding", "paid", "parked", "plain",
-        "policy", "policy_ended", "postponed", "processors", "readiness", "rendezvous", "schedule",
-        "settling", "shared", "starved", "stream_of", "streams", "task_rows", "tasks", "transfer_rows",
-        "transfers",
+        "by_group", "calls", "certain", "clock", "depth", "device_of", "direct", "dirty_groups",
+        "dirty_streams", "duration_ns", "ended", "executed", "flow", "frames", "give_back", "holding",
+        "hosts", "idle", "is_dirty", "issue_ns", "issuers", "job", "limited", "memory", "network",
+        "noisy_ns", "now_ns", "now_ready_at_issue", "now_ready_of", "observers", "outstanding", "paid",
+        "parked", "plain", "policy", "policy_ended", "postponed", "processors", "readiness", "rendezvous",
+        "schedule", "settling", "shared", "starved", "stream_of", "streams", "task_rows", "tasks",
+        "transfer_rows", "transfers",
     )  # fmt: skip
 
     job: Job
@@ -180,6 +180,7 @@ class State:
         self.now_ready_of, self.now_ready_at_issue = self.readiness.ended, self.readiness.issued
         self.policy_ended = policy.ended
         self.starved: list[Task] = []  # tasks that wait for memory
+        self.calls: dict[int, int] = {}  # task → ns its issuer spent on calls of the allocator, where it did
         self.ended: list[Task] = []
         self.paid: list[Task] = []
         self.frames: dict[str, int] = {}

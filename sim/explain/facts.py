@@ -3,8 +3,11 @@
 The life of a task as the explanations cut it, for a task that is launched and for one that a worker
 takes (`data` is the end of its last producer; it can lie after the issue when streams keep the order)::
 
-    launched   data ──issuer──► issued ──stream──► lane free ──launch, gap──► ──event, resources──► start
-    worker     data ──issuer──► taken ───cost────► ──resources, memory──► start
+    launched   data ──issuer──► taken ──calls, cost──► issued ──stream──► lane free ──launch, gap──► ──event,
+               resources──► start
+    worker     data ──issuer──► taken ──calls, cost──► ──resources, memory──► start
+
+Calls are those of an allocator (``lifetime: issue``), cost is that of issuing.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Facts:
         self.device = trace.device
         self.n = len(trace)
         self.cost = np.where(live, issue_costs_ns(self.job)[tasks["op"]], 0)
+        self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
         # An issuer passes a dead task by, as a worker would execute one that takes no time.
         self.by_worker = (np.array([d.workers for d in self.devices])[self.device] > 0) | ~live
 
@@ -131,7 +135,7 @@ class Facts:
 
     @cached_property
     def _paid_from(self) -> IntArray:
-        return np.where(self.by_worker, self.issue, self.issue - self.cost)
+        return np.where(self.by_worker, self.issue, self.issue - self.cost - self.calls)
 
     @cached_property
     def taken(self) -> IntArray:

@@ -24,7 +24,8 @@ launch
 event
     An event of another stream has to travel.
 resources, memory
-    The device cannot take it now: cores or SMs are taken, memory is full.
+    The device cannot take it now: cores or SMs are taken, memory is full. What calls for memory take of an
+    issuer's time is memory, too.
 finished
     The device has no more tasks.
 unused
@@ -144,7 +145,9 @@ def idle_pieces(trace: Trace, facts: Facts | None = None) -> IdlePieces:
     busy = f.issuers_busy.between(begin, begin + length, f.group[device])
     parts.append(_part(device, begin, busy, "issue", row))
     parts.append(_part(device, begin, length - busy, "policy", row))
-    begin, length = until(np.where(worker, f.issue[row] + f.cost[row], f.issue[row]))
+    begin, length = until(f.taken[row] + f.calls[row])
+    parts.append(_part(device, begin, length, "memory", row))
+    begin, length = until(np.where(worker, f.taken[row] + f.calls[row] + f.cost[row], f.issue[row]))
     starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
     parts.append(_part(device, begin, np.where(starved, 0, length), "issue", row))
     parts.append(_part(device, begin, np.where(starved, length, 0), "memory", row))

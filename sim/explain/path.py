@@ -89,7 +89,7 @@ class _Walk:
         self.end, self.data = f.row_end.tolist(), f.data.tolist()
         self.last_producer = f.last_producer.tolist()
         self.ready, self.issue = f.ready.tolist(), f.issue.tolist()
-        self.cost, self.taken = f.cost.tolist(), f.taken.tolist()
+        self.cost, self.calls, self.taken = f.cost.tolist(), f.calls.tolist(), f.taken.tolist()
         self.by_worker, self.wait = f.by_worker.tolist(), f.wait.tolist()
         self.keeps_issuer = f.keeps_issuer.tolist()
         self.lane_end, self.launch_end = f.lane_end.tolist(), f.launch_end.tolist()
@@ -130,13 +130,15 @@ class _Walk:
     def worker(self, row: int) -> tuple[int, bool] | None:
         """Go back from a task that a worker executed, or a dead one that was passed by."""
         self.add("task", row, self.start[row], self.end[row])
-        paid = self.issue[row] + self.cost[row]
+        called = self.issue[row] + self.calls[row]
+        paid = called + self.cost[row]
         if self.start[row] > paid:
             other = self.task_that_ended(self.device[row], self.start[row])
             if other is not None:
                 return other, True
             self.add("wait", row, paid, self.start[row], self.shortage(row))
-        self.add("issue", row, self.issue[row], paid)
+        self.add("issue", row, called, paid)
+        self.add("wait", row, self.issue[row], called, "memory")
         return self.taking(row)
 
     def launched(self, row: int) -> tuple[int, bool] | None:
@@ -164,17 +166,24 @@ class _Walk:
 
     def issued(self, row: int) -> tuple[int, bool] | None:
         """Go back from the moment at which a task was put on its stream."""
-        paid_from = self.issue[row] - self.cost[row]
+        called = self.issue[row] - self.cost[row]
+        paid_from = called - self.calls[row]
         if self.taken[row] < paid_from:  # it was blocked until somebody made room
             starved = self.wait[row] == Wait.MEMORY
             other = self.task_that_ended(self.device[row], paid_from if starved else self.issue[row])
             if other is not None:
-                self.add("issue", row, paid_from if starved else self.issue[row], self.issue[row])
+                if starved:
+                    self.paying(row, paid_from, called)
                 return other, True
-        self.add("issue", row, paid_from, self.issue[row])
+        self.paying(row, paid_from, called)
         blocked = "memory" if self.wait[row] == Wait.MEMORY else "issue"
         self.add("wait", row, self.taken[row], paid_from, blocked)
         return self.taking(row)
+
+    def paying(self, row: int, paid_from: int, called: int) -> None:
+        """Put down what the issuer of a launched task spent on it: on calls for memory, then on the issue."""
+        self.add("issue", row, called, self.issue[row])
+        self.add("wait", row, paid_from, called, "memory")
 
     def taking(self, row: int) -> tuple[int, bool] | None:
         """Go back from the moment at which an issuer took a task."""

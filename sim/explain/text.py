@@ -141,6 +141,13 @@ def _policy(f: Facts, row: int, at_ns: int) -> str:
     return f"{_task(f, row)} is ready and an issuer is free, but {f.trace.policy} holds it back{behind}"
 
 
+def _memory(f: Facts, row: int, at_ns: int) -> str:
+    if f.taken[row] <= at_ns < f.taken[row] + f.calls[row]:
+        who = f.issuers[int(f.issuer[row])].name
+        return f"{who} calls the driver for memory before it issues {_task(f, row)}"
+    return f"{_task(f, row)} waits for memory"
+
+
 def _stream(f: Facts, row: int, at_ns: int) -> str:
     ahead = int(f.before_on_lane[row])
     return f"{_task(f, row)} is issued and stands behind {_task(f, ahead)} on {_lane(f, row)}"
@@ -155,7 +162,7 @@ _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
     "launch": lambda f, row, at: f"{_task(f, row)} is being launched on {_lane(f, row)}",
     "event": lambda f, row, at: f"an event travels to {_lane(f, row)}, where {_task(f, row)} waits for it",
     "resources": lambda f, row, at: f"{_task(f, row)} waits until what it needs of the device is free",
-    "memory": lambda f, row, at: f"{_task(f, row)} waits for memory",
+    "memory": _memory,
     "finished": lambda f, row, at: "nothing is left to do",
     "unused": lambda f, row, at: "nothing was ever to do",
 }

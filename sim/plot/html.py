@@ -114,7 +114,8 @@ def save_html(
         validate=False,  # plain data; the tests validate
         div_id="gantt",  # a random one otherwise
     )
-    write_text(path, page)
+    title = html.escape(", ".join(dict.fromkeys(trace.job.graph.name for trace in named.values())))
+    write_text(path, page.replace("<head>", f"<head>\n    <title>{title}</title>", 1))  # what a tab shows
 
 
 def html_figure(
