@@ -99,6 +99,22 @@ def test_who_came_at_this_instant_before_comes_first() -> None:
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
 
 
+def test_several_that_come_at_its_instant_may_come_before_an_announced_one() -> None:
+    # As above, with a on stream 3. At 16 come b on stream 0, c on stream 1, and then a: b takes 3 of the 4 SMs,
+    # c the one that is left and at 26 two more (3 loads of 10 ns: 1 at 16, 2 at 26), a 2 at 26 and 2 at 36.
+    b = GraphBuilder("three")
+    b.op("h", duration_ns=16, device="host")
+    kernel(b, "x", 10, 3, 4)
+    kernel(b, "a", 10, 3, 4)
+    kernel(b, "b", 10, 0, 3, "h")
+    kernel(b, "c", 10, 1, 3, "h")
+    trace = run(b.build(), gap="6ns")
+    spans = {trace.job.graph.op_names[op]: (start, end) for op, _, _, start, end, _, _ in rows(trace)}
+    assert spans == {"h": (0, 16), "x": (0, 10), "b": (16, 26), "c": (16, 36), "a": (26, 46)}
+    assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
+    assert rows(trace) == rows(run(b.build(), gap="6ns", processor=SharedSMs))
+
+
 def test_an_announced_kernel_may_be_put_off_again_and_again() -> None:
     # As above; b, c and d come at 11, 12 and 13, each with 4 loads of 10 ns, and a comes last.
     b = GraphBuilder("many")

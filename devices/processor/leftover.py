@@ -183,8 +183,11 @@ class LeftoverSMs:
         """Return when the kernel will be over, counted from now; its loads may have to wait."""
         return self.begin(task, self._context.now_ns) - self._context.now_ns
 
-    def begin(self, task: Task, at_ns: int) -> int:
-        """Return when a kernel that arrives at `at_ns`, now or later, will be over, for all that is known."""
+    def begin(self, task: Task, at_ns: int, *, again: bool = False) -> int:
+        """Return when a kernel that arrives at `at_ns`, now or later, will be over, for all that is known.
+
+        With `again` it was announced, and others may still come before it at its own instant.
+        """
         context = self._context
         duration_ns = self._duration_of(task)
         if not duration_ns:
@@ -195,7 +198,7 @@ class LeftoverSMs:
             if announced[-1][0] < context.now_ns:  # all of them have arrived
                 announced.clear()
             elif later := self._take_back(partition, task.stream, at_ns):
-                end_ns = self.begin(task, at_ns)
+                end_ns = self.begin(task, at_ns, again=again)
                 for arrival in later:
                     self._begin_again(*arrival)
                 return end_ns
@@ -204,7 +207,7 @@ class LeftoverSMs:
         if start_ns > at_ns:
             task.start_ns = start_ns
             task.wait = Wait.RESOURCES
-        if at_ns > context.now_ns:
+        if again or at_ns > context.now_ns:
             announced.append((at_ns, task, wait, end_ns, free))
         return end_ns
 
@@ -227,6 +230,6 @@ class LeftoverSMs:
     def _begin_again(self, at_ns: int, task: Task, wait: int, end_ns: int, free: Instants) -> None:
         """Compute anew the course of a kernel before which another one came."""
         task.start_ns, task.wait = at_ns, wait
-        now_ends_ns = self.begin(task, at_ns)
+        now_ends_ns = self.begin(task, at_ns, again=True)
         if now_ends_ns != end_ns:
             self._context.end_at(task, now_ends_ns)
