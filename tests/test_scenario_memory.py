@@ -261,8 +261,8 @@ def test_the_memory_of_a_copy_is_paid_for_by_who_comes_next(
 
 
 def test_a_copy_does_not_wait_for_the_one_that_waits_for_it(tmp_path: Path) -> None:
-    # big is issued at 0 and freed at once, as nobody reads it: the next call waits until gpu0 is idle. load ends
-    # at 3 us; its copy arrives in no time, and use, whom the host issues when big has ended, runs from 5 to 6 us.
+    # big is issued at 0 and freed at once, as nobody reads it: the next call waits until gpu0 is idle. load
+    # ends at 3 us and its copy arrives in no time; use is issued when big has ended, and runs from 5 to 6 us.
     path = write(
         tmp_path,
         """
@@ -280,3 +280,22 @@ def test_a_copy_does_not_wait_for_the_one_that_waits_for_it(tmp_path: Path) -> N
         """,
     )
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 6000
+
+
+def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Path) -> None:
+    # The plan is for one iteration after another; a second worker loads for the next while this one reads.
+    path = write(
+        tmp_path,
+        """
+        machine: {devices: {cpu0: {kind: cpu, cores: 2, allocator: planned}}}
+        workload:
+          ops:
+            load: {duration: 10us, output: 1MB}
+            use: {duration: 30us, inputs: [load]}
+        policy: in-order
+        iterations: 2
+        """,
+    )
+    with pytest.raises(OutOfMemoryError, match="the order that the plan was made for") as refused:
+        run_scenario(load_scenario(path))
+    assert "more memory" not in str(refused.value)
