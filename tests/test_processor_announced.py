@@ -101,8 +101,8 @@ def test_who_came_at_this_instant_before_comes_first() -> None:
 
 def test_several_that_come_at_its_instant_may_come_before_an_announced_one() -> None:
     # As above, with a on stream 3. At 16 come b on stream 0, c on stream 1, and then a. b takes 3 of the 4
-    # As above, with a on stream 3. At 16 come b on stream 0, c on stream 1, then a. b takes 3 of the 4
-    # its last two.
+    # SMs, c the one that is left; at 26, when all four are free, c takes two more and a the other two; at 36
+    # a its last two.
     b = GraphBuilder("three")
     b.op("h", duration_ns=16, device="host")
     kernel(b, "x", 10, 3, 4)
