@@ -112,6 +112,7 @@ def test_of_several_that_come_at_once_an_announced_one_keeps_its_turn() -> None:
     found = {trace.job.graph.op_names[op]: (start, end) for op, _, _, start, end, _, _ in rows(trace)}
     assert [found[name] for name in "bca"] == [(16, 26), (16, 36), (26, 46)]
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
+    assert rows(trace) == rows(run(b.build(), gap="6ns", processor=SharedSMs))
 
 
 def test_an_announced_kernel_may_be_put_off_again_and_again() -> None:

@@ -214,3 +214,88 @@ policy: {name: in-order, allocator: planned}
         "recomputation",
     ]
     assert sim("run", path, "--set", "machine.devices.gpu0.memory=900MB").exit_code == 0
+
+
+@pytest.mark.parametrize("allocator", ["bfc", "caching", "pool", "planned"])
+@pytest.mark.parametrize(("duration", "ends"), [("1us", "1us"), ("0us", "0ns")])
+def test_what_is_resident_may_be_rounded_up(tmp_path: Path, allocator: str, duration: str, ends: str) -> None:
+    # 1 MB are 3,906.25 times 256 B: BFC and the caching allocator hold more than was asked for, to the end.
+    path = write(
+        tmp_path,
+        f"""
+        machine: {{devices: {{gpu0: {{kind: gpu, memory: 1GB, allocator: {allocator}}}}}}}
+        workload:
+          parameters: {{w: 1MB}}
+          ops: {{a: {{duration: {duration}, inputs: [w], output: 1MB}}}}
+        policy: in-order
+        expect: {{makespan: {ends}}}
+        """,
+    )
+    done = sim("check", path)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(("lifetime", "starts_us"), [("issue", 6), ("execution", 7)])
+def test_the_memory_of_a_copy_is_paid_for_by_who_comes_next(
+    tmp_path: Path, lifetime: str, starts_us: int
+) -> None:
+    # load ends at 3 us. The copy takes 1 us and its memory a malloc of 3 us. With issue the host pays when it
+    # issues use, from 3 to 6 us; with execution the stream, before it starts use: from 4 to 7 us.
+    path = write(
+        tmp_path,
+        """
+        machine:
+          devices:
+            cpu0: {kind: cpu}
+            gpu0: {kind: gpu, allocator: {name: counted, malloc: 3us}}
+          links: [{from: cpu0, to: gpu0, bandwidth: 1GB/s}]
+        workload:
+          ops:
+            load: {device: cpu0, duration: 3us, output: 1kB}
+            use: {device: gpu0, inputs: [load], duration: 1us}
+        policy: {name: in-order, synchronisation: issue}
+        """,
+    )
+    trace = run_scenario(load_scenario(path, sets=[f"memory.lifetime={lifetime}"])).trace
+    assert trace.tasks["start_ns"].tolist() == [0, starts_us * 1000]
+
+
+def test_a_copy_does_not_wait_for_the_one_that_waits_for_it(tmp_path: Path) -> None:
+    # big is issued at 0 and freed at once, as nobody reads it: the next call waits until gpu0 is idle. load
+    # ends at 3 us and its copy arrives in no time; use is issued when big has ended, and runs from 5 to 6 us.
+    path = write(
+        tmp_path,
+        """
+        machine:
+          devices:
+            gpu0: {kind: gpu, allocator: counted}
+            cpu0: {kind: cpu}
+          links: [{from: gpu0, to: cpu0}]
+        workload:
+          ops:
+            load: {device: cpu0, duration: 3us, output: 1MB}
+            use: {device: gpu0, inputs: [load], duration: 1us}
+            big: {device: gpu0, duration: 5us, output: 2MB}
+        policy: {name: out-of-order, synchronisation: issue}
+        """,
+    )
+    assert run_scenario(load_scenario(path)).trace.makespan_ns == 6000
+
+
+def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Path) -> None:
+    # The plan is for one iteration after another; a second worker loads for the next while this one reads.
+    path = write(
+        tmp_path,
+        """
+        machine: {devices: {cpu0: {kind: cpu, cores: 2, allocator: planned}}}
+        workload:
+          ops:
+            load: {duration: 10us, output: 1MB}
+            use: {duration: 30us, inputs: [load]}
+        policy: in-order
+        iterations: 2
+        """,
+    )
+    with pytest.raises(OutOfMemoryError, match="the order that the plan was made for") as refused:
+        run_scenario(load_scenario(path))
+    assert "more memory" not in str(refused.value)

@@ -171,7 +171,8 @@ class Lifetimes:
         node = task.op
         device = self.device_of[node]
         allocator, stream = self.allocators[device], self.stream_of[node]
-        charged = self.charged[device]
+        # A copy has no host that could pay, or wait: who is issued next does, as if it had asked for it.
+        charged = self.charged[device] and node < self.flow.n_ops
         first = task.iteration * self.n_buffers
         log = self.log
         place, end = self.first_write[node], self.first_write[node + 1]
@@ -275,6 +276,8 @@ class Lifetimes:
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
+        if task.id in self.synchronising:
+            return f"memory: {self.allocators[self.device_of[task.op]].name}, until it is idle"
         writes = self._writes(task.op)
         allocator = self.allocators[self.device_of[task.op]].serving(self.names[writes[0]])
         need = sum(self.nbytes[buffer] for buffer in writes)

@@ -87,6 +87,8 @@ def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list
     hints = allocator.oom_hints(nbytes, stream, owner)
     if not allocator.fits_empty(nbytes, stream, owner):
         return hints or ["a larger device, or a smaller tensor: by itself it is more than the limit"]
+    if allocator.limit is None and hints:  # more memory than enough does not help
+        return hints
     room = (allocator.limit or 0) - allocator.in_use - allocator.waiting
     need = allocator.rounded(nbytes)
     if need > room:
