@@ -186,6 +186,16 @@ def test_planned_memory_needs_what_the_program_order_needs() -> None:
     assert peak(trace, "reserved") <= 220
 
 
+@pytest.mark.parametrize("allocator", ["pool", "bfc", "caching", "counted", "planned"])
+@pytest.mark.parametrize("lifetime", ["issue", "execution"])
+def test_what_64_bits_cannot_count_is_refused(allocator: str, lifetime: str) -> None:
+    policy = ReadyQueue(synchronisation="issue")
+    memory = tensor_memory({"gpu0": MemorySpec(allocator)}, lifetime=lifetime)
+    simulate(chain(1 << 59, 1 << 59), gpu(), policy, memory=memory).check()
+    with pytest.raises(InputError, match=r"have 9\.223 EB together; allocators can follow at most 1 EiB"):
+        simulate(chain(1 << 62, 1 << 62), gpu(), policy, memory=memory)
+
+
 def test_wrong_words_are_refused() -> None:
     with pytest.raises(InputError, match="lifetime must be one of execution, issue; found 'host'"):
         tensor_memory(lifetime="host")

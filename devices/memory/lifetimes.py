@@ -29,6 +29,7 @@ from devices.memory.oom import largest_holders, out_of_memory
 from devices.memory.program_order import events_in_order
 from devices.memory.spec import MemorySpec
 from sim.engine import State
+from sim.errors import InputError
 from sim.graph import IntArray
 from sim.job import Job
 from sim.model import WAIT, Task
@@ -37,6 +38,9 @@ from sim.units import format_bytes, format_duration
 __all__ = ["Lifetimes"]
 
 _ID: Any = attrgetter("id")
+
+MOST_BYTES: Final = 1 << 60
+"""More, rounded up and doubled as allocators do, would not be certain to fit 64 bits."""
 
 _NOWHERE: Final = Block(0, 0, 0, 0, None, FREE, None)
 """Where a buffer lies that has no memory (yet, or any more): freeing it is an error."""
@@ -68,6 +72,11 @@ class Lifetimes:
         self.buffers = buffers = make_buffers(job, engine.flow)
         self.n_buffers = len(buffers.nbytes)
         self.nbytes: list[int] = buffers.nbytes.tolist()
+        if (total := sum(self.nbytes)) > MOST_BYTES:
+            raise InputError(
+                f"the tensors of one iteration have {format_bytes(total)} together; allocators can follow at "
+                f"most {format_bytes(MOST_BYTES, iec=True)}"
+            )
         self.names = buffers.names(job, engine.flow)
         # By key, iteration * n_buffers + buffer: where a buffer lies, and how often it is still to be read.
         self.home: list[int] = buffers.device.tolist() * job.iterations

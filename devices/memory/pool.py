@@ -25,8 +25,8 @@ from sim.units import format_bytes
 
 __all__ = ["PoolAllocator", "virtual_devices"]
 
-UNLIMITED_ARENA_BYTES = 1 << 50
-"""Size of the arena when nothing limits it: 1 PiB of addresses."""
+UNLIMITED_ARENA_BYTES = 1 << 61
+"""Size of the arena when nothing limits it: more than anybody asks for."""
 
 A = TypeVar("A", bound=Allocator)
 
