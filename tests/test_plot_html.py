@@ -87,6 +87,7 @@ def test_one_trace_of_bars_a_kind_in_the_colours_of_the_picture() -> None:
 
 
 def test_the_page_has_a_title_that_a_tab_can_show(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
     b = GraphBuilder("a <b> & c")
     b.op("x", duration_ns=10)
     trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
