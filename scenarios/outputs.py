@@ -148,7 +148,7 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
         if nbytes
     ]
     if not shown:
-        raise InputError(f"--memory {path}: there is nothing to draw: no tensor of the graph has a size")
+        raise InputError(f"--memory {path}: there is nothing to draw: nothing is ever held")
     figure, axes = new_figure(len(shown), height=max(2.6, 1.8 * len(shown)))
     for (result, device), ax in zip(shown, axes, strict=True):
         memory(result.trace, device, ax, title=result.policy if len(results) > 1 else None)

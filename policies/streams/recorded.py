@@ -23,7 +23,9 @@ __all__ = ["Recorded"]
 
 
 class Recorded:
-    """Each op on the stream that its attribute ``stream`` names; without one, on the device's first.
+    """Ops with the same attribute ``stream`` on one stream, in the order of first use; others on the first.
+
+    So the number is a name, not a position: `stream_priorities` and partitions go by the order of first use.
 
     Examples
     --------
