@@ -55,6 +55,12 @@ def rows(trace: Trace) -> list[tuple[int, ...]]:
     return sorted(zip(*(trace.tasks[column].tolist() for column in columns), strict=True))
 
 
+def spans(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Return when each op starts and ends, by name."""
+    names = trace.job.graph.op_names
+    return {names[op]: (start, end) for op, _, _, start, end, _, _ in rows(trace)}
+
+
 def kernel(b: GraphBuilder, name: str, duration_ns: int, stream: int, sms: int, *after: str) -> None:
     b.op(name, duration_ns=duration_ns, device="gpu0", after=after, attributes={"stream": stream, "sms": sms})
 
@@ -79,7 +85,7 @@ def test_one_that_comes_before_an_announced_one_gets_its_sms_first(
     kernel(b, "a", 10, 1, 4)
     kernel(b, "b", 10, stream, 3, "h")
     trace = run(b.build(), gap="6ns")
-    found = {trace.job.graph.op_names[op]: (start, end) for op, _, _, start, end, _, _ in rows(trace)}
+    found = spans(trace)
     assert found == {"h": (0, comes_ns), "x": (0, 10), "a": of_a, "b": of_b}
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
 
@@ -94,7 +100,7 @@ def test_who_came_at_this_instant_before_comes_first() -> None:
     kernel(b, "a", 10, 1, 4)
     kernel(b, "b", 10, 0, 3, "z")
     trace = run(b.build(), gap="6ns")
-    ends = {trace.job.graph.op_names[op]: end for op, _, _, _, end, _, _ in rows(trace)}
+    ends = {name: end for name, (_, end) in spans(trace).items()}
     assert ends == {"h": 16, "z": 16, "x": 10, "a": 26, "b": 36}
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
 
@@ -109,7 +115,7 @@ def test_of_several_that_come_at_once_an_announced_one_keeps_its_turn() -> None:
         b.op(f"h{name}", duration_ns=16, device="host")
         kernel(b, name, 10, stream, 3, f"h{name}")
     trace = run(b.build(), gap="6ns")
-    found = {trace.job.graph.op_names[op]: (start, end) for op, _, _, start, end, _, _ in rows(trace)}
+    found = spans(trace)
     assert [found[name] for name in "bca"] == [(16, 26), (16, 36), (26, 46)]
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
     assert rows(trace) == rows(run(b.build(), gap="6ns", processor=SharedSMs))
@@ -124,7 +130,7 @@ def test_an_announced_kernel_may_be_put_off_again_and_again() -> None:
         b.op(f"h{name}", duration_ns=11 + i, device="host")
         kernel(b, name, 10, i, 4, f"h{name}")
     trace = run(b.build(), gap="6ns")
-    ends = {trace.job.graph.op_names[op]: end for op, _, _, _, end, _, _ in rows(trace)}
+    ends = {name: end for name, (_, end) in spans(trace).items()}
     assert [ends[name] for name in "xbcda"] == [10, 21, 31, 41, 51]
     assert rows(trace) == rows(run(b.build(), gap="6ns", watched=True))
 
