@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
@@ -167,7 +168,7 @@ ops = st.lists(
 )
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(ops=ops, gap=ns, launch=ns, hop=ns, issue=ns, parts=st.sampled_from([None, (1, 3)]))
 def test_what_is_announced_is_what_happens(
     ops: list[Any], gap: str, launch: str, hop: str, issue: str, parts: tuple[int, int] | None
