@@ -1,8 +1,8 @@
 """A large pipeline from its schedule to its numbers: 64 ranks × 4 chunks × 512 micro-batches.
 
 262,144 tasks and 262,000 transfers: generating the order, writing the graph, simulating it, and all that
-`sim run --json` tells. The whole is held to what was noted here times `MARGIN`, in raw SimPy timeouts of the same
-run for each task and each transfer, by CPU time: how fast the machine is, and how busy, does not count.
+`sim run --json` tells. The whole is held to what was noted here times `MARGIN`, in raw SimPy timeouts of the
+same run for each task and each transfer, by CPU time: how fast the machine is, and how busy, does not count.
 
     python -m pytest benchmarks/bench_pipeline.py -n 0 -o python_files="bench_*.py"
 """
