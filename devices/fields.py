@@ -81,6 +81,8 @@ class Field:
 
 
 _CPU, _GPU, _NPU = ("cpu",), ("gpu",), ("npu",)
+_LAUNCHED = ("gpu", "npu", "other")
+"""Kinds on which ops are launched; the workers of a CPU take ops and execute them."""
 
 _DEVICE = [
     Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
@@ -131,11 +133,19 @@ _DEVICE = [
     # -- overheads of issuing
     Field("issue_cost", "duration by kind", "what issuing an op costs its issuer", overhead=True),
     Field(
-        "launch_latency", "duration", "from being put on an idle stream to the earliest start", overhead=True
+        "launch_latency",
+        "duration",
+        "from being put on an idle stream to the earliest start",
+        _LAUNCHED,
+        True,
     ),
-    Field("gap", "duration", "least time between two tasks of a stream", overhead=True),
+    Field("gap", "duration", "least time between two tasks of a stream", _LAUNCHED, True),
     Field(
-        "event_hop", "duration", "from a task's end to one on another stream that waits for it", overhead=True
+        "event_hop",
+        "duration",
+        "from a task's end to one on another stream that waits for it",
+        _LAUNCHED,
+        True,
     ),
     Field(
         "event_record",
@@ -164,7 +174,7 @@ _DEVICE = [
         "queue_depth",
         "count or unlimited",
         "launches outstanding before the issuer blocks; default unlimited",
-        (),
+        _LAUNCHED,
         True,
     ),
     # -- what an op costs

@@ -27,7 +27,7 @@ from devices.presets import device_preset, machine_preset
 from sim.errors import InputError
 from sim.model import Device, Host, Machine
 
-__all__ = ["make_device", "make_machine"]
+__all__ = ["described_devices", "make_device", "make_machine"]
 
 _BUILDERS: Final = {"cpu": cpu.build, "gpu": gpu.build, "npu": npu.build}
 
@@ -61,7 +61,15 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
         ...
     sim.errors.UnknownNameError: unknown key of gpu0 'stream'; did you mean 'streams'? ...
     """
-    values = read_fields(_with_preset(name, spec), DEVICE_FIELDS, name)
+    return _build(name, _values(name, spec), directory)
+
+
+def _values(name: str, spec: object) -> dict[str, Any]:
+    """Return what a description and its preset say of a device, read."""
+    return read_fields(_with_preset(name, spec), DEVICE_FIELDS, name)
+
+
+def _build(name: str, values: Mapping[str, Any], directory: Path | None) -> Device:
     if "kind" not in values:
         raise InputError(f"{name}: a device needs a kind (cpu, gpu, npu) or a preset")
     if values.get("count", 1) != 1:
@@ -137,17 +145,9 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
     >>> [device.name for device in machine.devices], [link.name for link in machine.links]
     (['gpu0', 'gpu1'], ['gpu0->gpu1', 'gpu1->gpu0'])
     """
-    over = read_fields(spec, MACHINE_FIELDS, "machine")
-    base: dict[str, Any] = {}
-    if "preset" in over:
-        base = read_fields(machine_preset(over["preset"]), MACHINE_FIELDS, f"machine preset {over['preset']}")
+    over, base = _machine_fields(spec)
     ideal = over.get("ideal", False)
-    described = _lay_over(base.get("devices", {}), over.get("devices", {}))
-    if not described:
-        raise InputError("machine.devices: a machine needs at least one device")
-    if ideal:
-        described = {name: {"ideal": True, **device} for name, device in described.items()}
-    devices = tuple(make_device(name, device, directory=directory) for name, device in described.items())
+    devices = tuple(_build(name, values, directory) for name, values in _described(over, base).items())
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:
         message = (
@@ -161,6 +161,45 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
         for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items()
     )
     return Machine(devices, links, hosts, make_network if links else None)
+
+
+def described_devices(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a machine's description says of each device: presets included, counts written out, read.
+
+    Parameters
+    ----------
+    spec : mapping
+        As for `make_machine`.
+
+    Raises
+    ------
+    InputError
+        As `make_machine` does, of a device's keys and values.
+
+    Examples
+    --------
+    >>> described_devices({"devices": {"gpu": {"kind": "gpu", "count": 2, "gap": "1us"}}})
+    {'gpu0': {'kind': 'gpu', 'gap': 1000}, 'gpu1': {'kind': 'gpu', 'gap': 1000}}
+    """
+    return _described(*_machine_fields(spec))
+
+
+def _machine_fields(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parts of a description, and those of its preset."""
+    over = read_fields(spec, MACHINE_FIELDS, "machine")
+    if "preset" not in over:
+        return over, {}
+    name = over["preset"]
+    return over, read_fields(machine_preset(name), MACHINE_FIELDS, f"machine preset {name}")
+
+
+def _described(over: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    described = _lay_over(base.get("devices", {}), over.get("devices", {}))
+    if not described:
+        raise InputError("machine.devices: a machine needs at least one device")
+    if over.get("ideal", False):
+        described = {name: {"ideal": True, **device} for name, device in described.items()}
+    return {name: _values(name, device) for name, device in described.items()}
 
 
 def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

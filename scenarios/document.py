@@ -94,6 +94,13 @@ class Document:
         """Return where a file named by the scenario is."""
         return self.directory / name
 
+    def at(self, loc: Loc) -> Node | None:
+        """Return the value at `loc`, None when there is none."""
+        node: Node | None = self.root
+        for part in loc:
+            node = node and node.child(part)
+        return node
+
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
         return self.root.place_of(loc, key=key)
@@ -132,11 +139,8 @@ class Document:
         """Return the document changed by the values of the mapping at `loc`: paths to values (``set:``)."""
         document = self
         for key in values:
-            node = self.root
-            for part in (*loc, key):
-                below = node.child(part)
-                assert below is not None
-                node = below
+            node = self.at((*loc, key))
+            assert node is not None
             document = document._set(key, node, place=self.place((*loc, key), key=True))
         return document
 

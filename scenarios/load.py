@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from devices.machine import make_machine
+from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
 from scenarios.decisions import Decisions, overlay, resolve, resolve_schedule
 from scenarios.document import Document, Loc, dotted, hint
@@ -89,10 +89,13 @@ class Case:
     expectations : tuple of Expectation
     make : callable, optional
         Returns graph and machine, where they depend on the policy (a pipeline's schedule).
+    base : Scenario
+        The scenario as its file says it; an entry of ``compare`` may have changed it.
     """
 
     scenario: Scenario
     decisions: Decisions
+    base: Scenario
     expectations: tuple[Expectation, ...] = ()
     make: Callable[[], Work] | None = None
 
@@ -140,15 +143,11 @@ class Scenario:
         ScenarioError
             There is none, or its description contradicts itself.
         """
-        content = self.content
-        if content.machine is not None:
-            spec = content.machine.model_dump(by_alias=True, exclude_unset=True)
-        else:
-            spec = dict(content.workload.default_machine() or {})
-            if not spec:
-                raise self.document.error((), "machine: is missing")
+        spec = self.machine_spec
+        if not spec:
+            raise self.document.error((), "machine: is missing")
         try:
-            return make_machine(_with_cost(spec, content.cost), directory=self.document.directory)
+            return make_machine(_with_cost(spec, self.content.cost), directory=self.document.directory)
         except UnknownNameError as error:
             known = f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
             loc = _preset(error.name, self.document) or _subject(str(error), self.document)
@@ -156,6 +155,18 @@ class Scenario:
         except InputError as error:
             loc = _subject(str(error), self.document)
             raise self.document.error(loc, _without_subject(str(error), loc)) from error
+
+    @cached_property
+    def machine_spec(self) -> dict[str, Any]:
+        """What the scenario says of its machine; of a workload that needs none, the one that is meant."""
+        if self.content.machine is None:
+            return dict(self.content.workload.default_machine() or {})
+        return self.content.machine.model_dump(by_alias=True, exclude_unset=True)
+
+    @cached_property
+    def described_devices(self) -> dict[str, dict[str, Any]]:
+        """What the machine's description says of each device: see `devices.machine.described_devices`."""
+        return described_devices(self.machine_spec)
 
     @cached_property
     def graph(self) -> Graph:
@@ -199,19 +210,19 @@ class Scenario:
         content = self.content
         if policy is None:
             return self._case(
-                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",)
+                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",), self
             )
         for label, i in self.variants:
             if label == policy:
-                return self._variant(i, label)
+                return self.entry(i)
         named = Document(Node({}, Place(f"--policy {shortened(policy)}")), self.document.path)
         spec = overlay(content.policy, self._named(policy))
         if content.workload.schedules():
-            return self._scheduled(spec, policy, named, ())
+            return self._scheduled(spec, policy, named, (), self)
         decisions = resolve(
             spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge, inherited=True
         )
-        return Case(self, decisions)
+        return Case(self, decisions, self)
 
     def _named(self, policy: str) -> Policy:
         """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
@@ -234,29 +245,45 @@ class Scenario:
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
-        return [self._variant(i, label) for label, i in self.variants] or [self.case()]
+        return [self.entry(i) for _, i in self.variants] or [self.case()]
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
         own = [self.case()] if self.content.expect else []
-        return own + [self._variant(i, label) for label, i in self.variants if self.content.compare[i].expect]
+        return own + [self.entry(i) for _, i in self.variants if self.content.compare[i].expect]
 
-    def _variant(self, i: int, label: str) -> Case:
+    def entry(self, i: int) -> Case:
+        """Return the run of an entry of ``compare``, counted from 0.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, a wrong option, or a setting that the scenario cannot have.
+        """
         entry, loc = self.content.compare[i], ("compare", i)
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
             scenario = _validated(changed, self.allow_code)
         spec = overlay(scenario.content.policy, entry)
-        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"))
+        label = self.variants[i][0]
+        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"), self)
 
-    def _case(self, spec: Policy, label: str, loc: Loc, expect: Mapping[str, Any], expect_loc: Loc) -> Case:
+    def _case(
+        self,
+        spec: Policy,
+        label: str,
+        loc: Loc,
+        expect: Mapping[str, Any],
+        expect_loc: Loc,
+        base: Scenario,
+    ) -> Case:
         document, knowledge = self.document, self.content.knowledge
         expectations = read_expectations(expect, document, expect_loc)
         if self.content.workload.schedules():
-            return self._scheduled(spec, label, document, loc, expectations)
+            return self._scheduled(spec, label, document, loc, base, expectations)
         decisions = resolve(spec, label, document, loc, allow_code=self.allow_code, knowledge=knowledge)
-        return Case(self, decisions, expectations)
+        return Case(self, decisions, base, expectations)
 
     def _scheduled(
         self,
@@ -264,6 +291,7 @@ class Scenario:
         label: str,
         document: Document,
         loc: Loc,
+        base: Scenario,
         expectations: tuple[Expectation, ...] = (),
     ) -> Case:
         """Return the run of a workload of which the policy is a schedule."""
@@ -280,7 +308,7 @@ class Scenario:
                 self.document, machine, named, loc if document.root.value else (), seed=content.seed
             )
 
-        return Case(self, decisions, expectations, make)
+        return Case(self, decisions, base, expectations, make)
 
 
 def _pipeline_schedules() -> list[str]:

@@ -102,6 +102,7 @@ def test_allocators_by_name(tmp_path: Path, settings: list[str], peak: int, rese
 def test_a_device_wins_over_the_policy(tmp_path: Path) -> None:
     both = [
         "policy.allocator=pool",
+        "machine.devices.cpu0={kind: cpu}",  # which names no allocator, so that the policy's counts somewhere
         "machine.devices.gpu0.allocator=caching",
         "machine.devices.gpu0.memory=1GB",
     ]
