@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from devices.field_types import TYPES, read_mapping
-from sim.errors import InputError, UnknownNameError
+from sim.errors import InputError, UnknownNameError, located
 
 __all__ = [
     "DEFAULT",
@@ -28,6 +28,7 @@ __all__ = [
     "TYPES",
     "Field",
     "merge",
+    "read_field",
     "read_fields",
 ]
 
@@ -360,7 +361,7 @@ MACHINE_FIELDS: Final[Mapping[str, Field]] = {
 """Every key of a machine."""
 
 
-def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[str, Any]:
+def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> dict[str, Any]:
     """Read a description into base units: integers in ns, bytes, flop, and per second.
 
     Parameters
@@ -369,8 +370,8 @@ def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[st
         The description.
     fields : mapping of str to Field
         Which keys there are.
-    what : str
-        What is described, the beginning of an error message.
+    *what : str and int
+        What is described, the beginning of an error's path.
 
     Returns
     -------
@@ -394,28 +395,32 @@ def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[st
         ...
     sim.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
     """
-    given = read_mapping(spec, what)
-    for name in given:
-        if name not in fields:
-            raise UnknownNameError(f"key of {what}", name, fields)
-    return {
-        name: _read(field, given[name], f"{what}.{name}") for name, field in fields.items() if name in given
-    }
+    with located(*what):
+        given = read_mapping(spec)
+        for name in given:
+            if name not in fields:
+                raise UnknownNameError("key", name, fields)
+        return {name: read_field(field, given[name]) for name, field in fields.items() if name in given}
 
 
-def _read(field: Field, value: object, what: str) -> Any:
-    type_ = TYPES[field.type]
-    if not type_.by_key:
-        read = type_.read(value, what)
-    elif isinstance(value, Mapping):
-        read = {key: type_.read(item, f"{what}.{key}") for key, item in read_mapping(value, what).items()}
-    else:
-        read = {DEFAULT: type_.read(value, what)}
-    if field.choices and read not in field.choices:
-        raise UnknownNameError(what, str(read), field.choices)
-    if field.most and read > field.most:
-        raise InputError(f"{what}: {read:,} is more than the {field.most:,} that there may be")
-    return read
+def read_field(field: Field, value: object) -> Any:
+    """Read the value of one key, as `read_fields` does."""
+    with located(field.name):
+        type_ = TYPES[field.type]
+        if not type_.by_key:
+            read = type_.read(value)
+        elif isinstance(value, Mapping):
+            read = {}
+            for key, item in read_mapping(value).items():
+                with located(key):
+                    read[key] = type_.read(item)
+        else:
+            read = {DEFAULT: type_.read(value)}
+        if field.choices and read not in field.choices:
+            raise UnknownNameError("word", str(read), field.choices)
+        if field.most and read > field.most:
+            raise InputError(f"{read:,} is more than the {field.most:,} that there may be")
+        return read
 
 
 def merge(

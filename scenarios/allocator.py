@@ -23,10 +23,10 @@ from typing import Any, Final
 from devices.memory.groups import Groups
 from devices.memory.spec import MemorySpec, read_allocator
 from devices.memory.tensors import tensor_memory
-from scenarios.document import Document, Loc, hint
+from scenarios.document import Document, Loc
 from scenarios.memory import MemoryFields
 from scenarios.schema import Choice
-from sim.errors import InputError, OutOfMemoryError, UnknownNameError
+from sim.errors import InputError, OutOfMemoryError
 from sim.frames import has_control_flow
 from sim.memory_use import MemoryUse, memory_use, peak_bytes
 from sim.model import Machine, Policy
@@ -119,13 +119,9 @@ def _limited(
 
 def _read(name: str, options: dict[str, Any], document: Document, loc: Loc) -> MemorySpec:
     try:
-        return read_allocator({"name": name, **options}, "")
-    except UnknownNameError as error:
-        message = f"unknown {error.what} {error.name!r}{hint(error.name, [*error.known, *_LIFETIME])}"
-        raise document.error((*loc, error.name), message, key=True) from None
+        return read_allocator({"name": name, **options})
     except InputError as error:
-        key, _, message = str(error).removeprefix(".").partition(": ")
-        raise document.error((*loc, key), message) from None
+        raise document.wrong(error, loc) from None
 
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:

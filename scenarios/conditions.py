@@ -264,7 +264,11 @@ RULES: Final[tuple[Rule, ...]] = (
     # -- devices: what tasks share
     Rule(
         _device_keys("sharing"),
-        _some(_shares),
+        _some(
+            lambda case, device, values: (
+                device.workers * device.cores_per_op > device.cores if device.workers else device.lanes > 1
+            )
+        ),
         "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (inter_op x "
         "intra_op) than cores; or leave it out",
     ),

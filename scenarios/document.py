@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.errors import ScenarioError, nearest, shortened
+from sim.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
 
 __all__ = ["Document", "Loc", "dotted", "hint"]
 
@@ -109,6 +109,14 @@ class Document:
         """Return an error that begins with place and path."""
         path = f"{dotted(loc)}: " if loc else ""
         return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
+
+    def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
+        """Return `error` with its place: its path begins at `loc`."""
+        if isinstance(error, UnknownNameError):
+            return self.error(
+                (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
+            )
+        return self.error((*loc, *error.path), error.message)
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.

@@ -36,6 +36,9 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
     """
     lines: dict[str, Place] = {}
     faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["type"] == "scenario":
+            fault["loc"] = (*fault["loc"], *fault["ctx"]["path"])
     meant = {
         loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
     }

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +19,14 @@ from pydantic import ValidationError
 from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
 from scenarios.decisions import Decisions, overlay, resolve, resolve_schedule
-from scenarios.document import Document, Loc, dotted, hint
+from scenarios.document import Document, Loc, hint
 from scenarios.expect import Expectation, read_expectations
 from scenarios.faults import scenario_error
 from scenarios.schema import Policy, ScenarioFile
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
 from sim import plugins
-from sim.errors import InputError, UnknownNameError, shortened
+from sim.errors import InputError, shortened
 from sim.graph import Graph
 from sim.model import Machine
 
@@ -148,13 +147,10 @@ class Scenario:
             raise self.document.error((), "machine: is missing")
         try:
             return make_machine(_with_cost(spec, self.content.cost), directory=self.document.directory)
-        except UnknownNameError as error:
-            known = f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
-            loc = _preset(error.name, self.document) or _subject(str(error), self.document)
-            raise self.document.error(loc, known) from error
         except InputError as error:
-            loc = _subject(str(error), self.document)
-            raise self.document.error(loc, _without_subject(str(error), loc)) from error
+            if error.path[3:4] == ("cost",) and self.document.at(error.path[:4]) is None:
+                error.path = error.path[3:]  # it is the scenario's
+            raise self.document.wrong(error) from error
 
     @cached_property
     def machine_spec(self) -> dict[str, Any]:
@@ -328,54 +324,3 @@ def _with_cost(spec: dict[str, Any], cost: Any) -> dict[str, Any]:
     preset = machine_preset(spec["preset"]).get("devices", {}) if "preset" in spec else {}
     given = {**{name: {} for name in preset}, **spec.get("devices", {})}
     return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
-
-
-def _preset(name: str, document: Document) -> Loc | None:
-    """Return the path of the preset of that name, if the scenario names it."""
-    devices = document.root.child("machine")
-    devices = devices and devices.child("devices")
-    below = devices.value if devices is not None and isinstance(devices.value, dict) else {}
-    for loc in [("machine", "preset"), *(("machine", "devices", device, "preset") for device in below)]:
-        node: Node | None = document.root
-        for part in loc:
-            node = node and node.child(part)
-        if node is not None and node.value == name:
-            return loc
-    return None
-
-
-def _subject(message: str, document: Document) -> Loc:
-    """Return the path of what a message of `devices` is about: it begins with ``gpu0.gap:``, ``links[0]:``"""
-    parts = _parts(message.partition(":")[0])
-    for prefix in (("machine", "devices"), ("machine",), ()):
-        loc = (*prefix, *parts)
-        for n in range(len(loc), len(prefix), -1):
-            node: Node | None = document.root
-            for part in loc[:n]:
-                node = node and node.child(part)
-            if node is not None:
-                return loc[:n]
-    return ("machine",)
-
-
-def _parts(subject: str) -> Loc:
-    return tuple(int(word) if word.isdecimal() else word for word in re.findall(r"[^.\[\]]+", subject))
-
-
-def _without_subject(message: str, loc: Loc) -> str:
-    """Return a message of `devices` without the part of its subject in which `loc` ends: it is told once.
-
-    Examples
-    --------
-    >>> _without_subject("gpu0.gap: it is negative", ("machine", "devices", "gpu0", "gap"))
-    'it is negative'
-    >>> _without_subject("gpu0.gap: it is negative", ("machine", "devices", "gpu0"))
-    'gap: it is negative'
-    """
-    subject, colon, rest = message.partition(": ")
-    parts = _parts(subject)
-    for n in range(len(parts), 0, -1):
-        if colon and loc[-n:] == parts[:n]:
-            left = dotted(parts[n:])
-            return f"{left}: {rest}" if left else rest
-    return message

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
 
-from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_fields
+from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_field
 from devices.fields import Field as Row
 from scenarios.quantities import Name, Strict, quantity_schema, reader
 from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
@@ -73,13 +73,10 @@ def _checked(row: Row) -> Any:
         if row.type == "curve" and isinstance(value, Mapping):  # keys of YAML are text, cores are numbers
             value = {int(key) if key.isdecimal() else key: item for key, item in value.items()}
         try:
-            read_fields({row.name: value}, {row.name: row}, "")
-        except InputError as error:
-            # The message begins with the field, and so will the line that shows it.
-            message = (
-                str(error).removeprefix(f".{row.name}").replace(f"unknown .{row.name} ", "unknown word ")
-            )
-            raise InputError(message.lstrip(".: ")) from None
+            read_field(row, value)
+        except InputError as error:  # pydantic says the field itself
+            error.path = error.path[1:]
+            raise
         return value
 
     return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(_json_schema(row))]

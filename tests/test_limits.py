@@ -55,7 +55,7 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
         value = int(first)
     elif field.type == "factor":
         value = float(first)
-    TYPES[field.type].read(value, field.name)
+    TYPES[field.type].read(value)
     assert not field.choices or first in field.choices
 
 

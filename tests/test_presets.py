@@ -154,8 +154,8 @@ def test_each_number_of_a_fitted_model_can_be_set_alone() -> None:
 @pytest.mark.parametrize(
     ("fitted", "says"),
     [
-        ({"gemm": {}}, r"gpu0\.cost\.fitted\.device is missing; known: h200"),
-        ({"device": "h200", "gem": {}}, "unknown key of gpu0.cost.fitted 'gem'; did you mean 'gemm'"),
+        ({"gemm": {}}, r"gpu0\.cost\.fitted\.device: is missing; known: h200"),
+        ({"device": "h200", "gem": {}}, "gpu0.cost.fitted: unknown key 'gem'; did you mean 'gemm'"),
         ({"device": "h200", "gemm": {"lunch_ns": 0}}, "did you mean 'launch_ns'"),
         ({"device": "h200", "gemm": {"launch_ns": "0us"}}, "'0us' is not a number; accepted: one in ns"),
         ({"device": "h200", "gemm": {"launch_ns": 246_132}}, "246132 ns is outside 500 to 10000 ns"),
@@ -173,5 +173,5 @@ def test_limits_of_a_preset_can_be_lifted() -> None:
     )
     assert device.queue_depth is None
     assert device.details["copy_engines"] is None
-    with pytest.raises(InputError, match=r"gpu0\.queue_depth: it must be at least 1"):
+    with pytest.raises(InputError, match=r"gpu0\.queue_depth: must be at least 1"):
         make_device("gpu0", {"preset": "h200-sxm", "queue_depth": 0})
