@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
-from devices.memory.spec import read_allocator, read_sizes
+from devices.memory.spec import read_sizes
 from sim import units
 from sim.errors import InputError, located
 
@@ -85,6 +85,11 @@ def _factor(value: object) -> Fraction:
     return Fraction(repr(value))
 
 
+def _count_or_share(value: object) -> int | Fraction:
+    """Read a count (a whole number) or a share (a percentage, or a number up to 1 with a point)."""
+    return _positive(value) if isinstance(value, int) else _share(value)
+
+
 def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{value!r} is not a whole number")
@@ -144,7 +149,6 @@ TYPES: Final[Mapping[str, Type]] = {
     "bandwidth": Type(_limit(units.parse_bandwidth), "1.5TB/s"),
     "flops by kind": Type(partial(units.parse_flops, what=""), "1GFLOP", by_key=True),
     "flop rate by dtype": Type(_limit(units.parse_flop_rate), "989TFLOP/s", by_key=True),
-    "frequency": Type(partial(units.parse_frequency, what=""), "1.98GHz"),
     "fraction": Type(_share, "0.8 or 80%"),
     "fraction by kind": Type(_share, "0.8 or 80%", by_key=True),
     "part": Type(_part, "0.1 or 10%"),
@@ -152,6 +156,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "count": Type(_count, "4"),
     "positive count": Type(_positive, "4"),
     "count or unlimited": Type(_limit(_at_least_one), "4 or unlimited"),
+    "count or share": Type(_count_or_share, "66 or 50%"),
     "flag": Type(_flag, "true"),
     "word": Type(_word, "a word"),
     "words": Type(_list_of(_word), "[matmul, conv]"),
@@ -159,7 +164,6 @@ TYPES: Final[Mapping[str, Type]] = {
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
     "counts by name": Type(_counts, "{a: 64, b: 68}"),
     "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}"),
-    "allocator": Type(read_allocator, "caching, or {name: caching, malloc: 150us}"),
     "mapping": Type(read_mapping, "{...}"),
     "anything": Type(_anything, "..."),
 }

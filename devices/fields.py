@@ -224,8 +224,9 @@ _DEVICE = [
         choices=("none", "cores", "time", "sm", "sm+dram"),
     ),
     Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
-    Field("use_sms", "positive count", "use only so many of them; peak is cut in proportion", _GPU),
-    Field("sm_fraction", "fraction", "use only this part of them", _GPU),
+    Field(
+        "use_sms", "count or share", "use only so many of them, or this part; peak is cut in proportion", _GPU
+    ),
     Field("partitions", "counts by name", "split the SMs: SMs of each partition (green contexts)", _GPU),
     Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
@@ -241,7 +242,6 @@ _DEVICE = [
     # -- memory and copies
     Field("memory", "bytes", "capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
-    Field("allocator", "allocator", "who manages the memory; default: bytes are counted, no more"),
     Field(
         "virtual_devices",
         "sizes",
@@ -264,7 +264,6 @@ _DEVICE = [
         True,
         example="6GB/s",
     ),
-    Field("l2", "bytes", "second-level cache", ("cpu", "gpu"), example="50MB"),
     Field(
         "scratchpad",
         "bytes",
@@ -291,11 +290,9 @@ _DEVICE = [
     Field(
         "copy_engines",
         "count or unlimited",
-        "1: one transfer at a time; 2: one in each direction; default unlimited",
-        _GPU,
+        "copy or DMA engines; 1: one transfer at a time; 2: one in each direction; default unlimited",
+        ("gpu", "npu"),
     ),
-    Field("dma_engines", "count or unlimited", "the same for the DMA engines of an NPU", _NPU),
-    Field("clock", "frequency", "of its cores; for information"),
 ]
 
 DEVICE_FIELDS: Final[Mapping[str, Field]] = {field.name: field for field in _DEVICE}
@@ -326,7 +323,10 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         ),
         Field("duplex", "flag", "a link of the same kind in each direction; default true"),
         Field(
-            "source", "word", "where its numbers come from; not used for anything else", example="datasheet"
+            "sources",
+            "anything",
+            "where its numbers come from; not used for anything else",
+            example="datasheet",
         ),
     ]
 }

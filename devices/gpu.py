@@ -103,17 +103,14 @@ def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams:
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:
     """Return how many SMs may be used (None: not given) and which part of all they are."""
     sms: int | None = values.get("sms")
-    if "use_sms" not in values and "sm_fraction" not in values:
+    if "use_sms" not in values:
         return sms, Fraction(1)
-    if "use_sms" in values and "sm_fraction" in values:
-        raise InputError("give use_sms or sm_fraction, not both")
     if sms is None:
-        raise InputError("use_sms and sm_fraction need sms, the number of SMs that there are")
-    used: int = values["use_sms"] if "use_sms" in values else int(sms * values["sm_fraction"])
+        raise InputError("it needs sms, the number of SMs that there are", path=("use_sms",))
+    asked = values["use_sms"]
+    used = asked if isinstance(asked, int) else int(sms * asked)
     if not used:
-        raise InputError(
-            f"{float(values['sm_fraction']):g} of {sms} SMs is less than one", path=("sm_fraction",)
-        )
+        raise InputError(f"{float(asked):g} of {sms} SMs is less than one", path=("use_sms",))
     if used > sms:
         raise InputError(f"there are only {sms} SMs, not {used}", path=("use_sms",))
     return used, Fraction(used, sms)

@@ -68,7 +68,6 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     share = Fraction(per_op, cores * queues)
     values = {
         **values,
-        "copy_engines": values.get("dma_engines"),
         "queues_per_core": queues,
         "units": _units(values),
     }

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from scenarios.document import Document, Loc
+from scenarios.document import Loc
 from scenarios.faults import in_order
+from scenarios.memory import MemoryFields
 from scenarios.yaml_read import Place
 from sim.errors import ScenarioError
 from sim.graph import UNSET
@@ -67,7 +68,7 @@ def refuse_without_effect(case: Case) -> None:
     lines: dict[str, Place] = {}
     for rule in RULES:
         for pattern in rule.keys:
-            for loc in _matching(document, tuple(pattern.split("."))):
+            for loc in document.matching(pattern):
                 if loc[0] == "compare" and loc[:2] != case.decisions.loc:
                     continue  # another entry's
                 place = document.place(loc)
@@ -95,25 +96,6 @@ def _others(case: Case) -> Iterator[Case]:
             continue
         if other.decisions.loc != case.decisions.loc:
             yield other
-
-
-def _matching(document: Document, pattern: tuple[str, ...]) -> list[Loc]:
-    """Return the paths of a document that fit a pattern."""
-    found: list[Loc] = [()]
-    for part in pattern:
-        below: list[Loc] = []
-        for loc in found:
-            node = document.at(loc)
-            if node is None:
-                continue
-            if part == "*" and isinstance(node.value, list):
-                below += [(*loc, i) for i in range(len(node.value))]
-            elif isinstance(node.value, dict):
-                below += [
-                    (*loc, key) for key in ([*node.value] if part == "*" else [part]) if key in node.value
-                ]
-        found = below
-    return found
 
 
 # -- what the conditions ask -----------------------------------------------------------------------
@@ -190,9 +172,17 @@ def _bandwidth(case: Case, loc: Loc) -> bool:
     return dram(case, loc) or _by_roofline()(case, loc)
 
 
-def _own_allocators(case: Case) -> bool:
-    described = case.scenario.described_devices
-    return bool(described) and all("allocator" in values for values in described.values())
+def _memory(case: Case) -> MemoryFields:
+    return case.scenario.content.memory or MemoryFields.model_validate({})
+
+
+def _may_be_full(case: Case, loc: Loc) -> bool:
+    chosen = [_memory(case).allocator, *_memory(case).devices.values()]
+    return (
+        any(device.memory_bytes is not None for device in case.work.machine.devices)
+        or any("virtual_devices" in values for values in case.scenario.described_devices.values())
+        or any(choice.options for choice in chosen if choice is not None)  # which may be limits
+    )
 
 
 def _pipeline(case: Case) -> Any:
@@ -226,7 +216,7 @@ def _device_keys(*names: str) -> tuple[str, ...]:
 RULES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     Rule(
-        _device_keys("copy_engines", "dma_engines"),
+        _device_keys("copy_engines"),
         _some(_linked),
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
@@ -294,14 +284,11 @@ RULES: Final[tuple[Rule, ...]] = (
         "the SMs are not partitioned; give partitions, or leave it out",
     ),
     Rule(
-        _device_keys("sms", "use_sms", "sm_fraction"),
+        _device_keys("sms", "use_sms"),
         _some(
             lambda case, device, values: (
                 _shares(case, device, values)
-                or (
-                    _timed(case, device)
-                    and ("use_sms" in values or "sm_fraction" in values or not _rated(case, values))
-                )
+                or (_timed(case, device) and ("use_sms" in values or not _rated(case, values)))
             )
         ),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
@@ -403,20 +390,13 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     # -- memory
     Rule(
-        ("memory.limits", "policy.allocator", "compare.*.allocator"),
-        lambda case, loc: not _own_allocators(case),
-        "every device names an allocator of its own, which wins; say it there, or leave it out",
+        ("memory.allocator",),
+        lambda case, loc: not set(case.scenario.described_devices) <= set(_memory(case).devices),
+        "every device has an allocator of its own under devices; leave one of them out",
     ),
     Rule(
         ("memory.when_full",),
-        lambda case, loc: (
-            bool(case.scenario.content.memory and case.scenario.content.memory.limits)
-            or any(device.memory_bytes is not None for device in case.work.machine.devices)
-            or any(
-                {"virtual_devices", "allocator"} & set(v) for v in case.scenario.described_devices.values()
-            )
-            or case.decisions.allocator is not None
-        ),
+        _may_be_full,
         "no device's memory has an end; give a device memory: 80GB, or leave it out",
     ),
     # -- decisions

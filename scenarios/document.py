@@ -101,6 +101,21 @@ class Document:
             node = node and node.child(part)
         return node
 
+    def matching(self, pattern: str) -> list[Loc]:
+        """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
+        found: list[Loc] = [()]
+        for part in pattern.split("."):
+            below: list[Loc] = []
+            for loc in found:
+                node = self.at(loc)
+                inside = node.value if node is not None else None
+                if part == "*" and isinstance(inside, list):
+                    below += [(*loc, i) for i in range(len(inside))]
+                elif isinstance(inside, dict):
+                    below += [(*loc, key) for key in inside if part in ("*", key)]
+            found = below
+        return found
+
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
         return self.root.place_of(loc, key=key)

@@ -22,6 +22,7 @@ from scenarios.decisions import Decisions, overlay, resolve, resolve_schedule
 from scenarios.document import Document, Loc, hint
 from scenarios.expect import Expectation, read_expectations
 from scenarios.faults import scenario_error
+from scenarios.renamed import refuse_renamed
 from scenarios.schema import Policy, ScenarioFile
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
@@ -63,6 +64,7 @@ def load_scenario(
 
 
 def _validated(document: Document, allow_code: bool) -> Scenario:
+    refuse_renamed(document)
     try:
         content = ScenarioFile.model_validate(document.root.plain())
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from devices.rooflines import warn_of_plain_rooflines
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
 from scenarios.conditions import refuse_without_effect
-from scenarios.document import Loc
+from scenarios.document import dotted
 from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
 from scenarios.op_places import op_place
@@ -137,14 +137,7 @@ def run_case(
 def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
     """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
     decisions, document = case.decisions, case.scenario.document
-    memory = memory_of(
-        decisions.allocator,
-        case.scenario.content.memory,
-        job.machine,
-        decisions.policy,
-        document,
-        (*decisions.loc, "allocator"),
-    )
+    memory = memory_of(case.scenario, job.machine, decisions.policy)
     try:
         trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
     except ScenarioError:
@@ -206,20 +199,19 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
         if name not in devices:
             message = str(UnknownNameError("device", name, devices))
             raise document.error(("noise", "devices", name), message)
-    of_models: dict[Loc, Mapping[str, Any]] = {
-        ("machine", "devices", name, "virtual_devices"): spec["virtual_devices"]
-        for name, spec in scenario.machine_spec.get("devices", {}).items()
-        if "virtual_devices" in spec
-    }
-    if content.memory is not None and content.memory.limits:
-        of_models["memory", "limits"] = content.memory.limits
-    for loc, named in of_models.items():
-        group_of = Groups(named)
-        found = {group_of(op) for op in graph.op_names}
-        for name in named:
-            if name not in found:
-                models = sorted({op.partition("/")[0] for op in graph.op_names})
-                raise document.error((*loc, name), str(UnknownNameError("model", name, models)))
+    models = sorted({op.partition("/")[0] for op in graph.op_names})
+    for pattern in (
+        "memory.allocator.limits",
+        "memory.devices.*.limits",
+        "machine.devices.*.virtual_devices",
+    ):
+        for loc in document.matching(pattern):
+            named = document.matching(f"{dotted(loc)}.*")
+            group_of = Groups(str(at[-1]) for at in named)
+            found = {group_of(op) for op in graph.op_names}
+            for at in named:
+                if at[-1] not in found:
+                    raise document.error(at, str(UnknownNameError("model", str(at[-1]), models)))
 
 
 def _task_names(job: Job) -> list[str]:

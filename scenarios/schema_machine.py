@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_m
 from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_field
 from devices.fields import Field as Row
 from scenarios.quantities import Name, Strict, quantity_schema, reader
-from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
+from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 from sim.errors import InputError
 
 __all__ = ["AnyMachine", "MachineSpec"]
@@ -30,7 +30,6 @@ _QUANTITIES: Final = {
     "bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
     "flops": quantity_schema(FLOPS),
     "flop rate": quantity_schema(FLOP_RATE, unlimited=True),
-    "frequency": quantity_schema(FREQUENCY),
     "fraction": {"type": ["number", "string"]},
     "part": {"type": ["number", "string"]},
     "factor": {"type": "number", "minimum": 0},
@@ -38,13 +37,13 @@ _QUANTITIES: Final = {
     "counts": {"type": "integer", "minimum": 1},
     "positive count": {"type": "integer", "minimum": 1},
     "count or unlimited": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "unlimited"}]},
+    "count or share": {"type": ["integer", "number", "string"]},
     "flag": {"type": "boolean"},
     "word": {"type": "string"},
     "words": {"type": "array", "items": {"type": "string"}},
     "integers": {"type": "array", "items": {"type": "integer"}},
     "curve": {"type": "object"},
     "sizes": {"type": "object", "additionalProperties": quantity_schema(BYTES)},
-    "allocator": {"type": ["string", "object"]},
     "mapping": {"type": "object"},
     "anything": {},
 }

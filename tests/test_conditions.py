@@ -50,7 +50,6 @@ GRAPH_LAYERS = "layers: [{forward: 1ms, backward: 2ms}, {forward: 1ms, backward:
 
 CASES: list[tuple[str, str, str]] = [
     *device("copy_engines", "kind: gpu, copy_engines: 1", "kind: gpu, copy_engines: 1", machine=LINKED),
-    *device("dma_engines", "kind: npu, dma_engines: 1", "kind: npu, dma_engines: 1", machine=LINKED),
     *device(
         "host_memory", "kind: cpu, host_memory: pageable", "kind: cpu, host_memory: pageable", machine=LINKED
     ),
@@ -97,12 +96,6 @@ CASES: list[tuple[str, str, str]] = [
     ),
     *device("sms", "kind: gpu, sms: 8", SM),
     *device("use_sms", "kind: gpu, sms: 8, use_sms: 4", f"{SM}, use_sms: 4"),
-    *device(
-        "sm_fraction",
-        "kind: gpu, sms: 8, sm_fraction: 0.5",
-        "kind: gpu, sms: 8, sm_fraction: 0.5, peak: 1TFLOP/s",
-        work=TIMED,
-    ),
     *(
         (
             f"machine.devices.*.{key}",
@@ -176,19 +169,9 @@ CASES: list[tuple[str, str, str]] = [
         on("kind: gpu", more="noise: {straggler_probability: 1%, straggler_factor: 2}"),
     ),
     (
-        "memory.limits",
-        on("kind: gpu, allocator: bfc, memory: 1GB", more="memory: {limits: {a: 1MB}}"),
-        on("kind: gpu, memory: 1GB", more="memory: {limits: {a: 1MB}}"),
-    ),
-    (
-        "policy.allocator",
-        on("kind: gpu, allocator: bfc, memory: 1GB", policy="{name: ready-queue, allocator: bfc}"),
-        on("kind: gpu, memory: 1GB", policy="{name: ready-queue, allocator: bfc}"),
-    ),
-    (
-        "compare.*.allocator",
-        on("kind: gpu, allocator: bfc, memory: 1GB", more="compare: [{name: in-order, allocator: bfc}]"),
-        on("kind: gpu, memory: 1GB", more="compare: [{name: in-order, allocator: bfc}]"),
+        "memory.allocator",
+        on("kind: gpu, memory: 1GB", more="memory: {allocator: bfc, devices: {d: bfc}}"),
+        on("kind: gpu, memory: 1GB", more="memory: {allocator: bfc}"),
     ),
     (
         "memory.when_full",

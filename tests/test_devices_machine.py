@@ -124,8 +124,8 @@ def test_fewer_sms_are_slower() -> None:
 
     assert makespan() == 1_000_000
     assert makespan(use_sms=25) == 4_000_000
-    assert makespan(sm_fraction="50%") == 2_000_000
-    for wrong in ({"use_sms": 101}, {"sm_fraction": 0.001}, {"use_sms": 1, "sm_fraction": 0.1}):
+    assert makespan(use_sms="50%") == 2_000_000
+    for wrong in ({"use_sms": 101}, {"use_sms": 0.001}, {"use_sms": 0}, {"use_sms": 1.5}):
         with pytest.raises(InputError, match="gpu0"):
             makespan(**wrong)
 
@@ -276,7 +276,10 @@ def test_an_ideal_machine_has_no_latency_and_no_loss() -> None:
             {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a"}]},
             r"links\[0\].to: a link needs two ends",
         ),
-        ({"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "b"}]}, r"links\[0\].to: unknown device 'b'"),
+        (
+            {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "b"}]},
+            r"links\[0\].to: unknown device 'b'",
+        ),
         (
             {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "a"}]},
             "nothing has to be carried",
@@ -310,7 +313,7 @@ def test_every_field_can_be_read() -> None:
 def test_zero_needs_no_unit_and_nothing_else_is_bare() -> None:
     assert read_fields({"gap": 0}, DEVICE_FIELDS, "x") == {"gap": 0}
     with pytest.raises(UnitError):
-        read_fields({"l2": 50}, DEVICE_FIELDS, "x")
+        read_fields({"memory": 50}, DEVICE_FIELDS, "x")
 
 
 def test_merge_leaves_its_arguments_alone() -> None:

@@ -73,16 +73,16 @@ def test_every_number_has_its_source_beside_it(file: Path) -> None:
 
 
 def test_rates_agree_with_the_arithmetic_of_the_chips() -> None:
-    """Peak = units * 2 flop * clock, for the rates that follow from a clock in the preset."""
+    """Peak = units * 2 flop * clock, with the clocks that stand in the comments of the presets."""
     v100 = make_device("x", {"preset": "v100-sxm"}).details
-    assert v100["peak"]["fp32"] == pytest.approx(80 * 64 * 2 * v100["clock"], rel=0.01)
+    assert v100["peak"]["fp32"] == pytest.approx(80 * 64 * 2 * 1_530_000_000, rel=0.01)
     a100 = make_device("x", {"preset": "a100-sxm-40"}).details
-    assert a100["peak"]["fp16"] == pytest.approx(108 * 1024 * 2 * a100["clock"], rel=0.01)
+    assert a100["peak"]["fp16"] == pytest.approx(108 * 1024 * 2 * 1_410_000_000, rel=0.01)
     h100 = make_device("x", {"preset": "h100-sxm"}).details
-    assert h100["peak"]["bf16"] == pytest.approx(132 * 4096 * h100["clock"], rel=0.001)
-    for name, per_cycle in (("xeon-8480c", 64), ("epyc-7742", 32)):
+    assert h100["peak"]["bf16"] == pytest.approx(132 * 4096 * 1_830_000_000, rel=0.001)
+    for name, per_cycle, clock in (("xeon-8480c", 64, 2_000_000_000), ("epyc-7742", 32, 2_250_000_000)):
         cpu = make_device("x", {"preset": name}).details
-        assert cpu["peak"]["fp32"] == cpu["cores"] * per_cycle * cpu["clock"]
+        assert cpu["peak"]["fp32"] == cpu["cores"] * per_cycle * clock
 
 
 def test_a_third_party_preset_is_found() -> None:

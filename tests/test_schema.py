@@ -80,7 +80,7 @@ def test_a_machine_that_contradicts_itself_has_a_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("machine", "says"),
     [
-        ("{devices: {g: {kind: gpu, count: 2, sms: 2, use_sms: 3}}}", "1:61: machine.devices.g.use_sms: "),
+        ("{devices: {g: {kind: gpu, count: 2, sms: 2, use_sms: 3}}}", "1:63: machine.devices.g.use_sms: "),
         ("{devices: {g: {kind: gpu}}, links: [{from: g, to: h}]}", "1:60: machine.links.0.to: unknown"),
         ("{preset: dgx-h100, links: [{name: nvlink}, {from: gpu0, to: x}]}", "1:70: machine.links.1.to: unk"),
         (
