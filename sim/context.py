@@ -30,15 +30,8 @@ class Context(Protocol):
         may plan (`call_at`) and say `started`; it must not finish tasks.
         """
 
-    @property
-    def again(self) -> bool:
-        """Whether this instant was settled before, and what was done then caused something more."""
-
-    def end_at(self, task: Task, end_ns: int) -> None:
-        """Let a task that was begun beforehand (`Processor`) end at another instant than was said."""
-
     def started(self, task: Task) -> None:
-        """Put down that a task begins to execute now whose start its processor had put off."""
+        """Put down that a task begins now whose start its processor or network has put off."""
 
     def duration_of(self, task: Task) -> int:
         """Return how long `task` takes when nothing else disturbs it, noise included."""

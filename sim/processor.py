@@ -23,11 +23,6 @@ class Processor(Protocol):
     A class of processors may have a static method ``least_ns(device, job, duration_ns, runs)``: a lower
     bound, in ns, of the time in which any schedule gets through the work of `device`, where each op takes
     ``duration_ns`` alone and runs ``runs`` times (`sim.bounds` asks for it).
-
-    A processor that never refuses a task may have a method ``announce(task, at_ns)``, which is called in
-    place of `start` where nothing else can hold the task up: it arrives at ``at_ns``, now or later. It
-    returns when the task ends, and puts down in ``task.start_ns`` when it begins, if not then. When a task
-    that comes before it changes that, it puts down the new start and says `Context.end_at`.
     """
 
     def start(self, task: Task) -> int:

@@ -18,7 +18,7 @@ network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on eithe
 What a host copies from or to pageable memory (`sim.hosting`) passes through the driver's buffers: never
 faster than ``staging_bandwidth``, which all such copies from one device to another share.
 
-Copy engines (``copy_engines``, for NPUs ``dma_engines``): with 2 a device takes part in one transfer in each
+Copy engines (``copy_engines``; of an NPU its DMA engines): with 2 a device takes part in one transfer in each
 direction at a time, with 1 in one altogether, first come, first served (the property `asyncEngineCount` of
 CUDA devices).
 """
@@ -88,7 +88,7 @@ class Carrier:
 
     def _begin(self, task: Task) -> None:
         now = self._context.now_ns
-        task.start_ns = now
+        self._context.started(task)
         route, nbytes = self._route(task), self._nbytes[task.op - self._n_ops]
         first_byte_ns = now + route.latency_ns
         if route.shared and nbytes:
