@@ -47,8 +47,5 @@ cdef class MaxMin:
     @cython.locals(n=i64, d=i64, common=i64, hop=i64, route=i64, flows=i64, other=i64, used=i64)
     cdef void _fill(self, i64 link) noexcept
 
-    @cython.locals(n=i64, d=i64, up=i64, other=i64)
-    cdef void _sift_up(self, i64 link, i64 place) noexcept
-
-    @cython.locals(n=i64, d=i64, kid=i64, other=i64, second=i64)
-    cdef void _sift_down(self, i64 link, i64 place) noexcept
+    @cython.locals(n=i64, d=i64, up=i64, other=i64, kid=i64, second=i64)
+    cdef void _sift(self, i64 link, i64 place) noexcept

@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """Max-min fair rates that follow changes: only what a change can reach is solved anew.
 
 An allocation is max-min fair if and only if every route has a *bottleneck* among its links: a full link on
@@ -221,15 +221,13 @@ class MaxMin:
             if place < 0:
                 place = self.size
                 self.size += 1
-            self._sift_up(link, place)
-            self._sift_down(link, self.place[link])
+            self._sift(link, place)
         elif place >= 0:
             self.place[link] = -1
             self.size -= 1
             last = self.heap[self.size]
             if last != link:
-                self._sift_up(last, place)
-                self._sift_down(last, self.place[last])
+                self._sift(last, place)
 
     def _open_higher(self, link: int) -> int:
         """Open the routes that have more than the level at which a link is full; return how many."""
@@ -280,8 +278,8 @@ class MaxMin:
         self.slack_n[link], self.slack_d[link] = 0, 1
         self._ask(link)
 
-    def _sift_up(self, link: int, place: int) -> None:
-        """Let a link rise in the heap from a place that is its own to fill."""
+    def _sift(self, link: int, place: int) -> None:
+        """Let a link find its place in the heap, from a place that is its own to fill."""
         n, d = self.key_n[link], self.key_d[link]
         while place > 0:
             up = (place - 1) >> 1
@@ -291,12 +289,6 @@ class MaxMin:
             self.heap[place] = other
             self.place[other] = place
             place = up
-        self.heap[place] = link
-        self.place[link] = place
-
-    def _sift_down(self, link: int, place: int) -> None:
-        """Let a link sink in the heap from a place that is its own to fill."""
-        n, d = self.key_n[link], self.key_d[link]
         while True:
             kid = 2 * place + 1
             if kid >= self.size:
