@@ -1,1 +1,1 @@
-"""The kernel: the fast path for what is data (`sim.kernel.loop` is its page)."""
+"""The fast path: plain Python over int64 columns, which Cython compiles unchanged where there is a compiler."""
