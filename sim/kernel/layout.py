@@ -14,11 +14,12 @@ from sim.frames import has_control_flow
 from sim.graph import UNSET, Csr, IntArray
 from sim.issue_costs import issue_costs_ns
 from sim.job import Job
+from sim.kernel.routes import InColumns, Routes
 from sim.meeting import find_meetings
 from sim.order import Order, order_of
 from sim.policy import Policy
 from sim.strictness import non_strict_ops
-from sim.transfers import Flow
+from sim.transfers import Flow, check_routes
 
 __all__ = ["Columns", "columns", "obstacle", "why_not"]
 
@@ -86,8 +87,10 @@ def obstacle(
         return "an allocator follows the tensors"
     if any(True for _ in observers):
         return "an observer watches the run"
-    if flow.n_nodes > flow.n_ops:
-        return "tensors are transferred over links"
+    if flow.n_nodes > flow.n_ops and not isinstance(machine.network, InColumns):
+        return "tensors are transferred over a network that is not given in columns"
+    if any(device.pageable for device in machine.devices):
+        return "host threads copy pageable memory"
     for device in machine.devices:
         if device.processor is not None:
             return f"the tasks of {device.name} share its cores, SMs or bandwidth"
@@ -106,6 +109,15 @@ def _longest_ns(job: Job) -> float:
     return float(ns + (issue_costs_ns(job).astype(float).sum() + each * len(job.graph)) * job.iterations)
 
 
+def routes_of(job: Job, flow: Flow) -> Routes | str | None:
+    """Return where the transfers go, why the kernel cannot carry them, or None where there are none."""
+    if flow.n_nodes == flow.n_ops:
+        return None
+    assert isinstance(job.machine.network, InColumns)
+    check_routes(job, flow)
+    return job.machine.network.columns(job, flow)
+
+
 def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
     n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
@@ -122,14 +134,17 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
     out |= _tasks(n_tasks)
     out |= _devices(job)
     out |= _queues(job, flow, order)
-    n_events = int(out["n_lanes"]) + int(out["n_issuers"])
+    n_transfers = n_tasks - flow.n_ops * job.iterations
+    n_events = int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
     for name, size in (("event_key", n_events), ("event_task", n_events), ("ended", n_events), ("paid", n_events)):
         out[name] = np.zeros(size + 1, np.int64)
+    out["networked"], out["n_released"] = n_transfers > 0, 0
+    out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
     out["coming"] = np.zeros(2 * int(out["n_lanes"]) + 1, np.int64)
     for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
         out[name] = 0
-    for name in ("n_rows", "n_fresh", "n_coming", "something", "tangled"):
+    for name in ("n_rows", "n_fresh", "n_coming", "n_done", "something", "tangled"):
         out[name] = 0
     return out
 

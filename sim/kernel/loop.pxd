@@ -1,22 +1,27 @@
 # The types of loop.py, with which Cython compiles it.
 cimport cython
 
-ctypedef long long i64
+from sim.kernel.maxmin cimport i64
+from sim.kernel.network cimport Net
 
-cdef i64 EVENT
-cdef i64 LAUNCH
+cdef i64 EVENT, LAUNCH, NEVER
 
+
+@cython.final
 cdef class Run:
     cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_asked, stride, window
-    cdef public i64 most_in_flight, n_events, now, round, n_ended, n_paid, n_rows, n_fresh, n_coming
-    cdef public bint once, drawn, at_issue, by_group, limited, fifo, lifo, windowed, something, tangled
+    cdef public i64 most_in_flight, n_events, now, round, n_ended, n_done, n_paid, n_released, n_rows
+    cdef public i64 n_fresh, n_coming
+    cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, something
+    cdef public bint tangled
+    cdef public Net net
     cdef public i64[::1] ns, group, executed, cost, device, lane_of, hop, holds, first_edge, edge, pending
     cdef public i64[::1] running, floor, follower, turn, ready, issue, start, end, stream, issuer, wait
     cdef public i64[::1] gap, latency, lane_device, head, tail, busy, free, touched, is_touched, depth
     cdef public i64[::1] outstanding, parked, parked_last, issuer_group, issuer_lane, issuer_queue, idle
     cdef public i64[::1] idle_first, n_idle, asked, is_asked, batch, slots, queue_first, queue_head
     cdef public i64[::1] queue_tail, program, program_first, place, window_end, in_flight, event_key
-    cdef public i64[::1] event_task, ended, paid, rows, coming
+    cdef public i64[::1] event_task, ended, paid, released, rows, coming
 
     @cython.locals(going=bint)
     cpdef void run(self) noexcept
@@ -27,12 +32,16 @@ cdef class Run:
     cdef void complete(self) noexcept
     @cython.locals(device=i64, task=i64)
     cdef void free_lane(self, i64 lane) noexcept
-    @cython.locals(base=i64, other=i64, follower=i64, lane=i64, k=i64)
+    @cython.locals(base=i64, other=i64, follower=i64, k=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
-    @cython.locals(base=i64, other=i64, left=i64, k=i64)
+    @cython.locals(base=i64, moving=bint, other=i64, left=i64, consumer=i64, k=i64)
     cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
     @cython.locals(group=i64, length=i64, place=i64)
     cdef void eligible(self, i64 task, i64 node) noexcept
+    cdef void launch(self, i64 task, i64 node) noexcept
+    cdef void carry(self, i64 task) noexcept
+    @cython.locals(task=i64, k=i64)
+    cdef void note_begun(self) noexcept
     cdef void done_with(self, i64 task) noexcept
     @cython.locals(task=i64, node=i64, k=i64)
     cdef void pay(self) noexcept
@@ -69,7 +78,7 @@ cdef class Run:
     @cython.locals(k=i64)
     cdef void note_starts(self) noexcept
     cdef bint earlier(self, i64 a, i64 b) noexcept
-    @cython.locals(key=i64, task=i64)
+    @cython.locals(key=i64, task=i64, k=i64)
     cdef bint next_round(self) noexcept
     @cython.locals(at=i64, up=i64, above=i64)
     cdef void schedule(self, i64 key, i64 task) noexcept

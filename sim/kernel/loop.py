@@ -18,12 +18,18 @@ Every list inside is a column with a counter beside it, since there is nothing e
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.kernel.network import Net
+
 __all__ = ["Run"]
 
 Column = list[int]
 
 EVENT = 4
 LAUNCH = 5
+NEVER = (1 << 63) - 2
 
 
 class Run:
@@ -42,6 +48,7 @@ class Run:
     drawn: bool  # durations are those of tasks, not of nodes
     at_issue: bool  # an op that is launched makes others eligible when it is issued
     by_group: bool  # only groups in which something changed are asked
+    networked: bool  # there are transfers
     limited: bool  # some launch queue has a bound
     fifo: bool
     lifo: bool
@@ -130,8 +137,14 @@ class Run:
     round: int
     ended: Column
     n_ended: int
+    n_done: int
     paid: Column
     n_paid: int
+
+    # Transfers.
+    net: Net
+    released: Column  # those whose event has arrived
+    n_released: int
 
     # The rows of the trace.
     rows: Column
@@ -156,6 +169,8 @@ class Run:
                 self.start_heads()
             if self.n_fresh or self.n_coming:
                 self.note_starts()
+            if self.networked:
+                self.net.settle(self.now)
             going = self.next_round()
 
     def open(self) -> None:
@@ -167,6 +182,9 @@ class Run:
                 node = self.node_of(task)
                 if node < self.n_ops:
                     self.eligible(task, node)
+        for task in range(self.n_tasks if self.networked else 0):
+            if self.pending[task] == 0 and self.ready[task] < 0:
+                self.launch(task, self.node_of(task))
 
     def node_of(self, task: int) -> int:
         """Return the node of which `task` is an execution."""
@@ -180,6 +198,8 @@ class Run:
             task = self.ended[k]
             node = self.node_of(task)
             self.end[task] = self.now
+            if node >= self.n_ops:
+                continue
             if self.executed[node]:
                 self.free_issuer(self.issuer[task])
             else:
@@ -191,12 +211,14 @@ class Run:
             node = self.node_of(task)
             if self.at_issue:
                 self.record_event(task, node)
-                if self.executed[node]:
-                    self.done_with(task)
-            else:
+            if node < self.n_ops and (self.executed[node] or not self.at_issue):
                 self.done_with(task)
             self.count_down(task, node, self.n + node)
+        self.n_done += self.n_ended
         self.n_ended = 0
+        for k in range(self.n_released):
+            self.carry(self.released[k])
+        self.n_released = 0
 
     def free_lane(self, lane: int) -> None:
         """Free the stream of a task that ended, and its place in the launch queue."""
@@ -223,21 +245,33 @@ class Run:
                 self.running[other] -= 1
                 if self.hop[follower] and self.lane_of[follower] != self.stream[task]:
                     self.floor[other] = self.now + self.hop[follower]
-                if self.running[other] == 0:
-                    lane = self.stream[other]
-                    if lane >= 0 and self.head[lane] == other:
-                        self.touch(lane)
+                if self.running[other] == 0 and self.issue[other] >= 0:
+                    if follower >= self.n_ops:
+                        self.released[self.n_released] = other
+                        self.n_released += 1
+                    elif self.head[self.lane_of[follower]] == other:
+                        self.touch(self.lane_of[follower])
 
     def count_down(self, task: int, node: int, row: int) -> None:
         """Count an edge for each consumer; who has no other left is eligible."""
         base = task - node
+        moving = False
         for k in range(self.first_edge[row], self.first_edge[row + 1]):
             other = base + self.edge[k]
             if other < self.n_tasks:
                 left = self.pending[other] - 1
                 self.pending[other] = left
                 if left == 0:
-                    self.eligible(other, self.node_of(other))
+                    consumer = self.node_of(other)
+                    if consumer < self.n_ops:
+                        self.eligible(other, consumer)
+                    else:
+                        moving = True
+        if moving:  # transfers begin when all others are told
+            for k in range(self.first_edge[row], self.first_edge[row + 1]):
+                other = base + self.edge[k]
+                if other < self.n_tasks and self.pending[other] == 0 and self.ready[other] < 0:
+                    self.launch(other, self.node_of(other))
 
     def eligible(self, task: int, node: int) -> None:
         """Stamp a task whose inputs are there, and queue it."""
@@ -253,6 +287,29 @@ class Run:
             if place < self.window_end[group]:
                 self.push_slot(self.queue_first[group], self.queue_tail[group], place)
                 self.queue_tail[group] += 1
+
+    def launch(self, task: int, node: int) -> None:
+        """Issue a transfer, which nobody is asked for, and let it go when its tensor is there."""
+        self.ready[task] = self.now
+        self.issue[task] = self.now
+        if self.at_issue:
+            self.count_down(task, node, node)
+            if self.running[task]:
+                return
+        self.carry(task)
+
+    def carry(self, task: int) -> None:
+        """Give a transfer to the network."""
+        self.net.start(task, self.node_of(task) - self.n_ops, self.now)
+        self.note_begun()
+
+    def note_begun(self) -> None:
+        """Stamp the transfers that the network began."""
+        for k in range(self.net.n_begun):
+            task = self.net.begun[k]
+            self.start[task] = self.now
+            self.turn[task] = self.round * (self.n_lanes + 1)
+        self.net.n_begun = 0
 
     def done_with(self, task: int) -> None:
         """Count a task less in flight: it was computed, or issued where that is enough."""
@@ -338,7 +395,8 @@ class Run:
         self.n_asked = 0
         for k in range(n):
             self.batch[k] = self.asked[k]
-        sort(self.batch, n)
+        if n > 1:
+            sort(self.batch, n)
         for k in range(n):
             group = self.batch[k]
             self.is_asked[group] = 0
@@ -487,7 +545,8 @@ class Run:
 
         What may start later starts then for certain, so that it is put down at once.
         """
-        sort(self.touched, self.n_touched)
+        if self.n_touched > 1:
+            sort(self.touched, self.n_touched)
         for k in range(self.n_touched):
             lane = self.touched[k]
             self.is_touched[lane] = 0
@@ -514,10 +573,10 @@ class Run:
         """Start a task, now or later, that nothing can hold up any more."""
         self.start[task] = at
         if at > self.now:
-            self.turn[task] = self.stream[task]
+            self.turn[task] = 1 + self.stream[task]
             self.push_coming(task)
         else:
-            turn = self.round * self.n_lanes + self.stream[task]
+            turn = self.round * (self.n_lanes + 1) + 1 + self.stream[task]
             self.turn[task] = turn
             fresh = self.n_rows + self.n_fresh
             if self.n_fresh and turn < self.turn[self.rows[fresh - 1]]:
@@ -557,14 +616,24 @@ class Run:
 
     def next_round(self) -> bool:
         """Go on to what lies ahead next, in a further round of this instant or at a later one."""
-        if self.n_events == 0:
+        key = self.event_key[0] if self.n_events else NEVER
+        if self.networked:
+            if self.net.status:
+                return False
+            key = min(key, max(2 * self.net.next_ns, 2 * self.now + 1))
+        if key >= NEVER:
             return False
-        key = self.event_key[0]
         if key == 2 * self.now + 1:
             self.round += 1
         else:
             self.now = key >> 1
             self.round = key & 1
+        if self.networked and self.net.next_ns <= self.now:
+            self.net.advance(self.now)
+            self.note_begun()
+            for k in range(self.net.n_ended):
+                self.schedule(key, self.net.ended[k])
+            self.net.n_ended = 0
         while self.n_events and self.event_key[0] == key:
             task = self.pop_event()
             if self.start[task] < 0:

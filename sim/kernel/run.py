@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterable
-from functools import cache
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from sim.graph import IntArray
 from sim.job import Job
-from sim.kernel import loop
-from sim.kernel.layout import columns, no_order, obstacle
+from sim.kernel import loop as source
+from sim.kernel import network as network_source
+from sim.kernel.compiled import load
+from sim.kernel.layout import columns, no_order, obstacle, routes_of
 from sim.order import order_of
 from sim.policy import Policy
 from sim.trace import Trace, Wait
@@ -24,9 +21,12 @@ from sim.transfers import Flow
 __all__ = ["compiled", "run"]
 
 
+STUCK: Final = "nothing can happen any more and tasks remain"
+
+
 def compiled() -> bool:
-    """Whether the kernel is compiled; ``SIM_PURE=1`` in the environment runs its source all the same."""
-    return not str(loop.__file__).endswith(".py")
+    """Whether the kernel runs compiled (see `sim.kernel.compiled`)."""
+    return load("loop") is not source
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
     *,
     memory: Callable[..., Any] | None = None,
     observers: Iterable[Any] = (),
-    pure: bool | None = None,
+    pure: bool = False,
 ) -> Trace | str:
     """Run a job on the kernel; where that cannot be, return why not, in words.
 
@@ -48,8 +48,8 @@ def run(
     policy : Policy
     memory, observers
         As for `sim.simulate`; with either there is no run.
-    pure : bool, optional
-        Whether to run the source although it is compiled; by default what ``SIM_PURE`` says.
+    pure : bool
+        Whether to run the source although it is compiled.
 
     Returns
     -------
@@ -62,31 +62,25 @@ def run(
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)
-    if pure is None:
-        pure = os.environ.get("SIM_PURE", "") not in ("", "0")
-    source = pure or not compiled()
-    kernel = (_source() if source else loop).Run()
+    routes = routes_of(job, flow)
+    if isinstance(routes, str):
+        return routes
+    loop, network = (source, network_source) if pure else (load("loop"), load("network"))
+    lists = loop is source
+    kernel = loop.Run()
     for name, value in columns(job, flow, policy, order).items():
-        setattr(kernel, name, value.tolist() if source and isinstance(value, np.ndarray) else value)
+        setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
+    if routes is not None:
+        kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
     kernel.run()
-    if kernel.n_rows < flow.n_ops * job.iterations or kernel.n_coming:
-        return "nothing can happen any more and tasks remain"
+    if routes is not None and kernel.net.status:
+        return "shares of links are fractions that 128 bits cannot tell apart"
+    if kernel.n_done < kernel.n_tasks:
+        return STUCK
     return _trace(job, flow, policy, kernel)
 
 
-@cache
-def _source() -> ModuleType:
-    """Return the kernel as it is written, whether or not a compiled one stands beside it."""
-    if not compiled():
-        return loop
-    spec = importlib.util.spec_from_file_location("sim.kernel.loop_source", Path(__file__).with_name("loop.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _trace(job: Job, flow: Flow, policy: Policy, kernel: loop.Run) -> Trace:
+def _trace(job: Job, flow: Flow, policy: Policy, kernel: source.Run) -> Trace:
     """Return the trace, whose columns are those of the kernel in the order of starts."""
     rows = np.asarray(kernel.rows, np.int64)[: kernel.n_rows]
 
@@ -101,6 +95,18 @@ def _trace(job: Job, flow: Flow, policy: Policy, kernel: loop.Run) -> Trace:
     late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
     by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
     tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
-    none = np.zeros(0, np.int64)
-    names = ("id", "iteration", "ready_ns", "start_ns", "end_ns", "tensor", "source", "destination", "nbytes")
-    return Trace(job, flow, type(policy).__name__, tasks, dict.fromkeys(names, none))
+    return Trace(job, flow, type(policy).__name__, tasks, _transfers(job, flow, kernel))
+
+
+def _transfers(job: Job, flow: Flow, kernel: source.Run) -> dict[str, IntArray]:
+    """Return the columns of the transfers, in the order of starts."""
+    n = flow.n_nodes
+    id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
+    times = {name: np.asarray(getattr(kernel, name), np.int64)[id] for name in ("turn", "ready", "start", "end")}
+    order = np.lexsort((times["turn"], times["start"]))
+    id = id[order]
+    iteration, node = np.divmod(id, n)
+    moved = {"id": id, "iteration": iteration}
+    moved |= {f"{name}_ns": times[name][order] for name in ("ready", "start", "end")}
+    which = node - flow.n_ops
+    return moved | {name: getattr(flow, name)[which] for name in ("tensor", "source", "destination", "nbytes")}
