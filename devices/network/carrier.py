@@ -70,7 +70,7 @@ class Carrier:
 
     def _begin(self, task: Task) -> None:
         now = self._context.now_ns
-        task.start_ns = now
+        self._context.started(task)
         way, nbytes = self._way(task), self._nbytes[task.op - self._n_ops]
         first_byte_ns = now + way.latency_ns
         if way.shared and nbytes:
