@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from devices.network import make_network
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
-from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
 from sim.errors import StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
@@ -81,7 +84,23 @@ def machines(draw: st.DrawFn) -> Machine:
     if draw(st.booleans()):
         served += [d.name for d in devices if d.workers][:1]
     hosts = (Host("host", tuple(served), draw(st.integers(1, 2))),) if served and draw(st.booleans()) else ()
-    return Machine(tuple(devices), (), hosts)
+    links = draw(rings([d.name for d in devices])) if len(devices) > 1 and draw(st.booleans()) else ()
+    if links and draw(st.integers(0, 3)) == 0:
+        devices[0] = replace(devices[0], details={"copy_engines": draw(st.integers(1, 2))})
+    return Machine(tuple(devices), links, hosts, make_network if links else None)
+
+
+@st.composite
+def rings(draw: st.DrawFn, names: list[str]) -> tuple[Link, ...]:
+    """Draw links both ways around the devices, so that some routes have several; all alike, or not."""
+    kinds = draw(st.sampled_from((["serial"], ["shared"], ["independent"], ["serial", "shared"])))
+    links = []
+    for a, b in pairwise([*names, names[0]]):
+        for source, destination in ((a, b), (b, a)):
+            sharing, latency = draw(st.sampled_from(kinds)), draw(st.integers(0, 3))
+            rate = draw(st.none() | st.integers(1, 12).map(lambda n: n * 10**9 // 4))
+            links.append(Link(f"{source}>{destination}", source, destination, latency, rate, sharing))
+    return tuple({link.name: link for link in links}.values())
 
 
 @st.composite
@@ -131,8 +150,6 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
 
 def with_attributes(graph: Graph, attributes: dict[int, dict[str, Any]]) -> Graph:
     """Return the graph with other attributes."""
-    from dataclasses import replace
-
     return replace(graph, attributes=attributes)
 
 
@@ -161,6 +178,7 @@ def agree(given: dict[str, Any]) -> Trace | None:
         assert not isinstance(found, str), found
         same(expected.tasks, found.tasks)
         same(expected.transfers, found.transfers)
+    event("stuck" if expected is None else "transfers" if len(expected.transfers["id"]) else "no transfers")
     return expected
 
 

@@ -138,6 +138,7 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
     n_events = int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
     for name, size in (("event_key", n_events), ("event_task", n_events), ("ended", n_events), ("paid", n_events)):
         out[name] = np.zeros(size + 1, np.int64)
+    out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
     out["networked"], out["n_released"] = n_transfers > 0, 0
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
