@@ -20,12 +20,11 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
-from sim.errors import StuckError
+from sim.errors import InputError, StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
 from sim.noise import Noise
-from sim.transfers import make_flow
 from tests.policy_helpers import dags
 
 MANY = 3 * settings().max_examples
@@ -164,13 +163,12 @@ def agree(given: dict[str, Any]) -> Trace | None:
     """Assert that all engines do the same; return the trace, None when the run got stuck."""
     expected: Trace | None = None
     try:
-        expected = simulate(**given)
+        expected = simulate(**given, engine="simpy")
     except StuckError:
         pass
     job, policy = job_of(given)
-    flow = make_flow(job)
     for pure in KERNELS:
-        found = run(job, flow, policy, pure=pure)
+        found = run(job, policy, pure=pure)
         if expected is None:
             assert isinstance(found, str), "the kernel ran what gets stuck on SimPy"
             assert "tasks remain" in found
@@ -251,7 +249,7 @@ class Below(ByNext):
 
 def refusal(policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any) -> str | None:
     job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
-    return why_not(job, make_flow(job), policy)
+    return why_not(job, policy)
 
 
 @pytest.mark.parametrize("policy", [ByNext, ByReady, ByEnded, ByPrepare, ByScope, ByHelper, Below])
@@ -280,3 +278,29 @@ def test_other_obstacles_are_named() -> None:
     graph = with_attributes(chain(), {1: {"strict": False}})
     cpu = Machine((Device("cpu0", "cpu", workers=1),))
     assert "strict: false" in str(refusal(ReadyQueue(), graph, cpu))
+
+
+def test_a_trace_says_which_engine_ran() -> None:
+    graph, machine = chain(), Machine((Device("gpu0"),))
+    which = "kernel" if compiled() else "kernel (pure Python)"
+    assert simulate(graph, machine, ReadyQueue()).engine == which
+    assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine == which
+    assert simulate(graph, machine, ReadyQueue(), engine="simpy").engine == "simpy"
+    why = "the policy ByNext has to be asked task by task"
+    assert simulate(graph, machine, ByNext()).engine == f"simpy: {why}"
+    with pytest.raises(InputError, match=f"the kernel cannot run this: {why}"):
+        simulate(graph, machine, ByNext(), engine="kernel")
+    with pytest.raises(InputError, match="did you mean 'kernel'"):
+        simulate(graph, machine, ByNext(), engine="kernal")
+
+
+def test_who_gets_stuck_is_told_why_whatever_the_engine() -> None:
+    graph, machine = chain(), Machine((Device("cpu0", "cpu", workers=1),))
+    for engine in ("simpy", "kernel", "auto"):
+        with pytest.raises(StuckError, match="o0 has all its inputs"):
+            simulate(graph, machine, InOrder(), linearize=Backwards(), engine=engine)
+
+
+class Backwards:
+    def order(self, job: Job) -> list[int]:
+        return list(range(len(job.graph)))[::-1]
