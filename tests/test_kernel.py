@@ -25,14 +25,11 @@ from sim.job import make_job
 from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
 from sim.noise import Noise
+from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags
 
 MANY = 3 * settings().max_examples
 """Examples of what matters most; the nightly profile has thousands."""
-
-KERNELS = [True, False] if compiled() else [True]
-"""The kernel as it is written, and compiled where it is."""
-
 
 class Drawn:
     """A placement and streams as drawn: numbers that are taken modulo what there is."""
@@ -178,14 +175,6 @@ def agree(given: dict[str, Any]) -> Trace | None:
         same(expected.transfers, found.transfers)
     event("stuck" if expected is None else "transfers" if len(expected.transfers["id"]) else "no transfers")
     return expected
-
-
-def same(expected: Any, found: Any) -> None:
-    """Assert that two tables are equal, byte for byte."""
-    assert set(expected) == set(found)
-    for name, column in expected.items():
-        assert found[name].dtype == column.dtype, name
-        assert found[name].tolist() == column.tolist(), name
 
 
 @given(runs())

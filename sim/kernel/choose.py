@@ -13,9 +13,13 @@ from sim.kernel.run import STUCK, run
 from sim.model import Context, Policy
 from sim.trace import Trace
 
-__all__ = ["ENGINES", "run_job"]
+__all__ = ["ENGINES", "NotOnKernelError", "run_job"]
 
 ENGINES: Final = ("auto", "simpy", "kernel")
+
+
+class NotOnKernelError(InputError):
+    """The kernel was asked for, and something stands in its way."""
 
 
 def run_job(
@@ -39,8 +43,10 @@ def run_job(
 
     Raises
     ------
-    InputError
-        There is no such engine, or the kernel is wanted and cannot run this.
+    UnknownNameError
+        There is no such engine.
+    NotOnKernelError
+        The kernel is wanted and cannot run this.
     StuckError
         Nothing can happen any more and tasks remain.
     """
@@ -53,6 +59,6 @@ def run_job(
         if isinstance(found, Trace):
             return found
         if engine == "kernel" and found != STUCK:
-            raise InputError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
+            raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
     return replace(Engine(job, policy, memory=memory, observers=observers).run(), engine=which)
