@@ -53,6 +53,7 @@ GROUPS = {
     "sim.allocators": "allocator",
     "sim.importers": "importer",
     "sim.workloads": "kind of workload",
+    "sim.commands": "command",
 }
 """Each entry-point group and what one of its members is called in messages."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.plan import (
     PLANNERS,
     Lifetime,

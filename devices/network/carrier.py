@@ -88,7 +88,7 @@ class Carrier:
 
     def _begin(self, task: Task) -> None:
         now = self._context.now_ns
-        task.start_ns = now
+        self._context.started(task)
         route, nbytes = self._route(task), self._nbytes[task.op - self._n_ops]
         first_byte_ns = now + route.latency_ns
         if route.shared and nbytes:
