@@ -10,7 +10,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.plan import (
     PLANNERS,
     Lifetime,

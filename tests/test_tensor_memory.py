@@ -297,7 +297,7 @@ def test_allocators_are_described_in_words() -> None:
         UnknownNameError, match=r"unknown option of the bfc allocator 'allow_grow'.*'allow_growth'"
     ):
         read_allocator({"name": "bfc", "allow_grow": True})
-    with pytest.raises(InputError, match=r"allocator.malloc: 5 has no unit"):
+    with pytest.raises(InputError, match=r"malloc: 5 has no unit"):
         read_allocator({"name": "bfc", "malloc": 5})
     with pytest.raises(InputError, match="3 is no allocator"):
         read_allocator(3)
