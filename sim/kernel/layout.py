@@ -138,14 +138,15 @@ def shared_of(job: Job) -> list[Shared] | str:
     """Return what the tasks of each device share, None: nothing; or why the kernel cannot do it."""
     out: list[Shared] = []
     for device in job.machine.devices:
-        found = None
         processor: object = device.processor
-        if isinstance(processor, ProcessorInColumns):
-            found = processor.columns(device, job)
-            if isinstance(found, str):
-                return found
-            if isinstance(found, SharedSms) and _longest_ns(job) * _most(found) > _LATEST:
-                return f"blocks on {device.name} may need longer numbers than 64 bits"
+        if not isinstance(processor, ProcessorInColumns):
+            out.append(None)  # there is none: `obstacle` refuses those that are not in columns
+            continue
+        found = processor.columns(device, job)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, SharedSms) and _longest_ns(job) * _most(found) > _LATEST:
+            return f"blocks on {device.name} may need longer numbers than 64 bits"
         out.append(found)
     return out
 
@@ -278,7 +279,7 @@ def _edges(job: Job, flow: Flow, at_issue: bool) -> Columns:
 
 
 def _counts(job: Job, flow: Flow, which: Any) -> IntArray:
-    """Return how many edges lead to each task; one of distance d does not hold back the first d iterations."""
+    """Return how many edges lead to each task; one of distance d does not count in d iterations."""
     consumer, distance = flow.consumer[which], flow.distance[which]
     rows = [
         np.bincount(consumer[distance <= iteration], minlength=flow.n_nodes)
