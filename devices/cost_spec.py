@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import load_tables
@@ -43,7 +42,7 @@ def make_cost(
     peak_share: Fraction = Fraction(1),
     bandwidth_share: Fraction = Fraction(1),
     slowdown: Fraction = Fraction(1),
-    directory: Path | None = None,
+    origin: plugins.Origin = plugins.NOWHERE,
 ) -> CostModel | None:
     """Build the cost model that a description asks for.
 
@@ -55,8 +54,8 @@ def make_cost(
         Part of the device's peak rates that one op can use (its cores, the SMs in use).
     slowdown : Fraction
         Factor for fixed durations, which are given for one core.
-    directory : Path, optional
-        Where relative paths of tables begin.
+    origin : Origin
+        Where relative paths of tables begin, and what code it may name.
 
     Returns
     -------
@@ -97,20 +96,20 @@ def make_cost(
             files = [parameters] if isinstance(parameters, str) else parameters
             with located("table"):
                 files = TYPES["words"].read(files)
-            found = (load_tables((directory or Path()) / file) for file in files)
+            found = (load_tables(origin.file(file)) for file in files)
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             with located("fitted"):
                 return FittedCost(_fitted(parameters))
-        return _plugin(name, parameters, values)
+        return _plugin(name, parameters, values, origin)
 
     with located("cost"):
         return build(spec)
 
 
-def _plugin(name: str, parameters: Any, values: Mapping[str, Any]) -> CostModel:
+def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugins.Origin) -> CostModel:
     """Return the cost model of a plugin, once it can be called as it is going to be."""
-    make = plugins.lookup("sim.costs", name)
+    make = origin.lookup("sim.costs", name)
     require_call(f"the cost model {name!r}", make, "parameters", "device")
     made: CostModel = make(parameters, values)
     require_call(f"what the cost model {name!r} makes", made, "graph", "device", method="durations_ns")

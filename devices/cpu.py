@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
@@ -30,6 +29,7 @@ from devices.processor.cores import CorePool
 from devices.processor.timeshare import TimeShare
 from sim.errors import InputError
 from sim.model import Device
+from sim.plugins import NOWHERE, Origin
 
 __all__ = ["build", "speedup"]
 
@@ -63,7 +63,7 @@ def speedup(
     return points[below] + (points[above] - points[below]) * Fraction(cores - below, above - below)
 
 
-def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -> Device:
+def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
     """Return the device of a CPU's description.
 
     Parameters
@@ -71,8 +71,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     name : str
     values : mapping
         The description as `devices.fields.read_fields` returns it.
-    directory : Path, optional
-        Where relative paths in it begin.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
         peak_share=faster / cores,
         bandwidth_share=_bandwidth_share(values, cores, faster),
         slowdown=1 / faster,
-        directory=directory,
+        origin=origin,
     )
     processor = {"none": None, "cores": CorePool, "time": TimeShare}[sharing] if oversubscribed else None
     return Device(

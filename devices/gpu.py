@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
@@ -24,11 +23,12 @@ from devices.cost_spec import make_cost
 from devices.processor.sharing import processor_of
 from sim.errors import InputError, UnknownNameError
 from sim.model import Device
+from sim.plugins import NOWHERE, Origin
 
 __all__ = ["build"]
 
 
-def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -> Device:
+def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
     """Return the device of a GPU's description.
 
     Parameters
@@ -36,8 +36,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     name : str
     values : mapping
         The description as `devices.fields.read_fields` returns it.
-    directory : Path, optional
-        Where relative paths in it begin.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     return Device(
         **common_arguments(name, values),
         streams=streams,
-        cost=make_cost(values, peak_share=share, directory=directory),
+        cost=make_cost(values, peak_share=share, origin=origin),
         processor=None if alone else processor_of(values, streams),
     )
 

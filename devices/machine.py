@@ -26,13 +26,16 @@ from devices.network import make_network
 from devices.presets import device_preset, machine_preset
 from sim.errors import InputError, located
 from sim.model import Device, Host, Machine
+from sim.plugins import Origin
 
 __all__ = ["described_devices", "make_device", "make_machine"]
 
 _BUILDERS: Final = {"cpu": cpu.build, "gpu": gpu.build, "npu": npu.build}
 
 
-def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = None) -> Device:
+def make_device(
+    name: str, spec: Mapping[str, Any], *, directory: Path | None = None, allow_code: bool = False
+) -> Device:
     """Build a device from its description.
 
     Parameters
@@ -43,6 +46,8 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
         Keys of `devices.fields.DEVICE_FIELDS`; what is left out is the ideal.
     directory : Path, optional
         Where relative paths in it begin, usually the folder of the scenario file.
+    allow_code : bool
+        Whether a preset or cost model may be ``module:attribute``, which runs other people's code.
 
     Raises
     ------
@@ -61,16 +66,17 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
         ...
     sim.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
     """
+    origin = Origin(directory, allow_code)
     with located(name):
-        return _build(name, _values(spec), directory)
+        return _build(name, _values(spec, origin), origin)
 
 
-def _values(spec: object) -> dict[str, Any]:
+def _values(spec: object, origin: Origin) -> dict[str, Any]:
     """Return what a description and its preset say of a device, read."""
-    return read_fields(_with_preset(spec), DEVICE_FIELDS)
+    return read_fields(_with_preset(spec, origin), DEVICE_FIELDS)
 
 
-def _build(name: str, values: Mapping[str, Any], directory: Path | None) -> Device:
+def _build(name: str, values: Mapping[str, Any], origin: Origin) -> Device:
     if "kind" not in values:
         raise InputError("a device needs a kind (cpu, gpu, npu) or a preset")
     if values.get("count", 1) != 1:
@@ -93,12 +99,12 @@ def _build(name: str, values: Mapping[str, Any], directory: Path | None) -> Devi
                 f"only {' and '.join(kinds)} devices have it, and {name} is a {kind}", path=(key,)
             )
     if family in _BUILDERS:
-        return _BUILDERS[family](name, values, directory)
-    cost = make_cost(values, directory=directory)
+        return _BUILDERS[family](name, values, origin)
+    cost = make_cost(values, origin=origin)
     return Device(**common_arguments(name, values), streams=values.get("streams", 1), cost=cost)
 
 
-def _with_preset(spec: object) -> dict[str, Any]:
+def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
     """Lay a description over its preset, if it names one."""
     if not isinstance(spec, Mapping):
         raise InputError(f"{spec!r} is not a description of a device; accepted: a mapping of keys")
@@ -107,7 +113,7 @@ def _with_preset(spec: object) -> dict[str, Any]:
         return over
     preset = read_fields({"preset": over["preset"]}, DEVICE_FIELDS)["preset"]
     with located("preset"):
-        base = device_preset(preset)
+        base = device_preset(preset, origin)
     if "kind" in over and over["kind"] != base.get("kind"):
         raise InputError(f"the preset {over['preset']!r} is a {base.get('kind')}, not a {over['kind']}")
     ideal = read_fields({"ideal": over.get("ideal", False)}, DEVICE_FIELDS)["ideal"]
@@ -118,7 +124,9 @@ MOST_LANES_IN_ALL: Final = 1_000_000
 """Most cores and streams of all devices together."""
 
 
-def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> Machine:
+def make_machine(
+    spec: Mapping[str, Any], *, directory: Path | None = None, allow_code: bool = False
+) -> Machine:
     """Build a machine from its description.
 
     Parameters
@@ -128,8 +136,8 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
         ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes that one alone. With a
         machine ``preset``, devices and links of the same name are laid over those of the preset, others are
         added.
-    directory : Path, optional
-        Where relative paths in it begin.
+    directory, allow_code
+        As for `make_device`.
 
     Raises
     ------
@@ -147,12 +155,13 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
     >>> [device.name for device in machine.devices], [link.name for link in machine.links]
     (['gpu0', 'gpu1'], ['gpu0->gpu1', 'gpu1->gpu0'])
     """
-    over, base = _machine_fields(spec)
+    origin = Origin(directory, allow_code)
+    over, base = _machine_fields(spec, origin)
     ideal = over.get("ideal", False)
     devices = []
-    for name, values in _described(over, base).items():
+    for name, values in _described(over, base, origin).items():
         with located("machine", "devices", _entry_of(name, over)):
-            devices.append(_build(name, values, directory))
+            devices.append(_build(name, values, origin))
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:
         message = (
@@ -169,12 +178,14 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
     return Machine(tuple(devices), links, tuple(hosts), make_network if links else None)
 
 
-def described_devices(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def described_devices(
+    spec: Mapping[str, Any], *, directory: Path | None = None, allow_code: bool = False
+) -> dict[str, dict[str, Any]]:
     """Return what a machine's description says of each device: presets included, counts written out, read.
 
     Parameters
     ----------
-    spec : mapping
+    spec, directory, allow_code
         As for `make_machine`.
 
     Raises
@@ -187,19 +198,20 @@ def described_devices(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     >>> described_devices({"devices": {"gpu": {"kind": "gpu", "count": 2, "gap": "1us"}}})
     {'gpu0': {'kind': 'gpu', 'gap': 1000}, 'gpu1': {'kind': 'gpu', 'gap': 1000}}
     """
-    return _described(*_machine_fields(spec))
+    origin = Origin(directory, allow_code)
+    return _described(*_machine_fields(spec, origin), origin)
 
 
-def _machine_fields(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parts of a description, and those of its preset."""
     over = read_fields(spec, MACHINE_FIELDS, "machine")
     if "preset" not in over:
         return over, {}
     with located("machine", "preset"):
-        return over, read_fields(machine_preset(over["preset"]), MACHINE_FIELDS)
+        return over, read_fields(machine_preset(over["preset"], origin), MACHINE_FIELDS)
 
 
-def _described(over: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _described(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
     with located("machine", "devices"):
         described = _lay_over(base.get("devices", {}), over.get("devices", {}))
         if not described:
@@ -209,7 +221,7 @@ def _described(over: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, di
     values = {}
     for name, device in described.items():
         with located("machine", "devices", _entry_of(name, over)):
-            values[name] = _values(device)
+            values[name] = _values(device, origin)
     return values
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
@@ -31,11 +30,12 @@ from devices.npu_units import MATRIX_KINDS, Units
 from devices.processor.units import CoreUnits
 from sim.errors import InputError
 from sim.model import Device
+from sim.plugins import NOWHERE, Origin
 
 __all__ = ["build"]
 
 
-def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -> Device:
+def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
     """Return the device of an NPU's description.
 
     Parameters
@@ -43,8 +43,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     name : str
     values : mapping
         The description as `devices.fields.read_fields` returns it.
-    directory : Path, optional
-        Where relative paths in it begin.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
 
     Raises
     ------
@@ -74,9 +74,7 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     return Device(
         **common_arguments(name, values),
         streams=cores // per_op * queues,
-        cost=make_cost(
-            values, peak_share=Fraction(per_op, cores), bandwidth_share=share, directory=directory
-        ),
+        cost=make_cost(values, peak_share=Fraction(per_op, cores), bandwidth_share=share, origin=origin),
         processor=CoreUnits if queues > 1 else None,
     )
 

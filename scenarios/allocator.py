@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 from devices.memory.spec import MemorySpec, read_allocator
 from devices.memory.tensors import tensor_memory
 from scenarios.choices import Choice
-from scenarios.document import Document, Loc
+from scenarios.document import Loc
 from scenarios.memory import MemoryFields
 from sim.errors import InputError, OutOfMemoryError, UnknownNameError
 from sim.frames import has_control_flow
 from sim.memory_use import MemoryUse, memory_use, peak_bytes
 from sim.model import Machine, Policy
+from sim.plugins import Origin
 from sim.trace import Trace
 from sim.units import format_bytes, format_duration
 
@@ -68,10 +69,10 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
         if name not in names:
             raise document.wrong(UnknownNameError("device", name, names), ("memory", "devices", name))
     default = (
-        IDEAL if fields.allocator is None else _read(fields.allocator, document, ("memory", "allocator"))
+        IDEAL if fields.allocator is None else _read(fields.allocator, scenario, ("memory", "allocator"))
     )
     own = {
-        name: _read(choice, document, ("memory", "devices", name)) for name, choice in fields.devices.items()
+        name: _read(choice, scenario, ("memory", "devices", name)) for name, choice in fields.devices.items()
     }
     specs = {name: own.get(name, default) for name in names}
     for name, parts in cut.items():
@@ -86,11 +87,12 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
         raise document.wrong(error, ("memory",)) from None
 
 
-def _read(choice: Choice, document: Document, loc: Loc) -> MemorySpec:
+def _read(choice: Choice, scenario: Scenario, loc: Loc) -> MemorySpec:
+    origin = Origin(scenario.document.directory, scenario.allow_code)
     try:
-        return read_allocator({"name": choice.name, **choice.options})
+        return read_allocator({"name": choice.name, **choice.options}, origin)
     except InputError as error:
-        raise document.wrong(error, loc) from None
+        raise scenario.document.wrong(error, loc) from None
 
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:

@@ -144,11 +144,15 @@ class Scenario:
         ScenarioError
             There is none, or its description contradicts itself.
         """
-        spec = self.machine_spec
+        spec, origin = self.machine_spec, plugins.Origin(self.document.directory, self.allow_code)
         if not spec:
             raise self.document.error((), "machine: is missing")
         try:
-            return make_machine(_with_cost(spec, self.content.cost), directory=self.document.directory)
+            return make_machine(
+                _with_cost(spec, self.content.cost, origin),
+                directory=self.document.directory,
+                allow_code=self.allow_code,
+            )
         except InputError as error:
             if error.path[3:4] == ("cost",) and self.document.at(error.path[:4]) is None:
                 error.path = error.path[3:]  # it is the scenario's
@@ -164,7 +168,9 @@ class Scenario:
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
         """What the machine's description says of each device: see `devices.machine.described_devices`."""
-        return described_devices(self.machine_spec)
+        return described_devices(
+            self.machine_spec, directory=self.document.directory, allow_code=self.allow_code
+        )
 
     @cached_property
     def graph(self) -> Graph:
@@ -319,10 +325,10 @@ def _own_label(policy: Policy) -> str:
     return policy.name or policy.runtime or "policy"
 
 
-def _with_cost(spec: dict[str, Any], cost: Any) -> dict[str, Any]:
+def _with_cost(spec: dict[str, Any], cost: Any, origin: plugins.Origin) -> dict[str, Any]:
     """Give the scenario's cost model to every device for which it names none, those of a preset included."""
     if cost is None:
         return spec
-    preset = machine_preset(spec["preset"]).get("devices", {}) if "preset" in spec else {}
+    preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}
     given = {**{name: {} for name in preset}, **spec.get("devices", {})}
     return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}

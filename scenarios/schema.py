@@ -2,6 +2,7 @@
 
 ::
 
+    version: 1       extends: other.yaml               of the format; what the rest is laid over
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
@@ -25,7 +26,7 @@ from scenarios.choices import AnyChoice
 from scenarios.document import hint
 from scenarios.memory import MemoryFields
 from scenarios.noise import NoiseFields, Spread
-from scenarios.quantities import Count, Name, Strict, Whole, fault, quantity_schema
+from scenarios.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
 from scenarios.schema_machine import AnyMachine
 from scenarios.workloads import WORKLOADS, Workload
 from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
@@ -173,6 +174,10 @@ class ScenarioFile(Strict):
     """A computation graph, the machine it runs on, and who decides in which order."""
 
     schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
+    version: Annotated[Literal[1], Field(description="of the format; default: the latest")] = 1
+    extends: Annotated[
+        File | None, Field(description="a scenario over which this one is laid, mapping by mapping")
+    ] = None
     name: Annotated[Name | None, Field(description="default: the file's name")] = None
     description: str | None = None
     machine: AnyMachine | None = None

@@ -29,8 +29,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from devices.memory.base import LIVE, WAITING, Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
+from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InputError, InvariantError

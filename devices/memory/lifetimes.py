@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.memory.base import FREE, Allocator, Block
+from devices.memory.base import Allocator
+from devices.memory.blocks import FREE, Block
 from devices.memory.buffers import make_buffers
 from devices.memory.counted import CountedAllocator
 from devices.memory.deferred import Deferred
 from devices.memory.log import MemoryLog
 from devices.memory.make import make_allocator
-from devices.memory.oom import largest_holders, out_of_memory
+from devices.memory.oom import largest_holders
 from devices.memory.program_order import events_in_order
 from devices.memory.spec import MemorySpec
 from sim.errors import InputError
@@ -138,7 +139,7 @@ class Lifetimes:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
             block = allocator.try_alloc(nbytes, 0, name)
             if block is None:
-                raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
+                raise allocator.out_of_memory(nbytes, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)
             self._reserve(device, -1)
         for device, spec in enumerate(self.specs):
@@ -166,7 +167,7 @@ class Lifetimes:
                 for buffer in written[suspects].tolist():
                     size, name = self.nbytes[buffer], self.names[buffer]
                     if not allocator.fits_empty(size, 0, name):
-                        raise out_of_memory(allocator, size, owner=name, where="before time 0")
+                        raise allocator.out_of_memory(size, owner=name, where="before time 0")
 
     # -- what happens ------------------------------------------------------------------------
 
@@ -244,8 +245,8 @@ class Lifetimes:
         """Give back what `task` has got so far, and let it wait; or raise."""
         if not self.waits:
             where = f"at {format_duration(now_ns)}"
-            raise out_of_memory(
-                allocator, self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
+            raise allocator.out_of_memory(
+                self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
             )
         for other in self._writes(task.op):
             if other == buffer:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from devices.memory.groups import Groups
-from devices.memory.make import allocator_options
+from devices.memory.make import Maker, allocator_options
+from sim import plugins
 from sim.errors import InputError, UnknownNameError, located
 from sim.options import misfit
 from sim.units import parse_bytes, parse_duration
@@ -34,27 +35,29 @@ class MemorySpec:
 
     Attributes
     ----------
-    allocator : str
-        A name in `devices.memory.allocators`.
+    allocator : str or callable
+        A name in `devices.memory.allocators`, or what such a name stands for.
     malloc_ns, free_ns, synchronise_ns : int
         What a device malloc, a device free and a synchronisation cost who makes them.
     options : mapping
         Options of the allocator.
     """
 
-    allocator: str = "pool"
+    allocator: str | Maker = "pool"
     malloc_ns: int = 0
     free_ns: int = 0
     synchronise_ns: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_allocator(value: object) -> MemorySpec:
+def read_allocator(value: object, origin: plugins.Origin = plugins.NOWHERE) -> MemorySpec:
     """Read a description: the name of an allocator, or a mapping with its name, costs and options.
 
     Parameters
     ----------
     value : str or mapping
+    origin : Origin
+        What code the name may be (``module:attribute``).
 
     Raises
     ------
@@ -80,8 +83,9 @@ counted, planned, pool, scratchpad
             f"{value!r} is no allocator; accepted: its name, as in caching, "
             "or a mapping, as in {name: caching, malloc: 150us}"
         )
-    name = given["name"]
-    options = {key: wanted for key, wanted in allocator_options(name).items() if key != "group_of"}
+    name: str = given["name"]
+    kind = origin.lookup("sim.allocators", name) if ":" in name else name
+    options = {key: wanted for key, wanted in allocator_options(kind).items() if key != "group_of"}
     costs: dict[str, int] = {}
     chosen: dict[str, Any] = {}
     for key, item in given.items():
@@ -103,7 +107,7 @@ counted, planned, pool, scratchpad
             raise InputError(f"should be {wanted}, not {item!r}", path=(key,))
         else:
             chosen[key] = item
-    return MemorySpec(name, **costs, options=chosen)
+    return MemorySpec(kind, **costs, options=chosen)
 
 
 def read_sizes(value: object) -> dict[str, int]:
