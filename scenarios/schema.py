@@ -202,8 +202,8 @@ class ScenarioFile(Strict):
     engine: Annotated[
         Literal["auto", "simpy", "kernel"],
         Field(
-            description="what runs it, always with the same result: simpy runs everything, the kernel what is data "
-            "and much faster, auto takes the kernel where it can"
+            description="what runs it, always with the same result: simpy runs everything, the kernel what is "
+            "data and much faster, auto takes the kernel where it can"
         ),
     ] = "auto"
     compare: Annotated[
