@@ -11,7 +11,7 @@ ctypedef long long i64
 cdef i64 LIMIT
 cdef i64 IDLE, PRESUMED, OPEN
 
-cdef i64 gcd(i64 a, i64 b) noexcept
+cpdef i64 gcd(i64 a, i64 b) noexcept
 
 @cython.locals(left=i128, right=i128)
 cdef bint not_above(i64 n, i64 d, i64 other_n, i64 other_d) noexcept
@@ -31,6 +31,8 @@ cdef class MaxMin:
 
     @cython.locals(begin=i64, end=i64, flows=i64, counted=i64, hop=i64, link=i64, head=i64, after=i64, before=i64)
     cdef void _open(self, i64 route) noexcept
+
+    cdef void _note(self, i64 route) noexcept
 
     @cython.locals(had=i64, common=i64, rest=i64, top=i128, more=i128, bottom=i128)
     cdef void _spare(self, i64 link, i64 flows, i64 n, i64 d) noexcept
