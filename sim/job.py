@@ -70,17 +70,19 @@ class Job:
         return np.random.default_rng([self.seed, *purpose.encode()])
 
     @cached_property
+    def launched(self) -> npt.NDArray[np.bool_]:
+        """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
+        return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
+
+    @cached_property
     def group_of(self) -> IntArray:
         """Group of issuers that serves each op."""
-        group_of_device = np.full(len(self.machine.devices), UNSET)
-        for issuer in self.machine.issuers():
-            group_of_device[list(issuer.devices)] = issuer.group
-        return group_of_device[self.device_of]
+        return self.machine.group_of[self.device_of]
 
     @cached_property
     def n_groups(self) -> int:
         """Number of groups of issuers."""
-        return 1 + max(issuer.group for issuer in self.machine.issuers())
+        return 1 + int(self.machine.group_of.max())
 
     @cached_property
     def order(self) -> IntArray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.device import Device
 from sim.errors import InfeasibleError, InputError, UnknownNameError
+from sim.graph import IntArray
 from sim.task import Issuer
 
 if TYPE_CHECKING:
@@ -169,6 +170,14 @@ class Machine:
                     lane = self.first_stream[pool] + w
                     out.append(Issuer(len(out), f"{self.devices[pool].name}/w{w}", group, True, served, lane))
         return out
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Group of issuers that serves each device."""
+        group = np.full(len(self.devices), -1)
+        for issuer in self.issuers():
+            group[list(issuer.devices)] = issuer.group
+        return group
 
     @cached_property
     def _routes(self) -> dict[tuple[int, int], tuple[int, ...]]:

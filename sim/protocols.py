@@ -62,15 +62,8 @@ class Context(Protocol):
         may plan (`call_at`) and say `started`; it must not finish tasks.
         """
 
-    @property
-    def again(self) -> bool:
-        """Whether this instant was settled before, and what was done then caused something more."""
-
-    def end_at(self, task: Task, end_ns: int) -> None:
-        """Let a task that was begun beforehand (`Processor`) end at another instant than was said."""
-
     def started(self, task: Task) -> None:
-        """Put down that a task begins to execute now whose start its processor had put off."""
+        """Put down that a task begins now whose start its processor or network has put off."""
 
     def duration_of(self, task: Task) -> int:
         """Return how long `task` takes when nothing else disturbs it, noise included."""
@@ -85,11 +78,6 @@ class Processor(Protocol):
     A class of processors may have a static method ``least_ns(device, job, duration_ns, runs)``: a lower
     bound, in ns, of the time in which any schedule gets through the work of `device`, where each op takes
     ``duration_ns`` alone and runs ``runs`` times (`sim.bounds` asks for it).
-
-    A processor that never refuses a task may have a method ``announce(task, at_ns)``, which is called in
-    place of `start` where nothing else can hold the task up: it arrives at ``at_ns``, now or later. It
-    returns when the task ends, and puts down in ``task.start_ns`` when it begins, if not then. When a task
-    that comes before it changes that, it puts down the new start and says `Context.end_at`.
     """
 
     def start(self, task: Task) -> int:
@@ -108,7 +96,7 @@ class Network(Protocol):
     """Carries transfers over links."""
 
     def start(self, task: Task) -> None:
-        """Take a transfer that is ready; set ``task.start_ns`` when it begins, finish it when it arrived."""
+        """Take a transfer that is ready; say `started` when it begins and `finish` when it has arrived."""
 
 
 class Placement(Protocol):

@@ -14,7 +14,7 @@ from devices.processor.gpu import SharedSMs
 from devices.processor.leftover import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine
-from sim.engine import State
+from sim.engine import Engine
 from sim.job import make_job
 
 
@@ -23,7 +23,7 @@ def chosen(attributes: dict[str, Any], duration_ns: int = 10, **spec: Any) -> ty
     spec = {"kind": "gpu", "sms": 4, "streams": 2, "sharing": "sm+dram", "bandwidth": "100GB/s", **spec}
     b = GraphBuilder("one")
     b.op("a", duration_ns=duration_ns, attributes=attributes)
-    made = State(make_job(b.build(), Machine((make_device("gpu0", spec),))), ReadyQueue()).processors[0]
+    made = Engine(make_job(b.build(), Machine((make_device("gpu0", spec),))), ReadyQueue()).processors[0]
     return type(made)
 
 

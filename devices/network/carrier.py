@@ -25,10 +25,17 @@ CUDA devices).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
+from devices.network.columns import network_columns
 from devices.network.flows import FairFlows
 from devices.network.routes import Way, find_ways
 from devices.network.turnstile import Turnstile
+from sim.job import Job
+from sim.kernel.routes import Routes
 from sim.model import Context, Machine, Task
+from sim.transfers import Flow
 
 __all__ = ["Carrier", "make_network"]
 
@@ -63,7 +70,7 @@ class Carrier:
 
     def _begin(self, task: Task) -> None:
         now = self._context.now_ns
-        task.start_ns = now
+        self._context.started(task)
         way, nbytes = self._way(task), self._nbytes[task.op - self._n_ops]
         first_byte_ns = now + way.latency_ns
         if way.shared and nbytes:
@@ -85,19 +92,11 @@ class Carrier:
                 self._begin(following)
 
 
-def make_network(machine: Machine, context: Context) -> Carrier:
-    """Return the network of a run, in which every link is serial or shared as it says itself.
+@dataclass(frozen=True)
+class MakeNetwork:
+    """Makes the network of a run, in which every link is serial, shared or independent as it says itself.
 
-    Parameters
-    ----------
-    machine : Machine
-    context : Context
-        The run; its ``flow`` says what moves from where to where.
-
-    Raises
-    ------
-    InputError
-        A link with a word of `sharing` or a number of copy engines that means nothing.
+    The kernel runs the same network over columns (`sim.kernel.routes.InColumns`).
 
     Examples
     --------
@@ -114,4 +113,26 @@ def make_network(machine: Machine, context: Context) -> Carrier:
     >>> simulate(b.build(), machine, ReadyQueue()).makespan_ns
     20
     """
-    return Carrier(machine, context)
+
+    def __call__(self, machine: Machine, context: Context) -> Carrier:
+        """Return the network of a run.
+
+        Parameters
+        ----------
+        machine : Machine
+        context : Context
+            The run; its ``flow`` says what moves from where to where.
+
+        Raises
+        ------
+        InputError
+            A link with a word of `sharing` or a number of copy engines that means nothing.
+        """
+        return Carrier(machine, context)
+
+    def columns(self, job: Job, flow: Flow) -> Routes | str:
+        """Return the same in columns; see `devices.network.columns.network_columns`."""
+        return network_columns(job, flow)
+
+
+make_network: Final = MakeNetwork()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["LARGEST", "NEVER", "Routes"]
+if TYPE_CHECKING:
+    from sim.job import Job
+    from sim.transfers import Flow
+
+__all__ = ["LARGEST", "NEVER", "InColumns", "Routes"]
 
 NEVER: Final = (1 << 62) - 1
 """Later than any instant."""
@@ -46,3 +50,11 @@ class Routes(NamedTuple):
     first: list[int]
     links: list[int]
     capacity: list[int]
+
+
+@runtime_checkable
+class InColumns(Protocol):
+    """What makes the network of a run (`sim.Machine.network`), where the kernel can run that network too."""
+
+    def columns(self, job: Job, flow: Flow) -> Routes | str:
+        """Return where the transfers of a job go, or in words why the kernel cannot count what they carry."""
