@@ -38,9 +38,7 @@ def progressive_filling(
     waiting = {r for r, n in enumerate(flows) if n}
     rate: dict[int, Fraction] = {}
     while waiting:
-        users = {
-            link: sum(flows[r] for r in waiting if link in routes[r]) for link in range(len(capacity))
-        }
+        users = {link: sum(flows[r] for r in waiting if link in routes[r]) for link in range(len(capacity))}
         level = min(left[link] / n for link, n in users.items() if n)
         full = {link for link, n in users.items() if n and left[link] / n == level}
         for r in sorted(waiting):
@@ -56,9 +54,7 @@ def rates_of(solver: MaxMin) -> dict[int, Fraction]:
     return {r: Fraction(solver.rate_n[r], solver.rate_d[r]) for r, n in enumerate(solver.flows) if n}
 
 
-def assert_everybody_has_a_bottleneck(
-    capacity: list[int], routes: list[list[int]], solver: MaxMin
-) -> None:
+def assert_everybody_has_a_bottleneck(capacity: list[int], routes: list[list[int]], solver: MaxMin) -> None:
     rate, flows = rates_of(solver), list(solver.flows)
     users = [[r for r in rate if link in routes[r]] for link in range(len(capacity))]
     for link, c in enumerate(capacity):
@@ -136,6 +132,9 @@ class Clock:
 
     def when_settled(self, callback: Any) -> None:
         self.settling.append(callback)
+
+    def started(self, task: Any) -> None:
+        task.start_ns = self.now_ns
 
     def finish(self, task: Any) -> None:
         self.ends[task.id] = self.now_ns

@@ -1,4 +1,5 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
 """Max-min fair rates that follow changes: only what a change can reach is solved anew.
 
 An allocation is max-min fair if and only if every route has a *bottleneck* among its links: a full link on
@@ -26,6 +27,8 @@ from collections.abc import MutableSequence, Sequence
 
 import numpy as np
 
+from sim.graph import IntArray
+
 __all__ = ["MaxMin"]
 
 LIMIT = 1 << 62
@@ -37,10 +40,10 @@ IDLE, PRESUMED, OPEN = 0, 1, 2
 COMPILED = not __file__.endswith(".py")
 
 
-def column(values: Sequence[int]) -> MutableSequence[int]:
+def column(values: Sequence[int] | IntArray) -> MutableSequence[int]:
     """Return a column: 64 bits an entry where this is compiled, else a list, which Python reads faster."""
     entries = np.array(values, np.int64)
-    return entries if COMPILED else entries.tolist()  # type: ignore[return-value, no-any-return]
+    return entries if COMPILED else entries.tolist()  # type: ignore[return-value]
 
 
 def zeros(n: int) -> MutableSequence[int]:

@@ -1,7 +1,8 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
 """The network of a run on columns: serial links, copy engines, latency, and links shared max-min fairly.
 
-It does what `devices.network.carrier.Carrier` does, to the nanosecond, for the loop of the kernel, which says::
+It does to the nanosecond what `devices.network.carrier.Carrier` does. The loop of the kernel says::
 
     net.start(task, move, now)    a transfer is ready: it begins now, or when what it holds is free
     net.next_ns                   when something happens next (NEVER: nothing is on its way)
@@ -90,10 +91,8 @@ class Net:
         self.ended, self.begun = zeros(most), zeros(most)
         self.n_ended = self.n_begun = 0
         self.due, self.n_due = zeros(most), 0
-        # Queues for what is held; a slot stands in those of its keys, at `places` times its number, and so on.
-        self.places = max(
-            (routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0
-        )
+        # Queues for what is held; a slot stands in those of its keys, with as many places as a way has keys.
+        self.places = max((routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0)
         self.before, self.behind = zeros(most), zeros(most * self.places)
         self.front, self.back = column([-1] * n_keys), column([-1] * n_keys)
         # A heap of what is foreseen for certain: first bytes, and last bytes of those that are alone.
