@@ -118,6 +118,7 @@ class MaxMin:
         self.n_marked = self.n_changed = 0
         # A heap of links by the level at which they ask for attention.
         self.heap, self.place, self.size = zeros(n_links), column([-1] * n_links), 0
+        self.touched, self.is_touched, self.n_touched = zeros(n_links), zeros(n_links), 0
         self.key_n, self.key_d, self.fills = zeros(n_links), zeros(n_links), zeros(n_links)
 
     def count(self, route: int, more: int) -> None:
@@ -135,7 +136,7 @@ class MaxMin:
             route = self.marked[i]
             if self.flows[route] != self.counted[route]:
                 self._open(route)
-        while self.size and not self.status:
+        while self._asked() and not self.status:
             link = self.heap[0]
             if self.fills[link]:
                 if not self._open_higher(link):
@@ -148,6 +149,22 @@ class MaxMin:
                 self._note(route)
         self.n_marked = 0
         return self.status
+
+    def _asked(self) -> int:
+        """Let the links that were touched ask; return how many do."""
+        for i in range(self.n_touched):
+            link = self.touched[i]
+            self.is_touched[link] = 0
+            self._ask(link)
+        self.n_touched = 0
+        return self.size
+
+    def _touch(self, link: int) -> None:
+        """Put down that a link may ask for attention at another level, or not any more."""
+        if not self.is_touched[link]:
+            self.is_touched[link] = 1
+            self.touched[self.n_touched] = link
+            self.n_touched += 1
 
     def _note(self, route: int) -> None:
         """Put down that a route may have another rate."""
@@ -186,7 +203,7 @@ class MaxMin:
             if counted:
                 self._spare(link, counted, self.rate_n[route], self.rate_d[route])
             self.open_flows[link] += flows
-            self._ask(link)
+            self._touch(link)
         self.counted[route] = 0
         self._note(route)
 
@@ -296,9 +313,8 @@ class MaxMin:
                 self.open_flows[used] -= flows
                 if used != link:
                     self._spare(used, -flows, n, d)
-                    self._ask(used)
+                self._touch(used)
         self.slack_n[link], self.slack_d[link] = 0, 1
-        self._ask(link)
 
     def _sift(self, link: int, place: int) -> None:
         """Let a link find its place in the heap, from a place that is its own to fill."""

@@ -21,7 +21,7 @@ cdef class Net:
     cpdef void start(self, i64 task, i64 move, i64 now) noexcept
     @cython.locals(over=i64, i=i64, slot=i64)
     cpdef void advance(self, i64 now) noexcept
-    @cython.locals(rates=MaxMin, i=i64, route=i64)
+    @cython.locals(rates=MaxMin, i=i64, route=i64, n=i64, d=i64)
     cpdef void settle(self, i64 now) noexcept
     @cython.locals(at=i64)
     cdef void _look_ahead(self) noexcept

@@ -165,10 +165,11 @@ class Net:
                 return
             for i in range(rates.n_changed):
                 route = rates.changed[i]
-                self._advance_route(route, now)
-                self.speed_n[route] = rates.rate_n[route]
-                self.speed_d[route] = rates.rate_d[route]
-                self._foresee(route, now)
+                n, d = rates.rate_n[route], rates.rate_d[route]
+                if n != self.speed_n[route] or d != self.speed_d[route] or self.since_ns[route] == now:
+                    self._advance_route(route, now)
+                    self.speed_n[route], self.speed_d[route] = n, d
+                    self._foresee(route, now)
             self._look_ahead()
 
     def _look_ahead(self) -> None:
