@@ -88,21 +88,20 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     """
     cores, intra_op = values.get("cores", 1), values.get("intra_op", 1)
     if intra_op > cores:
-        raise InputError(f"{name}.intra_op: an op cannot use {intra_op} of {cores} cores")
+        raise InputError(f"an op cannot use {intra_op} of {cores} cores", path=("intra_op",))
     if "speedup" in values and "serial_fraction" in values:
-        raise InputError(f"{name}: give speedup or serial_fraction, not both")
+        raise InputError("give speedup or serial_fraction, not both")
     workers = values.get("inter_op", cores // intra_op)
     oversubscribed = workers * intra_op > cores
     sharing = values.get("sharing", "time" if oversubscribed else "none")
     if sharing not in ("none", "cores", "time"):
-        raise InputError(f"{name}.sharing: a CPU shares none, cores or time, not {sharing!r}")
+        raise InputError(f"a CPU shares none, cores or time, not {sharing!r}", path=("sharing",))
     pageable = values.get("host_memory") == "pageable"
     if "staging_bandwidth" in values and not pageable:
-        raise InputError(f"{name}.staging_bandwidth: it takes effect only with host_memory: pageable")
+        raise InputError("it takes effect only with host_memory: pageable", path=("staging_bandwidth",))
     faster = speedup(intra_op, values.get("serial_fraction", Fraction(0)), values.get("speedup"))
     cost = make_cost(
         values,
-        name,
         peak_share=faster / cores,
         bandwidth_share=_bandwidth_share(values, cores, faster),
         slowdown=1 / faster,

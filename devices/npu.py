@@ -60,15 +60,14 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
     queues = values.get("queues_per_core", 1)
     if cores % per_op:
-        raise InputError(f"{name}.cores_per_op: {cores} cores do not divide into queues of {per_op}")
+        raise InputError(f"{cores} cores do not divide into queues of {per_op}", path=("cores_per_op",))
     if values.get("scratchpad") is None:
         for key in ("vector_scratchpad", "double_buffered", "granule", "dma_latency"):
             if key in values:
-                raise InputError(f"{name}.{key}: it takes effect only with a scratchpad, which is not given")
+                raise InputError("it takes effect only with a scratchpad, which is not given", path=(key,))
     share = Fraction(per_op, cores * queues)
     values = {
         **values,
-        "copy_engines": values.get("dma_engines"),
         "queues_per_core": queues,
         "units": _units(values),
     }
@@ -76,7 +75,7 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
         **common_arguments(name, values),
         streams=cores // per_op * queues,
         cost=make_cost(
-            values, name, peak_share=Fraction(per_op, cores), bandwidth_share=share, directory=directory
+            values, peak_share=Fraction(per_op, cores), bandwidth_share=share, directory=directory
         ),
         processor=CoreUnits if queues > 1 else None,
     )

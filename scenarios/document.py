@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.errors import ScenarioError, nearest, shortened
+from sim.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
 
 __all__ = ["Document", "Loc", "dotted", "hint"]
 
@@ -94,6 +94,28 @@ class Document:
         """Return where a file named by the scenario is."""
         return self.directory / name
 
+    def at(self, loc: Loc) -> Node | None:
+        """Return the value at `loc`, None when there is none."""
+        node: Node | None = self.root
+        for part in loc:
+            node = node and node.child(part)
+        return node
+
+    def matching(self, pattern: str) -> list[Loc]:
+        """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
+        found: list[Loc] = [()]
+        for part in pattern.split("."):
+            below: list[Loc] = []
+            for loc in found:
+                node = self.at(loc)
+                inside = node.value if node is not None else None
+                if part == "*" and isinstance(inside, list):
+                    below += [(*loc, i) for i in range(len(inside))]
+                elif isinstance(inside, dict):
+                    below += [(*loc, key) for key in inside if part in ("*", key)]
+            found = below
+        return found
+
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
         return self.root.place_of(loc, key=key)
@@ -102,6 +124,14 @@ class Document:
         """Return an error that begins with place and path."""
         path = f"{dotted(loc)}: " if loc else ""
         return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
+
+    def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
+        """Return `error` with its place: its path begins at `loc`."""
+        if isinstance(error, UnknownNameError):
+            return self.error(
+                (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
+            )
+        return self.error((*loc, *error.path), error.message)
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.
@@ -132,11 +162,8 @@ class Document:
         """Return the document changed by the values of the mapping at `loc`: paths to values (``set:``)."""
         document = self
         for key in values:
-            node = self.root
-            for part in (*loc, key):
-                below = node.child(part)
-                assert below is not None
-                node = below
+            node = self.at((*loc, key))
+            assert node is not None
             document = document._set(key, node, place=self.place((*loc, key), key=True))
         return document
 

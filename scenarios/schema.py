@@ -5,7 +5,7 @@
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
-    iterations: ...  seed: ...
+    iterations: ...  seed: ...  engine: ...
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
 
@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
 
+from scenarios.choices import AnyChoice
 from scenarios.document import hint
 from scenarios.memory import MemoryFields
 from scenarios.noise import NoiseFields, Spread
 from scenarios.quantities import Count, Name, Strict, Whole, fault, quantity_schema
 from scenarios.schema_machine import AnyMachine
 from scenarios.workloads import WORKLOADS, Workload
-from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
+from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 
-__all__ = ["Choice", "Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
+__all__ = ["Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -74,42 +75,6 @@ else:
 # -- policy ----------------------------------------------------------------------------------------
 
 
-class Choice(Strict):
-    """One decision: a name, and whatever options it has."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What was given besides the name."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-def _choice(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-AnyChoice = Annotated[
-    Choice,
-    BeforeValidator(_choice),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                    "additionalProperties": True,
-                },
-            ]
-        }
-    ),
-]
-
-
 class Policy(Strict):
     """Who decides what is issued next, and the other decisions; further keys are the policy's options."""
 
@@ -120,7 +85,6 @@ class Policy(Strict):
     placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
     streams: Annotated[AnyChoice | None, Field(description="on which stream each op is launched")] = None
     linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
-    allocator: Annotated[AnyChoice | None, Field(description="how tensors get their memory")] = None
     compile: Annotated[
         list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
     ] = None
@@ -230,6 +194,13 @@ class ScenarioFile(Strict):
     ] = None
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = 0
+    engine: Annotated[
+        Literal["auto", "simpy", "kernel"],
+        Field(
+            description="what runs it, always with the same result: simpy runs everything, the kernel what is data "
+            "and much faster, auto takes the kernel where it can"
+        ),
+    ] = "auto"
     compare: Annotated[
         list[AnyVariant],
         Field(default_factory=list, description="what `sim compare` compares without --policy"),
@@ -244,7 +215,6 @@ _SHARED = {
     "Bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
     "Flops": quantity_schema(FLOPS),
     "FlopRate": quantity_schema(FLOP_RATE, unlimited=True),
-    "Frequency": quantity_schema(FREQUENCY),
 }
 
 

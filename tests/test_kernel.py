@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from devices.network import make_network
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
-from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
-from sim.errors import StuckError
+from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
+from sim.errors import InputError, StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
 from sim.noise import Noise
-from sim.transfers import make_flow
+from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags
 
 MANY = 3 * settings().max_examples
 """Examples of what matters most; the nightly profile has thousands."""
-
-KERNELS = [True, False] if compiled() else [True]
-"""The kernel as it is written, and compiled where it is."""
-
 
 class Drawn:
     """A placement and streams as drawn: numbers that are taken modulo what there is."""
@@ -81,7 +80,23 @@ def machines(draw: st.DrawFn) -> Machine:
     if draw(st.booleans()):
         served += [d.name for d in devices if d.workers][:1]
     hosts = (Host("host", tuple(served), draw(st.integers(1, 2))),) if served and draw(st.booleans()) else ()
-    return Machine(tuple(devices), (), hosts)
+    links = draw(rings([d.name for d in devices])) if len(devices) > 1 and draw(st.booleans()) else ()
+    if links and draw(st.integers(0, 3)) == 0:
+        devices[0] = replace(devices[0], details={"copy_engines": draw(st.integers(1, 2))})
+    return Machine(tuple(devices), links, hosts, make_network if links else None)
+
+
+@st.composite
+def rings(draw: st.DrawFn, names: list[str]) -> tuple[Link, ...]:
+    """Draw links both ways around the devices, so that some routes have several; all alike, or not."""
+    kinds = draw(st.sampled_from((["serial"], ["shared"], ["independent"], ["serial", "shared"])))
+    links = []
+    for a, b in pairwise([*names, names[0]]):
+        for source, destination in ((a, b), (b, a)):
+            sharing, latency = draw(st.sampled_from(kinds)), draw(st.integers(0, 3))
+            rate = draw(st.none() | st.integers(1, 12).map(lambda n: n * 10**9 // 4))
+            links.append(Link(f"{source}>{destination}", source, destination, latency, rate, sharing))
+    return tuple({link.name: link for link in links}.values())
 
 
 @st.composite
@@ -131,8 +146,6 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
 
 def with_attributes(graph: Graph, attributes: dict[int, dict[str, Any]]) -> Graph:
     """Return the graph with other attributes."""
-    from dataclasses import replace
-
     return replace(graph, attributes=attributes)
 
 
@@ -147,13 +160,12 @@ def agree(given: dict[str, Any]) -> Trace | None:
     """Assert that all engines do the same; return the trace, None when the run got stuck."""
     expected: Trace | None = None
     try:
-        expected = simulate(**given)
+        expected = simulate(**given, engine="simpy")
     except StuckError:
         pass
     job, policy = job_of(given)
-    flow = make_flow(job)
     for pure in KERNELS:
-        found = run(job, flow, policy, pure=pure)
+        found = run(job, policy, pure=pure)
         if expected is None:
             assert isinstance(found, str), "the kernel ran what gets stuck on SimPy"
             assert "tasks remain" in found
@@ -161,15 +173,8 @@ def agree(given: dict[str, Any]) -> Trace | None:
         assert not isinstance(found, str), found
         same(expected.tasks, found.tasks)
         same(expected.transfers, found.transfers)
+    event("stuck" if expected is None else "transfers" if len(expected.transfers["id"]) else "no transfers")
     return expected
-
-
-def same(expected: Any, found: Any) -> None:
-    """Assert that two tables are equal, byte for byte."""
-    assert set(expected) == set(found)
-    for name, column in expected.items():
-        assert found[name].dtype == column.dtype, name
-        assert found[name].tolist() == column.tolist(), name
 
 
 @given(runs())
@@ -233,7 +238,7 @@ class Below(ByNext):
 
 def refusal(policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any) -> str | None:
     job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
-    return why_not(job, make_flow(job), policy)
+    return why_not(job, policy)
 
 
 @pytest.mark.parametrize("policy", [ByNext, ByReady, ByEnded, ByPrepare, ByScope, ByHelper, Below])
@@ -262,3 +267,29 @@ def test_other_obstacles_are_named() -> None:
     graph = with_attributes(chain(), {1: {"strict": False}})
     cpu = Machine((Device("cpu0", "cpu", workers=1),))
     assert "strict: false" in str(refusal(ReadyQueue(), graph, cpu))
+
+
+def test_a_trace_says_which_engine_ran() -> None:
+    graph, machine = chain(), Machine((Device("gpu0"),))
+    which = "kernel" if compiled() else "kernel (pure Python)"
+    assert simulate(graph, machine, ReadyQueue()).engine == which
+    assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine == which
+    assert simulate(graph, machine, ReadyQueue(), engine="simpy").engine == "simpy"
+    why = "the policy ByNext has to be asked task by task"
+    assert simulate(graph, machine, ByNext()).engine == f"simpy: {why}"
+    with pytest.raises(InputError, match=f"the kernel cannot run this: {why}"):
+        simulate(graph, machine, ByNext(), engine="kernel")
+    with pytest.raises(InputError, match="did you mean 'kernel'"):
+        simulate(graph, machine, ByNext(), engine="kernal")
+
+
+def test_who_gets_stuck_is_told_why_whatever_the_engine() -> None:
+    graph, machine = chain(), Machine((Device("cpu0", "cpu", workers=1),))
+    for engine in ("simpy", "kernel", "auto"):
+        with pytest.raises(StuckError, match="o0 has all its inputs"):
+            simulate(graph, machine, InOrder(), linearize=Backwards(), engine=engine)
+
+
+class Backwards:
+    def order(self, job: Job) -> list[int]:
+        return list(range(len(job.graph)))[::-1]

@@ -374,7 +374,7 @@ def test_an_allocator_of_another_package_is_chosen_by_name_with_its_options() ->
     assert make_allocator("doubling", 100).alloc(10).nbytes == 20
     spec = read_allocator({"name": "doubling", "factor": 3})
     assert make_allocator(spec.allocator, 100, **spec.options).alloc(10).nbytes == 30
-    with pytest.raises(InputError, match=r"allocator.factor: should be a whole number, not 'x'"):
+    with pytest.raises(InputError, match=r"factor: should be a whole number, not 'x'"):
         read_allocator({"name": "doubling", "factor": "x"})
 
 

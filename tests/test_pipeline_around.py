@@ -248,11 +248,11 @@ policy: {name: zb-auto, memory_limit: 40MB}
 
 def test_an_allocator_sees_the_same_memory(tmp_path: Path) -> None:
     counted = run(tmp_path, policy="1f1b", text=SIZED)
-    cached = run(tmp_path, "policy={name: 1f1b, allocator: caching}", text=SIZED)
+    cached = run(tmp_path, "memory.allocator=caching", policy="1f1b", text=SIZED)
     for name, use in cached.summary["devices"].items():
         assert use["peak_memory_bytes"] == counted.summary["devices"][name]["peak_memory_bytes"]
     with pytest.raises(OutOfMemoryError, match="out of memory on gpu"):
-        run(tmp_path, "policy={name: gpipe, allocator: caching}", text=SIZED)
+        run(tmp_path, "memory.allocator=caching", policy="gpipe", text=SIZED)
 
 
 def test_a_schedule_makes_its_own_decisions(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from devices.memory.groups import Groups
 from devices.memory.make import allocator_options
-from sim.errors import InputError, UnknownNameError
+from sim.errors import InputError, UnknownNameError, located
 from sim.options import misfit
 from sim.units import parse_bytes, parse_duration
 
@@ -49,14 +49,12 @@ class MemorySpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_allocator(value: object, what: str = "allocator") -> MemorySpec:
+def read_allocator(value: object) -> MemorySpec:
     """Read a description: the name of an allocator, or a mapping with its name, costs and options.
 
     Parameters
     ----------
     value : str or mapping
-    what : str
-        What is described, the beginning of an error message.
 
     Raises
     ------
@@ -79,7 +77,7 @@ counted, planned, pool, scratchpad
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise InputError(
-            f"{what}: {value!r} is no allocator; accepted: its name, as in caching, "
+            f"{value!r} is no allocator; accepted: its name, as in caching, "
             "or a mapping, as in {name: caching, malloc: 150us}"
         )
     name = given["name"]
@@ -90,22 +88,25 @@ counted, planned, pool, scratchpad
         if key == "name":
             continue
         if key in _COSTS:
-            costs[_COSTS[key]] = parse_duration(item, what=f"{what}.{key}")
+            costs[_COSTS[key]] = parse_duration(item, what=key)
         elif key not in options:
-            raise UnknownNameError(f"option of the {name} allocator", str(key), {*options, *_COSTS})
+            raise UnknownNameError(
+                f"option of the {name} allocator", str(key), {*options, *_COSTS}, path=(key,)
+            )
         elif key == "limits":
-            limits = read_sizes(item, f"{what}.{key}")
+            with located(key):
+                limits = read_sizes(item)
             chosen |= {"limits": limits, "group_of": Groups(limits)}
         elif key in _BYTES:
-            chosen[key] = parse_bytes(item, what=f"{what}.{key}")
+            chosen[key] = parse_bytes(item, what=key)
         elif wanted := misfit(options[key], item):
-            raise InputError(f"{what}.{key}: should be {wanted}, not {item!r}")
+            raise InputError(f"should be {wanted}, not {item!r}", path=(key,))
         else:
             chosen[key] = item
     return MemorySpec(name, **costs, options=chosen)
 
 
-def read_sizes(value: object, what: str) -> dict[str, int]:
+def read_sizes(value: object) -> dict[str, int]:
     """Read sizes by name: of models that share a pool, of virtual devices.
 
     Raises
@@ -115,9 +116,9 @@ def read_sizes(value: object, what: str) -> dict[str, int]:
 
     Examples
     --------
-    >>> read_sizes({"train": "50GB", "serve": "20GB"}, "limits")
+    >>> read_sizes({"train": "50GB", "serve": "20GB"})
     {'train': 50000000000, 'serve': 20000000000}
     """
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{what}: {value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
-    return {name: parse_bytes(size, what=f"{what}.{name}") for name, size in value.items()}
+        raise InputError(f"{value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
+    return {name: parse_bytes(size, what=name) for name, size in value.items()}

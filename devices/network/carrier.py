@@ -18,7 +18,7 @@ network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on eithe
 What a host copies from or to pageable memory (`sim.hosting`) passes through the driver's buffers: never
 faster than ``staging_bandwidth``, which all such copies from one device to another share.
 
-Copy engines (``copy_engines``, for NPUs ``dma_engines``): with 2 a device takes part in one transfer in each
+Copy engines (``copy_engines``; of an NPU its DMA engines): with 2 a device takes part in one transfer in each
 direction at a time, with 1 in one altogether, first come, first served (the property `asyncEngineCount` of
 CUDA devices).
 """

@@ -19,7 +19,7 @@ from sim.meeting import find_meetings
 from sim.order import Order, order_of
 from sim.policy import Policy
 from sim.strictness import non_strict_ops
-from sim.transfers import Flow, check_routes
+from sim.transfers import Flow, check_routes, make_flow
 
 __all__ = ["Columns", "columns", "obstacle", "why_not"]
 
@@ -31,7 +31,6 @@ _LATEST: Final = 2.0**61
 
 def why_not(
     job: Job,
-    flow: Flow,
     policy: Policy,
     *,
     memory: Callable[..., Any] | None = None,
@@ -42,8 +41,6 @@ def why_not(
     Parameters
     ----------
     job : Job
-    flow : Flow
-        Its nodes and edges (`sim.transfers.make_flow`).
     policy : Policy
     memory, observers
         As for `sim.simulate`.
@@ -52,18 +49,20 @@ def why_not(
     --------
     >>> from sim import Device, GraphBuilder, Machine, Policy
     >>> from sim.job import make_job
-    >>> from sim.transfers import make_flow
     >>> b = GraphBuilder("one")
     >>> _ = b.op("a", duration_ns=10)
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
     >>> class Mine(Policy):
     ...     pass
-    >>> why_not(job, make_flow(job), Mine())
+    >>> why_not(job, Mine())
     'the policy Mine has to be asked task by task'
     """
-    found = obstacle(job, flow, memory=memory, observers=observers)
+    found = obstacle(job, memory=memory, observers=observers)
     if found is None and order_of(policy, job) is None:
         found = no_order(policy)
+    if found is None:
+        routes = routes_of(job, make_flow(job))
+        found = routes if isinstance(routes, str) else None
     return found
 
 
@@ -73,7 +72,7 @@ def no_order(policy: Policy) -> str:
 
 
 def obstacle(
-    job: Job, flow: Flow, *, memory: Callable[..., Any] | None = None, observers: Iterable[Any] = ()
+    job: Job, *, memory: Callable[..., Any] | None = None, observers: Iterable[Any] = ()
 ) -> str | None:
     """Return what stands in the way, the policy left aside."""
     graph, machine = job.graph, job.machine
@@ -87,8 +86,6 @@ def obstacle(
         return "an allocator follows the tensors"
     if any(True for _ in observers):
         return "an observer watches the run"
-    if flow.n_nodes > flow.n_ops and not isinstance(machine.network, InColumns):
-        return "tensors are transferred over a network that is not given in columns"
     if any(device.pageable for device in machine.devices):
         return "host threads copy pageable memory"
     for device in machine.devices:
@@ -113,7 +110,8 @@ def routes_of(job: Job, flow: Flow) -> Routes | str | None:
     """Return where the transfers go, why the kernel cannot carry them, or None where there are none."""
     if flow.n_nodes == flow.n_ops:
         return None
-    assert isinstance(job.machine.network, InColumns)
+    if not isinstance(job.machine.network, InColumns):
+        return "tensors are transferred over a network that is not given in columns"
     check_routes(job, flow)
     return job.machine.network.columns(job, flow)
 
@@ -138,6 +136,7 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
     n_events = int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
     for name, size in (("event_key", n_events), ("event_task", n_events), ("ended", n_events), ("paid", n_events)):
         out[name] = np.zeros(size + 1, np.int64)
+    out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
     out["networked"], out["n_released"] = n_transfers > 0, 0
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)

@@ -10,8 +10,8 @@ cdef i64 EVENT, LAUNCH, NEVER
 @cython.final
 cdef class Run:
     cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_asked, stride, window
-    cdef public i64 most_in_flight, n_events, now, round, n_ended, n_done, n_paid, n_released, n_rows
-    cdef public i64 n_fresh, n_coming
+    cdef public i64 most_in_flight, n_events, now, round, n_ended, n_done, n_paid, n_placed, n_released
+    cdef public i64 n_rows, n_fresh, n_coming
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, something
     cdef public bint tangled
     cdef public Net net
@@ -21,7 +21,7 @@ cdef class Run:
     cdef public i64[::1] outstanding, parked, parked_last, issuer_group, issuer_lane, issuer_queue, idle
     cdef public i64[::1] idle_first, n_idle, asked, is_asked, batch, slots, queue_first, queue_head
     cdef public i64[::1] queue_tail, program, program_first, place, window_end, in_flight, event_key
-    cdef public i64[::1] event_task, ended, paid, released, rows, coming
+    cdef public i64[::1] event_task, ended, paid, placed, released, rows, coming
 
     @cython.locals(going=bint)
     cpdef void run(self) noexcept
@@ -38,15 +38,14 @@ cdef class Run:
     cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
     @cython.locals(group=i64, length=i64, place=i64)
     cdef void eligible(self, i64 task, i64 node) noexcept
-    cdef void launch(self, i64 task, i64 node) noexcept
+    cdef void move(self, i64 task, i64 node) noexcept
     cdef void carry(self, i64 task) noexcept
     @cython.locals(task=i64, k=i64)
     cdef void note_begun(self) noexcept
     cdef void done_with(self, i64 task) noexcept
     @cython.locals(task=i64, node=i64, k=i64)
     cdef void pay(self) noexcept
-    @cython.locals(task=i64, who=i64, at=i64, k=i64)
-    cdef void sort_paid(self) noexcept
+    cdef void launch(self, i64 task, i64 node) noexcept
     @cython.locals(device=i64)
     cdef bint find_place(self, i64 task, i64 node) noexcept
     @cython.locals(lane=i64)

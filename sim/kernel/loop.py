@@ -140,6 +140,8 @@ class Run:
     n_done: int
     paid: Column
     n_paid: int
+    placed: Column  # launches that were parked and have a place now
+    n_placed: int
 
     # Transfers.
     net: Net
@@ -161,7 +163,7 @@ class Run:
         while going:
             if self.n_ended:
                 self.complete()
-            if self.n_paid:
+            if self.n_paid or self.n_placed:
                 self.pay()
             if self.something:
                 self.ask()
@@ -184,7 +186,7 @@ class Run:
                     self.eligible(task, node)
         for task in range(self.n_tasks if self.networked else 0):
             if self.pending[task] == 0 and self.ready[task] < 0:
-                self.launch(task, self.node_of(task))
+                self.move(task, self.node_of(task))
 
     def node_of(self, task: int) -> int:
         """Return the node of which `task` is an execution."""
@@ -228,12 +230,13 @@ class Run:
             self.touch(lane)
         if self.limited:
             device = self.lane_device[lane]
-            self.outstanding[device] -= 1
             task = self.parked[device]
-            if task >= 0:
+            if task < 0:
+                self.outstanding[device] -= 1
+            else:
                 self.parked[device] = self.follower[task]
-                self.paid[self.n_paid] = task
-                self.n_paid += 1
+                self.placed[self.n_placed] = task
+                self.n_placed += 1
 
     def record_event(self, task: int, node: int) -> None:
         """Let those who were issued behind `task` know that it is over, on other streams a hop later."""
@@ -271,7 +274,7 @@ class Run:
             for k in range(self.first_edge[row], self.first_edge[row + 1]):
                 other = base + self.edge[k]
                 if other < self.n_tasks and self.pending[other] == 0 and self.ready[other] < 0:
-                    self.launch(other, self.node_of(other))
+                    self.move(other, self.node_of(other))
 
     def eligible(self, task: int, node: int) -> None:
         """Stamp a task whose inputs are there, and queue it."""
@@ -288,7 +291,7 @@ class Run:
                 self.push_slot(self.queue_first[group], self.queue_tail[group], place)
                 self.queue_tail[group] += 1
 
-    def launch(self, task: int, node: int) -> None:
+    def move(self, task: int, node: int) -> None:
         """Issue a transfer, which nobody is asked for, and let it go when its tensor is there."""
         self.ready[task] = self.now
         self.issue[task] = self.now
@@ -320,29 +323,25 @@ class Run:
     # 2. Issue costs that are paid, and places in launch queues that came free.
 
     def pay(self) -> None:
-        """Go on with tasks that are taken, in the order of their issuers."""
-        self.sort_paid()
+        """Go on with launches that were parked, then with what is paid for, in the order of issuers."""
+        for k in range(self.n_placed):
+            task = self.placed[k]
+            self.launch(task, self.node_of(task))
+        self.n_placed = 0
         for k in range(self.n_paid):
             task = self.paid[k]
             node = self.node_of(task)
             if self.executed[node]:
                 self.begin(task, node, self.now)
             elif self.find_place(task, node):
-                if not self.holds[node]:
-                    self.free_issuer(self.issuer[task])
-                self.put_on_stream(task, node)
+                self.launch(task, node)
         self.n_paid = 0
 
-    def sort_paid(self) -> None:
-        """Sort by issuer; only launches that were parked can be out of order."""
-        for k in range(1, self.n_paid):
-            task = self.paid[k]
-            who = self.issuer[task]
-            at = k
-            while at > 0 and self.issuer[self.paid[at - 1]] > who:
-                self.paid[at] = self.paid[at - 1]
-                at -= 1
-            self.paid[at] = task
+    def launch(self, task: int, node: int) -> None:
+        """Put a launch on its stream; its issuer goes on, unless it holds it until it ends."""
+        if not self.holds[node]:
+            self.free_issuer(self.issuer[task])
+        self.put_on_stream(task, node)
 
     def find_place(self, task: int, node: int) -> bool:
         """Take a place in the device's launch queue, or park `task`."""

@@ -16,7 +16,7 @@ from sim.kernel.layout import columns, no_order, obstacle, routes_of
 from sim.order import order_of
 from sim.policy import Policy
 from sim.trace import Trace, Wait
-from sim.transfers import Flow
+from sim.transfers import Flow, make_flow
 
 __all__ = ["compiled", "run"]
 
@@ -31,7 +31,6 @@ def compiled() -> bool:
 
 def run(
     job: Job,
-    flow: Flow,
     policy: Policy,
     *,
     memory: Callable[..., Any] | None = None,
@@ -43,8 +42,6 @@ def run(
     Parameters
     ----------
     job : Job
-    flow : Flow
-        Its nodes and edges (`sim.transfers.make_flow`).
     policy : Policy
     memory, observers
         As for `sim.simulate`; with either there is no run.
@@ -56,12 +53,13 @@ def run(
     Trace or str
         The trace that the engine on SimPy gives, or what stands in the way of it.
     """
-    why = obstacle(job, flow, memory=memory, observers=observers)
+    why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
         return why
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)
+    flow = make_flow(job)
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
@@ -95,7 +93,9 @@ def _trace(job: Job, flow: Flow, policy: Policy, kernel: source.Run) -> Trace:
     late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
     by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
     tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
-    return Trace(job, flow, type(policy).__name__, tasks, _transfers(job, flow, kernel))
+    moved = _transfers(job, flow, kernel)
+    engine = "kernel (pure Python)" if isinstance(kernel, source.Run) else "kernel"
+    return Trace(job, flow, type(policy).__name__, tasks, moved, engine=engine)
 
 
 def _transfers(job: Job, flow: Flow, kernel: source.Run) -> dict[str, IntArray]:
