@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from devices.processor.bound import least_ns
 from devices.processor.kernels import GROUPS, Demand, demands
 from sim.model import Context, Device, Task
 from sim.trace import Wait
@@ -157,7 +156,6 @@ class LeftoverSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
-    least_ns = staticmethod(least_ns)
     end = None  # it was known at its start when its SMs would be free
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
