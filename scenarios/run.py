@@ -18,10 +18,11 @@ from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
 from scenarios.op_places import op_place
 from scenarios.schema import MOST_TASKS
-from sim.engine import Engine, Observer
+from sim.engine import Observer
 from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError
 from sim.graph import Graph
 from sim.job import Job, make_job
+from sim.kernel.choose import NotOnKernelError, run_job
 from sim.memory_log import memory_report
 from sim.metrics import summary
 from sim.model import Machine
@@ -74,7 +75,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim run --json`` prints."""
-        names = {"scenario": self.scenario, "policy": self.policy}
+        names = {"scenario": self.scenario, "policy": self.policy, "engine": self.trace.engine}
         return {**self.summary, **names, "expect": [outcome.to_json() for outcome in self.outcomes]}
 
 
@@ -139,14 +140,18 @@ def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
     decisions, document = case.decisions, case.scenario.document
     memory = memory_of(case.scenario, job.machine, decisions.policy)
     try:
-        trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
+        trace = run_job(
+            job, decisions.policy, case.scenario.content.engine, memory=memory, observers=observers
+        )
     except ScenarioError:
         raise
+    except NotOnKernelError as error:
+        raise document.error(("engine",), str(error)) from error
     except (GraphError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
         raise document.error(op_place(str(error), document), str(error)) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         # Again, and counted: it ends where memory ends, and says who held what.
-        trace = Engine(job, decisions.policy, memory=exact_memory(job.machine)).run()
+        trace = run_job(job, decisions.policy, memory=exact_memory(job.machine))
     return trace
 
 

@@ -6,7 +6,7 @@
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
-    iterations: ...  seed: ...
+    iterations: ...  seed: ...  engine: ...
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
 
@@ -199,6 +199,13 @@ class ScenarioFile(Strict):
     ] = None
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = 0
+    engine: Annotated[
+        Literal["auto", "simpy", "kernel"],
+        Field(
+            description="what runs it, always with the same result: simpy runs everything, the kernel what is data "
+            "and much faster, auto takes the kernel where it can"
+        ),
+    ] = "auto"
     compare: Annotated[
         list[AnyVariant],
         Field(default_factory=list, description="what `sim compare` compares without --policy"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sim.engine import Engine, Memory, Observer
+from sim.engine import Memory, Observer
 from sim.engine.collector import collector_paused
 from sim.graph import Graph
 from sim.job import Job, make_job
+from sim.kernel.choose import run_job
 from sim.model import Context, Linearizer, Machine, Placement, Policy, StreamAssignment
 from sim.noise import Noise
 from sim.trace import Trace
@@ -29,6 +30,7 @@ def simulate(
     estimate_error: float = 0.2,
     noise: Noise | None = None,
     seed: int = 0,
+    engine: str = "auto",
     observers: Iterable[Observer] = (),
 ) -> Trace:
     """Run `graph` on `machine` under `policy` and return what happened.
@@ -43,6 +45,9 @@ def simulate(
         The other decisions; see `sim.job.make_job`.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
+    engine : str
+        ``simpy`` runs everything; ``kernel`` what is data, much faster, with the same result; ``auto`` takes the
+        kernel where it can. `Trace.engine` says which ran.
     observers : iterable of Observer
         Told of every start and end.
 
@@ -84,4 +89,4 @@ def simulate(
             noise=noise,
             seed=seed,
         )
-        return Engine(job, policy, memory=memory, observers=observers).run()
+        return run_job(job, policy, engine, memory=memory, observers=observers)

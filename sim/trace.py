@@ -77,6 +77,8 @@ class Trace:
         Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
     met : array of int64, shape (meetings, 2)
         Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
+    engine : str
+        Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
     """
 
     job: Job
@@ -87,6 +89,7 @@ class Trace:
     memory: Mapping[str, IntArray] | None = None
     frames: tuple[str, ...] = ()
     met: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    engine: str = "simpy"
 
     @classmethod
     def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Trace:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from triple_helpers import Op, Run, runs
 
@@ -159,6 +160,6 @@ def ties(draw: st.DrawFn) -> Run:
 @pytest.mark.parametrize("way", WAYS)
 @given(run=ties())
 @example(run=TWO_HEADS)
-@settings(max_examples=60)
+@examples(30)
 def test_what_does_nothing_changes_nothing(way: str, run: Run) -> None:
     same(run.trace(), WAYS[way](run))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from cli_runner import sim
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
@@ -169,7 +170,7 @@ def test_schedules_as_text() -> None:
     ranks=st.sampled_from([2, 4]),
     rounds=st.integers(1, 2),
 )
-@settings(deadline=None, max_examples=15)
+@examples(15)
 def test_torch_csv_goes_both_ways(
     tmp_path_factory: pytest.TempPathFactory, name: str, ranks: int, rounds: int
 ) -> None:

@@ -7,7 +7,8 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.pipeline import (
@@ -184,7 +185,7 @@ def every_order(micro_batches: int) -> list[list[tuple[str, int]]]:
 
 
 @NEEDS_ORTOOLS
-@settings(max_examples=6)
+@examples(6)
 @given(
     times=st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=2, max_size=2),
     c=st.integers(0, 4),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from examples import examples
 from gpu_kernels import Launch, kernels, run, spans
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
@@ -50,7 +51,7 @@ def test_the_simplest_that_does_what_is_asked_for(
     assert chosen(attributes, **spec) is expected
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(kernels, min_size=1, max_size=7),
     st.sampled_from(["5GB/s", "60GB/s", "100GB/s", "1TB/s"]),

@@ -68,6 +68,7 @@ def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float)
     assert (1 - share) * measured <= simulated <= measured
 
 
+@pytest.mark.slow
 def test_a100_needs_its_streams(tmp_path: Path) -> None:
     """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms."""
     source = recorded("kineto/a100_training_rank3.json.gz")

@@ -137,7 +137,8 @@ class Engine:
         self.round = self.round + 1 if to_ns == self.now_ns else 0
         self.now_ns = int(to_ns)
         clock = self.clock
-        while clock.peek() == to_ns:
+        last = clock.timeout(to_ns - clock.now)  # what begins while this is noted is of the next round
+        while not last.processed:
             clock.step()
 
     def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
