@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -29,6 +28,7 @@ from sim.errors import InputError, StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
+from sim.model import Placement
 from sim.noise import Noise
 from sim.trace import Wait
 from tests.kernel_helpers import KERNELS, same
@@ -38,7 +38,7 @@ MANY = 3 * settings().max_examples
 """Examples of what matters most; the nightly profile has thousands."""
 
 
-class Drawn:
+class Drawn(Placement):
     """A placement and streams as drawn: numbers that are taken modulo what there is."""
 
     def __init__(self, numbers: list[int]) -> None:

@@ -27,7 +27,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from devices.processor.bound import least_ns
 from devices.processor.kernels import GROUPS, Demand, demands
 from sim.job import Job
 from sim.kernel.shared import SharedSms
@@ -174,7 +173,6 @@ class LeftoverSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
-    least_ns = staticmethod(least_ns)
     end = None  # it was known at its start when its SMs would be free
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:

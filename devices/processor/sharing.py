@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from devices.processor.bound import least_ns
 from devices.processor.gpu import MAX_RESIDENT, SharedSMs
 from devices.processor.kernels import Demand, demands
 from devices.processor.leftover import LeftoverSMs, sms_in_columns
@@ -55,8 +54,6 @@ def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, C
 
 class SMsAndDram:
     """Makes the processor of a GPU whose kernels share DRAM bandwidth, at one priority."""
-
-    least_ns = staticmethod(least_ns)
 
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
         """Return a `LeftoverSMs` if the bandwidth suffices for whatever of the run's kernels run together."""
