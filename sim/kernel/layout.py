@@ -110,10 +110,11 @@ def routes_of(job: Job, flow: Flow) -> Routes | str | None:
     """Return where the transfers go, why the kernel cannot carry them, or None where there are none."""
     if flow.n_nodes == flow.n_ops:
         return None
-    if not isinstance(job.machine.network, InColumns):
+    network: object = job.machine.network  # what makes one is a function, which may have more to offer
+    if not isinstance(network, InColumns):
         return "tensors are transferred over a network that is not given in columns"
     check_routes(job, flow)
-    return job.machine.network.columns(job, flow)
+    return network.columns(job, flow)
 
 
 def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
