@@ -99,6 +99,6 @@ def _message(hardware: str, found: Counter[str], total: int) -> str:
         kinds += f" and {len(found) - shown} more kinds"
     ops, have = "op" + "s" * (total != 1), "has" if found.total() == 1 else "have"
     return (
-        f"{hardware}: {found.total()} of {total} {ops} {have} no measured cost ({kinds}); data-sheet rooflines "
-        "were used, often more than 2x too fast. See docs/costs.md."
+        f"{hardware}: {found.total()} of {total} {ops} {have} no measured cost ({kinds}); data-sheet "
+        "rooflines were used, often more than 2x too fast. See docs/costs.md."
     )

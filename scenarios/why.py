@@ -155,7 +155,7 @@ def difference(trace: Trace, best: Trace) -> str:
 
 
 def _terms(more: Mapping[str, int], total: int) -> str:
-    """Name the largest parts, three at most; sum up the rest, and what is below a twentieth of the largest."""
+    """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
     terms = [f"{_signed(more[part])} {_NAMES[part]}" for part in shown]

@@ -88,7 +88,10 @@ def test_eight_equal_gpus_are_one_warning() -> None:
 
 def test_kinds_are_told_by_how_many_there_are() -> None:
     for kinds, told in (
-        ("bccddde", "7 of 7 ops have no measured cost (3 d, 2 c, 1 b, 1 e)"),  # a fourth kind is named, for that is as short
+        (
+            "bccddde",
+            "7 of 7 ops have no measured cost (3 d, 2 c, 1 b, 1 e)",
+        ),  # a fourth kind is named, for that is as short
         ("bccdddef", "8 of 8 ops have no measured cost (3 d, 2 c, 1 b and 2 more kinds)"),
     ):
         with pytest.warns(PlainRooflineWarning, match=re.escape(f"{told};")):

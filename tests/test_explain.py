@@ -148,7 +148,9 @@ def test_policy() -> None:
     gap = largest_gaps(trace)[0]
     assert (gap.device, gap.start_ns, gap.length_ns, gap.reason) == ("gpu1", 0, 50, "policy")
     assert gap.blame == "'c' is ready and an issuer is free, but InOrder runs 'b' first"
-    assert largest_gaps(trace, facts=Facts(trace, "in-order"))[0].blame.endswith("but in-order runs 'b' first")
+    assert largest_gaps(trace, facts=Facts(trace, "in-order"))[0].blame.endswith(
+        "but in-order runs 'b' first"
+    )
     assert final_waits(trace).tolist() == [0, 0, Wait.POLICY]
     for other in (ReadyQueue(), OutOfOrder(window=2)):
         trace = head_of_line(other)

@@ -20,9 +20,9 @@ Pareto = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("compare", short_help="Run the same work under several policies and explain the differences.")(
-        compare
-    )
+    app.command(
+        "compare", short_help="Run the same work under several policies and explain the differences."
+    )(compare)
 
 
 def compare(

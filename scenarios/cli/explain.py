@@ -43,4 +43,6 @@ def explain(
         if i:
             typer.echo()
         title = f"{result.scenario}: {result.policy}"
-        typer.echo(explain_text(result.trace, gaps=most, longest=most, title=title, policy=result.policy), nl=False)
+        typer.echo(
+            explain_text(result.trace, gaps=most, longest=most, title=title, policy=result.policy), nl=False
+        )

@@ -35,8 +35,8 @@ _WIDTH: Final = 160
 
 
 _METHOD: Final = (
-    "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams and "
-    "hosts, so its parts differ."
+    "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams "
+    "and hosts, so its parts differ."
 )
 
 
@@ -165,7 +165,7 @@ def _print_memory(summary: Mapping[str, Any], out: Console) -> None:
         return
     out.print()
     print_table(
-        ("memory", "peak in use", "at", "reserved", "fragmentation", "largest holders at the peak"),
+        ("memory of", "peak in use", "at", "reserved", "fragmentation", "largest holders at the peak"),
         [
             (
                 name,
@@ -215,7 +215,10 @@ def print_comparison(comparison: Comparison) -> None:
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
         out.print(Text(f"{result.policy:{width}}  {comparison.why(result)}"), soft_wrap=True)
-    out.print(Text(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}." if bound else "")), soft_wrap=True)
+    out.print(
+        Text(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}." if bound else "")),
+        soft_wrap=True,
+    )
     for note in stream_notes(ranked):
         out.print(Text(note), soft_wrap=True)
     expected = [outcome for result in ranked for outcome in result.outcomes]

@@ -19,8 +19,8 @@ def pipeline_line(told: Mapping[str, Any]) -> str:
     Examples
     --------
     >>> told = {"ranks": 4, "stages": 4, "micro_batches": 8, "bubble": 0.25, "bubble_of": "makespan"}
-    >>> pipeline_line({**told, "bubble_formula": 0.25, "formula": "makespan = work + ..."})
-    '4 ranks, 4 stages, 8 micro-batches: bubble 25.00% of the makespan; formula 25.00% (makespan = work + ...)'
+    >>> pipeline_line({**told, "bubble_formula": 0.25, "formula": "makespan = ..."})
+    '4 ranks, 4 stages, 8 micro-batches: bubble 25.00% of the makespan; formula 25.00% (makespan = ...)'
     """
     whole = "makespan" if told["bubble_of"] == "makespan" else "longest span"
     formula = (

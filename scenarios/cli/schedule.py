@@ -20,13 +20,21 @@ class Format(StrEnum):
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("schedule", short_help="Print a pipeline schedule as a picture, or as CSV for torch.")(schedule)
+    app.command("schedule", short_help="Print a pipeline schedule as a picture, or as CSV for torch.")(
+        schedule
+    )
 
 
 def schedule(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A pipeline schedule; `sim policies` lists them.")],
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="P", help="Number of ranks (devices).")] = None,
-    micro_batches: Annotated[int | None, typer.Option("--micro-batches", metavar="M", help="Number of micro-batches.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A pipeline schedule; `sim policies` lists them.")
+    ],
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="P", help="Number of ranks (devices).")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option("--micro-batches", metavar="M", help="Number of micro-batches.")
+    ] = None,
     chunks: Annotated[
         int | None,
         typer.Option("--chunks", metavar="V", help="Stages per rank; default: the schedule's own."),
@@ -36,13 +44,14 @@ def schedule(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the schedule, such as order=fifo, or a time in the picture, such as forward=2.",
+            help="An option of the schedule, such as order=fifo, or a time in the picture: forward=2.",
         ),
     ] = None,
     format: Annotated[
         Format,
         typer.Option(
-            "--format", help="A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles."
+            "--format",
+            help="A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
         ),
     ] = Format.text,
 ) -> None:

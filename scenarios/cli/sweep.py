@@ -21,17 +21,25 @@ def sweep(
     scenario: ScenarioPath,
     vary: Annotated[
         list[str],
-        typer.Option("--vary", metavar="KEY=V1,V2,...", help="The values of a key; may be given several times."),
+        typer.Option(
+            "--vary", metavar="KEY=V1,V2,...", help="The values of a key; may be given several times."
+        ),
     ],
     policy: Policies = None,
     sets: Sets = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
+    ] = 1,
     dask: Annotated[
         str | None, typer.Option("--dask", metavar="ADDRESS", help="Run on this Dask cluster.")
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="Write the table (.csv, .json); an interrupted sweep resumes from it."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write the table (.csv, .json); an interrupted sweep resumes from it.",
+        ),
     ] = None,
     json: Json = False,
     allow_code: AllowCode = False,

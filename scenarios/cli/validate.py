@@ -42,18 +42,26 @@ def calibrate(
 
 def validate(
     backend: Backend,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write plans, runs and the report.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where to write plans, runs and the report.")
+    ],
     experiments: Annotated[
-        str | None, typer.Option("--experiments", metavar="A,B,...", help="Letters or names of experiments; default: all.")
+        str | None,
+        typer.Option(
+            "--experiments", metavar="A,B,...", help="Letters or names of experiments; default: all."
+        ),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", metavar="FILE", help="The calibration; default: DIR/calibration.json.")
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="The calibration; default: DIR/calibration.json."),
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=3, help="Number of quiet runs per case.")] = 5,
     limit: Annotated[
         float | None, typer.Option("--limit", metavar="SECONDS", help="Start no new case after this time.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what has already been measured.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again what has already been measured.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the steps without running them.")] = False,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Predict again and report on the recorded measurements.")

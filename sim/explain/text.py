@@ -208,9 +208,7 @@ def explain_text(
 def _bound_line(limits: Bounds, makespan_ns: int) -> str:
     bound = format_duration(limits.lower_bound_ns)
     if limits.loops_counted_once:
-        return (
-            f"No schedule is shorter than {bound} ({limits.binding}); chains through loops count once."
-        )
+        return f"No schedule is shorter than {bound} ({limits.binding}); chains through loops count once."
     over = f"; this run takes {makespan_ns / limits.lower_bound_ns:.3g}x" if limits.lower_bound_ns else ""
     return (
         f"With the ops on these devices and streams, no schedule is shorter than {bound} "
