@@ -111,14 +111,14 @@ AnyChoice = Annotated[
 
 
 class Policy(Strict):
-    """Who decides what is issued next, and the other decisions; further keys are the policy's options."""
+    """The policy and the other decisions; further keys are the policy's options."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
     runtime: Annotated[Name | None, Field(description="a named set of decisions (`sim runtimes`)")] = None
     placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
-    streams: Annotated[AnyChoice | None, Field(description="on which stream each op is launched")] = None
+    streams: Annotated[AnyChoice | None, Field(description="which stream each op is launched on")] = None
     linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
     allocator: Annotated[AnyChoice | None, Field(description="how tensors get their memory")] = None
     compile: Annotated[
@@ -126,13 +126,13 @@ class Policy(Strict):
     ] = None
     synchronisation: Annotated[
         Literal["completion", "issue"] | None,
-        Field(description="eligible when inputs are computed, or when they are issued"),
+        Field(description="tasks are eligible when their inputs are computed, or when they are issued"),
     ] = None
     launch: Annotated[
         Literal["op", "cuda-graph"] | None,
-        Field(description="ops are launched one by one (default), or those of a device as one CUDA graph"),
+        Field(description="launch ops one by one (default), or those of a device as one CUDA graph"),
     ] = None
-    knowledge: Annotated[Knowledge | None, Field(description="in place of the scenario's")] = None
+    knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -191,10 +191,10 @@ Expect = Annotated[
 class Variant(Policy):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
-    label: Annotated[Name | None, Field(description="what it is called; default: the policy's name")] = None
+    label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
     set: Annotated[
         dict[str, JsonValue],
-        Field(default_factory=dict, description="what else differs: dotted path to value, as for --set"),
+        Field(default_factory=dict, description="other changes: dotted path to value, as for --set"),
     ]
     expect: Expect
 
@@ -209,14 +209,14 @@ class ScenarioFile(Strict):
     """A computation graph, the machine it runs on, and who decides in which order."""
 
     schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
-    name: Annotated[Name | None, Field(description="default: the file's name")] = None
+    name: Annotated[Name | None, Field(description="name in results; default: the file's name")] = None
     description: str | None = None
     machine: AnyMachine | None = None
     workload: AnyWorkload
     policy: AnyPolicy = Policy(name="ready-queue")
-    knowledge: Annotated[Knowledge, Field(description="what policies know of durations")] = "exact"
+    knowledge: Annotated[Knowledge, Field(description="what policies know about durations")] = "exact"
     estimate_error: Annotated[
-        Spread, Field(description="of an estimate's logarithm, with knowledge: estimate")
+        Spread, Field(description="standard deviation of an estimate's logarithm, with knowledge: estimate")
     ] = 0.2
     memory: Annotated[
         MemoryFields | None, Field(description="lifetimes of tensors, and what happens when memory is full")

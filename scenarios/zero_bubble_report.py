@@ -34,10 +34,11 @@ _TEXT = """
 
 Written by `python -m scenarios.zero_bubble_report docs/zero_bubble.md`; do not edit.
 
-This page compares simulated with measured throughputs, for readers who want to know how far to trust a simulated
-schedule. Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 4 and 9) measured the samples per
-GPU and second of four schedules in twelve configurations, and profiled the times of F, I, W and of a transfer.
-The orders of ZB-1p and ZB-2p are searched for these times (`zb-auto`); 1F1B-I has a chunk for each layer.
+This page compares simulated with measured throughputs, for readers who want to know how far to trust a
+simulated schedule. Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 4 and 9) measured
+the samples per GPU and second of four schedules in twelve configurations, and profiled the times of F, I, W
+and of a transfer. The orders of ZB-1p and ZB-2p are searched for these times (`zb-auto`); 1F1B-I has a
+chunk for each layer.
 
 The bare schedule is off by {bare} on average, always too fast. With two parameters, fitted on the third of
 the rows with the middle number of micro-batches, the prediction is off by **{mean}** on the other {rest}
@@ -45,14 +46,14 @@ rows, and by at most {largest} ({where}).
 
 ## What is fitted, and what it may mean
 
-**Dispatch of a slot: {dispatch:.2f} ms.** Every F, B, I or W takes this much longer than its kernels. After a
-send or receive between stages the host waits for the device; then it launches the first kernels of the next
-slot while the device waits. A framework written in Python takes about half a millisecond for this. It explains
-why interleaving, with its many short slots, loses most of what its smaller bubble gains.
+**Dispatch of a slot: {dispatch:.2f} ms.** Every F, B, I or W takes this much longer than its kernels. After
+a send or receive between stages the host waits for the device; then it launches the first kernels of the
+next slot while the device waits. A framework written in Python takes about half a millisecond for this. It
+explains why interleaving, with its many short slots, loses most of what its smaller bubble gains.
 
 **Slow-down against the profile: {slow_down:.3f}.** Slots of a whole run are slower than profiled ones:
-communication kernels take SMs and bandwidth, clocks drop under load, and a pipeline waits for the slowest of
-its devices, whose times vary.
+communication kernels take SMs and bandwidth, clocks drop under load, and a pipeline waits for the slowest
+of its devices, whose times vary.
 
 ## What is not fitted
 

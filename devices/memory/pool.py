@@ -36,7 +36,7 @@ def _itself(owner: Owner) -> Owner:
 
 
 class PoolAllocator(SegmentedAllocator):
-    """One arena, by best fit.
+    """One arena, allocated by best fit.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ __all__ = ["RoundRobin"]
 
 
 class RoundRobin:
-    """Ops in topological order on the devices in turn, leaving out those that cannot run an op.
+    """Ops in topological order on the devices in turn, skipping devices that cannot run an op.
 
     Examples
     --------

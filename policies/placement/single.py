@@ -14,7 +14,7 @@ __all__ = ["Single"]
 
 
 class Single:
-    """All ops on one device, but for those that are pinned to another.
+    """All ops on one device, except those pinned to another.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ def _bytes(m: Mapping[str, Any]) -> str:
 def _memory(result: Mapping[str, Any]) -> list[str]:
     """Return the section of an experiment about bytes: nothing in it takes time, so nothing is noise."""
     lines = [
-        "Bytes that the device's allocator has allocated and reserved after every step, compared with its model.",
+        "Bytes that the device's allocator has allocated and reserved after every step, against its model.",
         "",
         "| program | steps | allocated differs | reserved differs | reserved, largest difference |",
         "|---|--:|--:|--:|--:|",

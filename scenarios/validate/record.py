@@ -28,10 +28,10 @@ def page(folder: Path) -> str:
     parts = [
         "# Validation",
         "",
-        "This page shows how close simulated makespans come to measured ones, for readers who want to know how "
-        "far to trust a prediction. `make validate` (and `make validate-gpu` on a machine with CUDA) generates "
-        "it from the recordings in `data/`; `docs/design.md` describes the method and its lessons. The tests "
-        "predict every recorded case again and fail if an error grows.",
+        "This page shows how close simulated makespans come to measured ones, for readers who want to know "
+        "how far to trust a prediction. `make validate` (and `make validate-gpu` on a machine with CUDA) "
+        "generates it from the recordings in `data/`; `docs/design.md` describes the method and its lessons. "
+        "The tests predict every recorded case again and fail if an error grows.",
     ]
     for report in sorted(folder.glob("data/*/report.md")):
         text = report.read_text().replace("](", f"](data/{report.parent.name}/")
