@@ -1,13 +1,15 @@
 # Every target makes .venv when it is missing, and brings it up to date when pyproject.toml has changed.
 
-# What the tests need. Not torch: it is large, and the tests that want it skip and say so.
-EXTRAS ?= dev,onnx,parquet,perfetto
+# What the tests need. Not torch: it is large, and the tests that want it skip and say so (see test-torch).
+EXTRAS ?= dev,onnx,parquet,perfetto,html,opt,dask,notebook
 WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench validate validate-gpu clean
+PYTEST := $(BIN)/python -m pytest --benchmark-disable
+PARALLEL := -n $(WORKERS) --dist worksteal
+.PHONY: help venv demo test test-all test-torch check format bench mutants validate validate-gpu clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +25,18 @@ demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gant
 	$(BIN)/sim compare scenarios/quickstart.yaml \
 	    --gantt out/quickstart.png --trace out/quickstart.trace.json.gz
 
-test: $(READY)  ## Run the tests (WORKERS=2 at a time)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
+test: $(READY)  ## Run the tests (WORKERS=2 at a time), under two minutes
+	$(PYTEST) $(PARALLEL) -m "not slow"
+
+test-all: test  ## ... then notebooks, published tables, whole sessions on the fake GPU
+	$(PYTEST) $(PARALLEL) -m slow
+
+# From PyPI this brings CUDA along; an index of CPU builds is named with
+# PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu".
+TORCH ?= torch==2.13.0
+test-torch: $(READY)  ## The tests that want torch, of which a CPU build will do
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_ARGS) "$(TORCH)"
+	$(PYTEST) -n 0 $$(grep -lE "(importorskip|find_spec)\(.torch.\)" tests/test_*.py)
 
 check: $(READY)  ## Formatting, lint, types, layers: what must hold before a commit
 	$(BIN)/ruff format --check .
@@ -38,6 +50,11 @@ format: $(READY)  ## Format the code and repair what the linter can
 
 bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
 	$(BIN)/python -m pytest benchmarks -n 0 -o python_files="bench_*.py test_*.py"
+
+# SAMPLE=200 mutants at most, SECONDS=900 at most; SEED=1 draws others.
+mutants: $(READY)  ## Change the code at random, and see whether a test notices (nightly)
+	$(BIN)/python -m pip install --quiet "cosmic-ray>=8"
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with what was predicted
 	$(BIN)/python -m scenarios.validate.record timer threads

@@ -2,10 +2,11 @@
 
 ::
 
+    version: 1       extends: other.yaml               of the format; what the rest is laid over
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
-    iterations: ...  seed: ...
+    iterations: ...  seed: ...  engine: ...
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
 
@@ -21,15 +22,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
 
+from scenarios.choices import AnyChoice
 from scenarios.document import hint
 from scenarios.memory import MemoryFields
 from scenarios.noise import NoiseFields, Spread
-from scenarios.quantities import Count, Name, Strict, Whole, fault, quantity_schema
+from scenarios.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
 from scenarios.schema_machine import AnyMachine
 from scenarios.workloads import WORKLOADS, Workload
-from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
+from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 
-__all__ = ["Choice", "Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
+__all__ = ["Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -74,42 +76,6 @@ else:
 # -- policy ----------------------------------------------------------------------------------------
 
 
-class Choice(Strict):
-    """One decision: a name, and whatever options it has."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What was given besides the name."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-def _choice(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-AnyChoice = Annotated[
-    Choice,
-    BeforeValidator(_choice),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                    "additionalProperties": True,
-                },
-            ]
-        }
-    ),
-]
-
-
 class Policy(Strict):
     """The policy and the other decisions; further keys are the policy's options."""
 
@@ -120,7 +86,6 @@ class Policy(Strict):
     placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
     streams: Annotated[AnyChoice | None, Field(description="which stream each op is launched on")] = None
     linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
-    allocator: Annotated[AnyChoice | None, Field(description="how tensors get their memory")] = None
     compile: Annotated[
         list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
     ] = None
@@ -209,6 +174,10 @@ class ScenarioFile(Strict):
     """A computation graph, the machine it runs on, and who decides in which order."""
 
     schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
+    version: Annotated[Literal[1], Field(description="version of the format; default: the latest")] = 1
+    extends: Annotated[
+        File | None, Field(description="a scenario that this one changes, mapping by mapping")
+    ] = None
     name: Annotated[Name | None, Field(description="name in results; default: the file's name")] = None
     description: str | None = None
     machine: AnyMachine | None = None
@@ -230,6 +199,13 @@ class ScenarioFile(Strict):
     ] = None
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = 0
+    engine: Annotated[
+        Literal["auto", "simpy", "kernel"],
+        Field(
+            description="all engines give the same result: simpy runs everything, kernel is much faster but does "
+            "not run everything, auto takes the kernel where it can"
+        ),
+    ] = "auto"
     compare: Annotated[
         list[AnyVariant],
         Field(default_factory=list, description="what `sim compare` compares without --policy"),
@@ -244,7 +220,6 @@ _SHARED = {
     "Bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
     "Flops": quantity_schema(FLOPS),
     "FlopRate": quantity_schema(FLOP_RATE, unlimited=True),
-    "Frequency": quantity_schema(FREQUENCY),
 }
 
 

@@ -1,17 +1,16 @@
-"""One device, as the engine and the cost models see it."""
+"""One device, as the engine sees it, and what a cost model has to offer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sim.errors import InputError
+from sim.graph import Graph, IntArray
+from sim.processor import Processor
 
-if TYPE_CHECKING:
-    from sim.protocols import Context, CostModel, Processor
-
-__all__ = ["Device"]
+__all__ = ["CostModel", "Device"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Device:
     cost : CostModel or None
         Asked for ops without explicit duration.
     processor : callable or None
-        ``processor(device, context)`` returns the `Processor` of a run when tasks of the device
-        share something; None when its streams do not disturb one another.
+        ``processor(device, context)`` returns the `Processor` of a run, which has a `sim.context.Context`,
+        when tasks of the device share something; None when its streams do not disturb one another.
     pageable : bool
         Of a CPU: its memory may be paged out, so that a host thread makes every copy to and from a device
         that is launched on (`sim.hosting`).
@@ -70,7 +69,7 @@ class Device:
     cores_per_op: int = 1
     memory_bytes: int | None = None
     cost: CostModel | None = None
-    processor: Callable[[Device, Context], Processor] | None = None
+    processor: Callable[[Device, Any], Processor] | None = None
     pageable: bool = False
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
@@ -94,3 +93,14 @@ class Device:
     def lanes(self) -> int:
         """Number of lanes in the trace: workers of a CPU, streams of anything else."""
         return self.workers or self.streams
+
+
+class CostModel(Protocol):
+    """How long ops take on a device.
+
+    A model that refuses ops may have a method ``why_not(graph, op, device)``, which returns in words why an
+    op cannot run there, or None.
+    """
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 where the model does not know the op."""

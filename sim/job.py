@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sim.device import Device
 from sim.errors import InfeasibleError, InputError
 from sim.frames import has_control_flow
 from sim.graph import UNSET, Graph, IntArray, longest_path_ns
-from sim.model import Device, Linearizer, Machine, Placement, StreamAssignment
+from sim.machine import Machine
 from sim.noise import Noise, draw_durations
 
-__all__ = ["Job", "costs_ns", "make_job"]
+__all__ = ["Job", "Linearizer", "Placement", "StreamAssignment", "costs_ns", "make_job"]
 
 
 @dataclass(eq=False)
@@ -70,17 +72,19 @@ class Job:
         return np.random.default_rng([self.seed, *purpose.encode()])
 
     @cached_property
+    def launched(self) -> npt.NDArray[np.bool_]:
+        """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
+        return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
+
+    @cached_property
     def group_of(self) -> IntArray:
         """Group of issuers that serves each op."""
-        group_of_device = np.full(len(self.machine.devices), UNSET)
-        for issuer in self.machine.issuers():
-            group_of_device[list(issuer.devices)] = issuer.group
-        return group_of_device[self.device_of]
+        return self.machine.group_of[self.device_of]
 
     @cached_property
     def n_groups(self) -> int:
         """Number of groups of issuers."""
-        return 1 + max(issuer.group for issuer in self.machine.issuers())
+        return 1 + int(self.machine.group_of.max())
 
     @cached_property
     def order(self) -> IntArray:
@@ -135,6 +139,27 @@ class Job:
         return longest_path_ns(self.graph, self.known_ns)
 
 
+class Placement(Protocol):
+    """Chooses a device for every op."""
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op. ``cost_ns[d][op]`` is -1 where device d cannot run op."""
+
+
+class Linearizer(Protocol):
+    """Puts all ops in one program order."""
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return a permutation of the ops; producers need not come first, but a stuck run is an error."""
+
+
+class StreamAssignment(Protocol):
+    """Chooses a stream of its device for every op that is launched."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op, counted within the op's device."""
+
+
 def costs_ns(graph: Graph, device: Device) -> IntArray:
     """Return how long each op takes on `device`, -1 where it cannot run there.
 
@@ -176,7 +201,7 @@ class PinnedPlacement:
     """Put each op where it is pinned; a free op on the first device that can run it."""
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`)."""
+        """Return one device index per op (see `Placement`)."""
         able = np.array(cost_ns) != UNSET
         able &= allowed_devices(graph, machine)
         return able.argmax(axis=0).tolist()  # type: ignore[no-any-return]

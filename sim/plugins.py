@@ -26,12 +26,13 @@ import inspect
 import sys
 import tomllib
 import warnings
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sim.errors import InputError, UnknownNameError
 
@@ -52,6 +53,7 @@ GROUPS = {
     "sim.allocators": "allocator",
     "sim.importers": "importer",
     "sim.workloads": "kind of workload",
+    "sim.commands": "command",
 }
 """Each entry-point group and what one of its members is called in messages."""
 
@@ -118,6 +120,34 @@ def lookup(
         if found:
             return loaded
     raise UnknownNameError(_what(group), name, names(group))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who names plugins: what may be loaded, and from where.
+
+    Attributes
+    ----------
+    directory : path or None
+        Where relative files begin, and a folder searched first for ``module:attribute``.
+    allow_code : bool
+        Whether ``module:attribute`` may be imported.
+    """
+
+    directory: str | PathLike[str] | None = None
+    allow_code: bool = False
+
+    def lookup(self, group: str, name: str) -> Any:
+        """Return what `name` means here: see `sim.plugins.lookup`."""
+        return lookup(group, name, allow_code=self.allow_code, directory=self.directory)
+
+    def file(self, name: str) -> Path:
+        """Return where a file is that is named here."""
+        return Path(self.directory or "") / name
+
+
+NOWHERE: Final = Origin()
+"""Nobody's: no folder, and no code."""
 
 
 def names(group: str) -> list[str]:

@@ -30,7 +30,7 @@ def test_run_as_json_is_the_object_of_the_design(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert " ".join(found) == (
         "schema scenario policy makespan_ns lower_bound_ns critical_path_ns loops_counted_once tasks devices "
-        "links pipeline expect"
+        "links pipeline expect engine"
     )
     assert found["schema"] == "sim.result/1"
     assert (found["scenario"], found["policy"], found["makespan_ns"]) == ("good", "ready-queue", 45_000)

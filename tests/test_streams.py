@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import dags, gpu, graph_of, job_of
@@ -38,6 +39,7 @@ def assigned(streams: StreamAssignment, graph: Graph, n: int = 4) -> dict[str, i
 
 
 @pytest.mark.parametrize("streams", ALL, ids=lambda s: f"{type(s).__name__}-{vars(s)}")
+@examples(25)
 @given(graph=dags(max_ops=12, distances=True))
 def test_streams_exist_on_every_device(streams: StreamAssignment, graph: Graph) -> None:
     job = job_of(graph, TWO_GPUS_AND_A_CPU, placement=Spread(), streams=streams)

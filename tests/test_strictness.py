@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from drawn_runs import draw_graph, draw_machine
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
 from program_helpers import programs
@@ -304,7 +305,7 @@ def test_in_a_loop_it_runs_once_in_each_iteration(policy: str, parallel: int) ->
     assert [dead for _, dead in runs(trace, "join")] == [False] * 3 + [True]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(g=programs(), loose=st.lists(st.booleans(), min_size=1, max_size=5), cores=st.integers(1, 4))
 def test_programs_run_the_same_ops_strict_or_not(g: Graph, loose: list[bool], cores: int) -> None:
     """Which ops run, and how often, does not depend on who waits for what."""

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from triple_helpers import Run, runs
 
 from devices.machine import make_machine
@@ -124,7 +125,7 @@ def _serial() -> Any:
 
 
 @given(runs())
-@settings(max_examples=150)
+@examples(60)
 def test_the_parts_add_up_to_the_makespan(drawn: Run) -> None:
     trace = drawn.trace()
     parts = makespan_parts(trace)
@@ -134,7 +135,7 @@ def test_the_parts_add_up_to_the_makespan(drawn: Run) -> None:
 
 
 @given(runs(), runs())
-@settings(max_examples=50)
+@examples(50)
 def test_a_difference_is_one_line(mine: Run, other: Run) -> None:
     line = difference(mine.trace(), other.trace())
     assert "\n" not in line
@@ -153,7 +154,7 @@ def test_every_part_has_words(part: str) -> None:
 
 
 @given(runs())
-@settings(max_examples=50)
+@examples(50)
 def test_the_parts_that_are_told_add_up(drawn: Run) -> None:
     trace = drawn.trace()
     parts = why_fast(trace).rpartition("): ")[2]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the virtual environment .venv and install this project into it, editable, with the given extras.
 #
-#     tools/venv.sh dev,onnx,parquet,perfetto
+#     tools/venv.sh dev,onnx,parquet
 #
 # Needs only a Python of at least 3.11 (PYTHON names another one than python3). Debian and Ubuntu ship
 # Python without ensurepip, so `python3 -m venv` alone cannot install pip there; then, in this order:

@@ -111,9 +111,8 @@ class StreamStacks(_KeepOrQueue):
 
     def _set_aside(self, job: Job) -> None:
         """Divide the workers of every CPU."""
-        workers = [device.workers > 0 for device in job.machine.devices]
         for op, attributes in job.graph.attributes.items():
-            self._blocks[op] = bool(attributes.get("blocking", False)) and workers[int(job.device_of[op])]
+            self._blocks[op] = bool(attributes.get("blocking", False)) and not job.launched[op]
         threads: dict[int, list[int]] = {}
         for issuer in job.machine.issuers():
             if issuer.stream >= 0:

@@ -150,7 +150,8 @@ def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
     decisions = resolve(Policy(runtime=runtime), runtime, document, ())
     nothing = ScenarioFile.model_validate({"workload": {"ops": {"replaced": {}}}})
     work = Work(graph, machine, lambda trace: {}, lambda trace: None)
-    return run_case(Case(Scenario(nothing, document), decisions, (), lambda: work)).trace
+    scenario = Scenario(nothing, document)
+    return run_case(Case(scenario, decisions, scenario, (), lambda: work)).trace
 
 
 def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.DataFrame:

@@ -1,0 +1,100 @@
+# The types of loop.py, with which Cython compiles it.
+cimport cython
+
+from sim.kernel.maxmin cimport i64
+from sim.kernel.network cimport Net
+
+cdef i64 EVENT, LAUNCH, NEVER
+
+
+@cython.final
+cdef class Run:
+    cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_asked, stride, window
+    cdef public i64 most_in_flight, n_events, now, round, n_ended, n_done, n_paid, n_placed, n_released
+    cdef public i64 n_rows, n_fresh, n_coming
+    cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, something
+    cdef public bint tangled
+    cdef public Net net
+    cdef public i64[::1] ns, group, executed, cost, device, lane_of, hop, holds, first_edge, edge, pending
+    cdef public i64[::1] running, floor, follower, turn, ready, issue, start, end, stream, issuer, wait
+    cdef public i64[::1] gap, latency, lane_device, head, tail, busy, free, touched, is_touched, depth
+    cdef public i64[::1] outstanding, parked, parked_last, issuer_group, issuer_lane, issuer_queue, idle
+    cdef public i64[::1] idle_first, n_idle, asked, is_asked, batch, slots, queue_first, queue_head
+    cdef public i64[::1] queue_tail, program, program_first, place, window_end, in_flight, event_key
+    cdef public i64[::1] event_task, ended, paid, placed, released, rows, coming
+
+    @cython.locals(going=bint)
+    cpdef void run(self) noexcept
+    @cython.locals(node=i64, who=i64, task=i64)
+    cdef void open(self) noexcept
+    cdef i64 node_of(self, i64 task) noexcept
+    @cython.locals(task=i64, node=i64, k=i64)
+    cdef void complete(self) noexcept
+    @cython.locals(device=i64, task=i64)
+    cdef void free_lane(self, i64 lane) noexcept
+    @cython.locals(base=i64, other=i64, follower=i64, k=i64)
+    cdef void record_event(self, i64 task, i64 node) noexcept
+    @cython.locals(base=i64, moving=bint, other=i64, left=i64, consumer=i64, k=i64)
+    cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
+    @cython.locals(group=i64, length=i64, place=i64)
+    cdef void eligible(self, i64 task, i64 node) noexcept
+    cdef void move(self, i64 task, i64 node) noexcept
+    cdef void carry(self, i64 task) noexcept
+    @cython.locals(task=i64, k=i64)
+    cdef void note_begun(self) noexcept
+    cdef void done_with(self, i64 task) noexcept
+    @cython.locals(task=i64, node=i64, k=i64)
+    cdef void pay(self) noexcept
+    cdef void launch(self, i64 task, i64 node) noexcept
+    @cython.locals(device=i64)
+    cdef bint find_place(self, i64 task, i64 node) noexcept
+    @cython.locals(lane=i64)
+    cdef void put_on_stream(self, i64 task, i64 node) noexcept
+    cdef void ask(self) noexcept
+    @cython.locals(n=i64, group=i64, who=i64, task=i64, k=i64)
+    cdef void ask_groups(self) noexcept
+    @cython.locals(took=bint, task=i64, who=i64)
+    cdef bint ask_everybody(self) noexcept
+    @cython.locals(queue=i64, first=i64, task=i64, place=i64)
+    cdef i64 choose(self, i64 who) noexcept
+    @cython.locals(first=i64, length=i64)
+    cdef i64 task_at(self, i64 queue, i64 place) noexcept
+    @cython.locals(total=i64, head=i64, end=i64, place=i64)
+    cdef void slide(self, i64 queue) noexcept
+    @cython.locals(node=i64, cost=i64)
+    cdef void take(self, i64 task, i64 who) noexcept
+    cdef void spend(self, i64 task, i64 who, i64 cost) noexcept
+    @cython.locals(group=i64)
+    cdef void free_issuer(self, i64 who) noexcept
+    @cython.locals(group=i64)
+    cdef void occupy(self, i64 who) noexcept
+    cdef void ask_later(self, i64 group) noexcept
+    cdef void touch(self, i64 lane) noexcept
+    @cython.locals(lane=i64, task=i64, at=i64, k=i64)
+    cdef void start_heads(self) noexcept
+    @cython.locals(turn=i64, fresh=i64, ns=i64)
+    cdef void begin(self, i64 task, i64 node, i64 at) noexcept
+    @cython.locals(k=i64)
+    cdef void note_starts(self) noexcept
+    cdef bint earlier(self, i64 a, i64 b) noexcept
+    @cython.locals(key=i64, task=i64, k=i64)
+    cdef bint next_round(self) noexcept
+    @cython.locals(at=i64, up=i64, above=i64)
+    cdef void schedule(self, i64 key, i64 task) noexcept
+    @cython.locals(first=i64, n=i64, key=i64, task=i64, at=i64, kid=i64, below=i64)
+    cdef i64 pop_event(self) noexcept
+    cdef bint comes_first(self, i64 a, i64 b) noexcept
+    @cython.locals(at=i64)
+    cdef void push_coming(self, i64 task) noexcept
+    @cython.locals(first=i64, n=i64, task=i64, at=i64, kid=i64)
+    cdef i64 pop_coming(self) noexcept
+    @cython.locals(at=i64, up=i64)
+    cdef void push_slot(self, i64 first, i64 n, i64 value) noexcept
+    @cython.locals(least=i64, value=i64, at=i64, kid=i64)
+    cdef i64 pop_slot(self, i64 first, i64 n) noexcept
+@cython.locals(moves=i64, value=i64, at=i64, k=i64)
+cdef void sort(i64[::1] column, i64 n) noexcept
+@cython.locals(value=i64, k=i64)
+cdef void sort_by_heap(i64[::1] column, i64 n) noexcept
+@cython.locals(value=i64, kid=i64)
+cdef void sift_down(i64[::1] column, i64 at, i64 n) noexcept
