@@ -19,6 +19,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
+from sim.details import Details
 from sim.errors import InputError, StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
@@ -30,6 +31,7 @@ from tests.policy_helpers import dags
 
 MANY = 3 * settings().max_examples
 """Examples of what matters most; the nightly profile has thousands."""
+
 
 class Drawn(Placement):
     """A placement and streams as drawn: numbers that are taken modulo what there is."""
@@ -57,7 +59,9 @@ class Drawn(Placement):
             before[b].add(a)
         order: list[int] = []
         while len(order) < len(rank):
-            op = min((op for op in rank if op not in order and before[op] <= set(order)), key=rank.__getitem__)
+            op = min(
+                (op for op in rank if op not in order and before[op] <= set(order)), key=rank.__getitem__
+            )
             order.append(op)
         return order
 
@@ -82,7 +86,7 @@ def machines(draw: st.DrawFn) -> Machine:
     hosts = (Host("host", tuple(served), draw(st.integers(1, 2))),) if served and draw(st.booleans()) else ()
     links = draw(rings([d.name for d in devices])) if len(devices) > 1 and draw(st.booleans()) else ()
     if links and draw(st.integers(0, 3)) == 0:
-        devices[0] = replace(devices[0], details={"copy_engines": draw(st.integers(1, 2))})
+        devices[0] = replace(devices[0], details=Details(copy_engines=draw(st.integers(1, 2))))
     return Machine(tuple(devices), links, hosts, make_network if links else None)
 
 
@@ -236,7 +240,9 @@ class Below(ByNext):
     pass
 
 
-def refusal(policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any) -> str | None:
+def refusal(
+    policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any
+) -> str | None:
     job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
     return why_not(job, policy)
 

@@ -18,6 +18,7 @@ from network_helpers import GB, Transfer
 from devices.network import make_network
 from devices.network.columns import network_columns
 from sim import Device, Link, Machine
+from sim.details import Details
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
 from sim.kernel.routes import NEVER
@@ -38,9 +39,7 @@ def progressive_filling(
     waiting = {r for r, n in enumerate(flows) if n}
     rate: dict[int, Fraction] = {}
     while waiting:
-        users = {
-            link: sum(flows[r] for r in waiting if link in routes[r]) for link in range(len(capacity))
-        }
+        users = {link: sum(flows[r] for r in waiting if link in routes[r]) for link in range(len(capacity))}
         level = min(left[link] / n for link, n in users.items() if n)
         full = {link for link, n in users.items() if n and left[link] / n == level}
         for r in sorted(waiting):
@@ -56,9 +55,7 @@ def rates_of(solver: MaxMin) -> dict[int, Fraction]:
     return {r: Fraction(solver.rate_n[r], solver.rate_d[r]) for r, n in enumerate(solver.flows) if n}
 
 
-def assert_everybody_has_a_bottleneck(
-    capacity: list[int], routes: list[list[int]], solver: MaxMin
-) -> None:
+def assert_everybody_has_a_bottleneck(capacity: list[int], routes: list[list[int]], solver: MaxMin) -> None:
     rate, flows = rates_of(solver), list(solver.flows)
     users = [[r for r in rate if link in routes[r]] for link in range(len(capacity))]
     for link, c in enumerate(capacity):
@@ -244,7 +241,7 @@ def random_machine(draw: random.Random) -> Machine:
                 if a != b:
                     links += [link(a, b, word())]
     names = sorted({end for each in links for end in (each.source, each.destination)})
-    details = {"copy_engines": draw.choice([1, 2])} if draw.random() < 0.2 else {}
+    details = Details(copy_engines=draw.choice([1, 2])) if draw.random() < 0.2 else Details()
     devices = [Device(name, "cpu", workers=1, details=details) for name in names]
     if draw.random() < 0.2:
         rate = draw.randint(1, 6) * GB

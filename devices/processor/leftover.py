@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from devices.processor.kernels import GROUPS, Demand, demands
+from devices.processor.kernels import GROUPS, Demand, demands, sms_in_use
 from sim.model import Context, Device, Task
 from sim.trace import Wait
 
@@ -143,7 +143,7 @@ class LeftoverSMs:
     Parameters
     ----------
     device : Device
-        In its details: ``sms_in_use``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
+        In its `details`: ``sms``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
         `devices.processor.gpu.SharedSMs`). It has no more streams than kernels may be resident.
     context : Context
         The run.
@@ -163,10 +163,8 @@ class LeftoverSMs:
         machine = context.job.machine
         self._context = context
         self._first_stream = machine.first_stream[machine.device_index(device.name)]
-        self._partition_of: list[int] = list(details.get("partition_of") or [0] * device.lanes)
-        self._free: list[Instants] = [
-            [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
-        ]
+        self._partition_of: list[int] = list(details.partition_of or [0] * device.lanes)
+        self._free: list[Instants] = [[(0, sms)] for sms in details.partition_sms or [sms_in_use(device)]]
         self._demands = demands(device, context.job, None) if asked is None else asked
 
     def start(self, task: Task) -> int:

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from devices.processor.gpu import MAX_RESIDENT, SharedSMs
-from devices.processor.kernels import demands
+from devices.processor.gpu import SharedSMs
+from devices.processor.kernels import demands, sms_in_use
 from devices.processor.leftover import LeftoverSMs
+from sim.details import Details
 from sim.model import Context, Device, Processor
 
 __all__ = ["SMsAndDram", "processor_of"]
@@ -45,7 +46,7 @@ def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, C
     if sharing == "none":
         return None
     one_priority = len({*values.get("stream_priorities", ()), 0}) == 1
-    if not one_priority or streams > values.get("max_resident", MAX_RESIDENT):
+    if not one_priority or streams > values.get("max_resident", Details.max_resident):
         return SharedSMs
     return LeftoverSMs if sharing == "sm" else SMsAndDram()
 
@@ -55,7 +56,8 @@ class SMsAndDram:
 
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
         """Return a `LeftoverSMs` if the bandwidth suffices for whatever of the run's kernels run together."""
-        sms, bandwidth = device.details["sms_in_use"], device.details["bandwidth"]
+        sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
+        assert bandwidth is not None
         asked = demands(device, context.job, None)
         if any(kernel.loads < sms for kernel in asked.values()):  # else none can draw more than its part
             asked = demands(device, context.job, bandwidth)
