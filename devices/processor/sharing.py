@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from devices.processor.gpu import SharedSMs
-from devices.processor.kernels import demands, sms_in_use
-from devices.processor.leftover import LeftoverSMs
+from devices.processor.kernels import Demand, demands, sms_in_use
+from devices.processor.leftover import LeftoverSMs, sms_in_columns
 from sim.details import Details
+from sim.job import Job
+from sim.kernel.shared import SharedSms
 from sim.model import Context, Device, Processor
 
 __all__ = ["SMsAndDram", "processor_of"]
@@ -56,11 +58,21 @@ class SMsAndDram:
 
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
         """Return a `LeftoverSMs` if the bandwidth suffices for whatever of the run's kernels run together."""
-        sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
-        assert bandwidth is not None
-        asked = demands(device, context.job, None)
-        if any(kernel.loads < sms for kernel in asked.values()):  # else none can draw more than its part
-            asked = demands(device, context.job, bandwidth)
-            if max(kernel.load_bytes_per_s for kernel in asked.values()) * sms > bandwidth:
-                return SharedSMs(device, context, asked)
-        return LeftoverSMs(device, context, asked)
+        asked, suffices = _demands(device, context.job)
+        return (LeftoverSMs if suffices else SharedSMs)(device, context, asked)
+
+    def columns(self, device: Device, job: Job) -> SharedSms | str:
+        """Return the SMs that kernels share, if the bandwidth is certain to suffice."""
+        asked, suffices = _demands(device, job)
+        return sms_in_columns(device, asked) if suffices else f"kernels of {device.name} share DRAM bandwidth"
+
+
+def _demands(device: Device, job: Job) -> tuple[Mapping[int, Demand], bool]:
+    """Return what each op asks for, and whether the bandwidth suffices for whatever runs together."""
+    sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
+    assert bandwidth is not None
+    asked = demands(device, job, None)
+    if all(kernel.loads >= sms for kernel in asked.values()):  # none can draw more than its part
+        return asked, True
+    asked = demands(device, job, bandwidth)
+    return asked, max(kernel.load_bytes_per_s for kernel in asked.values()) * sms <= bandwidth
