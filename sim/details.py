@@ -1,4 +1,4 @@
-"""What the parts of a device read of it that the engine does not: processors, launches, networks, cost models."""
+"""What parts of a device read that the engine does not: processors, launches, networks, cost models."""
 
 from __future__ import annotations
 

@@ -107,14 +107,14 @@ def machines(draw: st.DrawFn) -> Machine:
 
 
 @st.composite
-def sms(draw: st.DrawFn, streams: int) -> dict[str, Any]:
+def sms(draw: st.DrawFn, streams: int) -> Details:
     """Draw the SMs of a GPU, in partitions or not."""
     n = draw(st.integers(2, 12))
     if draw(st.integers(0, 3)):
-        return {"sms_in_use": n}
+        return Details(sms=n)
     some = draw(st.integers(1, n - 1))
     of = draw(st.lists(st.integers(0, 1), min_size=streams, max_size=streams))
-    return {"sms_in_use": n, "partition_sms": [some, n - some], "partition_of": of}
+    return Details(sms=n, partition_sms=(some, n - some), partition_of=tuple(of))
 
 
 @st.composite
