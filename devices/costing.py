@@ -224,7 +224,7 @@ class FittedCost(CostModel):
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 for an op that no model fits."""
         duration_ns = np.full(len(graph), UNSET)
-        sm_count: int = device.details.get("sms_in_use") or 132
+        sm_count = device.details.sms or 132
         fits = _in_half_precision(graph)
         for kind, axes, model in (
             ("matmul", ["m", "n", "k"], self.fitted.gemm_ns),
@@ -239,7 +239,7 @@ class FittedCost(CostModel):
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
         blocks = np.full(len(graph), UNSET)
-        sm_count: int = device.details.get("sms_in_use") or 132
+        sm_count = device.details.sms or 132
         fits = _in_half_precision(graph)
         for kind in ("matmul", "gemm"):
             ops, sizes = _shapes(graph, kind, ["m", "n", "k"], fits)

@@ -64,7 +64,13 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
         raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
     if len(values.get("stream_priorities", ())) > streams:
         raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
-    values = {**values, "sms_in_use": used, **_partitions(name, values, used, streams)}
+    dram = values["bandwidth"] if sharing == "sm+dram" else None
+    values = {
+        **values,
+        "sms_in_use": used,
+        "dram_bytes_per_s": dram,
+        **_partitions(name, values, used, streams),
+    }
     alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
     processor = None if alone else processor_of(values, streams)
     return Device(
@@ -76,7 +82,9 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     )
 
 
-def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams: int) -> dict[str, list[int]]:
+def _partitions(
+    name: str, values: Mapping[str, Any], used: int | None, streams: int
+) -> dict[str, tuple[int, ...]]:
     """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
     partitions: Mapping[str, int] = values.get("partitions", {})
     if not partitions:
@@ -100,7 +108,10 @@ def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams:
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)
-    return {"partition_sms": list(partitions.values()), "partition_of": [names.index(p) for p in given]}
+    return {
+        "partition_sms": tuple(partitions.values()),
+        "partition_of": tuple(names.index(p) for p in given),
+    }
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:

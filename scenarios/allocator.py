@@ -60,7 +60,7 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
         An unknown allocator, option or device, or a wrong value of an option.
     """
     fields, document = scenario.content.memory, scenario.document
-    cut = {d.name: d.details["virtual_devices"] for d in machine.devices if "virtual_devices" in d.details}
+    cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
     if fields is None and not cut:
         return None
     fields = fields or MemoryFields.model_validate({})
