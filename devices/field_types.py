@@ -13,11 +13,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from devices.memory.spec import read_allocator, read_sizes
 from sim import units
 from sim.errors import InputError
 
 __all__ = ["TYPES", "Type", "read_mapping"]
+
+
+def _read_allocator(value: object, what: str) -> Any:
+    from devices.memory.spec import read_allocator  # brings all allocators along, and few machines name one
+
+    return read_allocator(value, what)
+
+
+def _read_sizes(value: object, what: str) -> Any:
+    from devices.memory.spec import read_sizes
+
+    return read_sizes(value, what)
 
 
 @dataclass(frozen=True)
@@ -151,8 +162,8 @@ TYPES: Final[Mapping[str, Type]] = {
     "integers": Type(_list_of(_integer), "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
     "counts by name": Type(_counts, "{a: 64, b: 68}"),
-    "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}"),
-    "allocator": Type(read_allocator, "caching, or {name: caching, malloc: 150us}"),
+    "sizes": Type(_read_sizes, "{train: 50GB, serve: 20GB}"),
+    "allocator": Type(_read_allocator, "caching, or {name: caching, malloc: 150us}"),
     "mapping": Type(read_mapping, "{...}"),
     "anything": Type(_anything, "..."),
 }

@@ -14,16 +14,15 @@ memory's bandwidth too (`devices.processor.gpu`). Presets of real GPUs say ``sm+
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
-from devices.processor.sharing import processor_of
 from sim.errors import InputError, UnknownNameError
-from sim.model import Device
+from sim.model import Context, Device, Processor
 
 __all__ = ["build"]
 
@@ -69,7 +68,7 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
         **common_arguments(name, values),
         streams=streams,
         cost=make_cost(values, name, peak_share=share, directory=directory),
-        processor=None if alone else processor_of(values, streams),
+        processor=None if alone else _processor_of(values, streams),
     )
 
 
@@ -114,3 +113,11 @@ def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fract
     if used > sms:
         raise InputError(f"{name}.use_sms: there are only {sms} SMs, not {used}")
     return used, Fraction(used, sms)
+
+
+def _processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, Context], Processor] | None:
+    if values.get("sharing", "none") == "none":
+        return None
+    from devices.processor.sharing import processor_of
+
+    return processor_of(values, streams)

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from devices import cpu, gpu, npu
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
 from devices.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
 from devices.links import make_links, matching
-from devices.network import make_network
 from devices.presets import device_preset, machine_preset
 from sim.errors import InputError
 from sim.model import Device, Host, Machine
 
 __all__ = ["make_device", "make_machine"]
 
-_BUILDERS: Final = {"cpu": cpu.build, "gpu": gpu.build, "npu": npu.build}
+_BUILDERS: Final = {kind: f"devices.{kind}" for kind in ("cpu", "gpu", "npu")}
+"""The module whose ``build`` makes a device of the kind; imported when a machine has one."""
 
 
 def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = None) -> Device:
@@ -83,7 +83,8 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
                 f"{name}.{key}: only {' and '.join(kinds)} devices have it, and {name} is a {kind}"
             )
     if family in _BUILDERS:
-        return _BUILDERS[family](name, values, directory)
+        device: Device = import_module(_BUILDERS[family]).build(name, values, directory)
+        return device
     cost = make_cost(values, name, directory=directory)
     return Device(**common_arguments(name, values), streams=values.get("streams", 1), cost=cost)
 
@@ -160,7 +161,11 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
         _make_host(name, host, names)
         for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items()
     )
-    return Machine(devices, links, hosts, make_network if links else None)
+    if not links:
+        return Machine(devices, links, hosts)
+    from devices.network import make_network
+
+    return Machine(devices, links, hosts, make_network)
 
 
 def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
-from devices.memory.groups import Groups
-from devices.memory.spec import MemorySpec, read_allocator
-from devices.memory.tensors import tensor_memory
 from scenarios.document import Document, Loc, hint
 from scenarios.memory import MemoryFields
 from scenarios.schema import Choice
@@ -33,14 +30,20 @@ from sim.model import Machine, Policy
 from sim.trace import Trace
 from sim.units import format_bytes, format_duration
 
+if TYPE_CHECKING:
+    from devices.memory.spec import MemorySpec
+
 __all__ = ["exact_memory", "exceeds_memory", "memory_of"]
 
 _LIFETIME = ("lifetime", "when_full")
 """When memory is taken and given back, and what happens when there is none; see `tensor_memory`."""
 
 
-IDEAL: Final = MemorySpec("counted", options={"free_synchronises": False})
-"""Bytes are counted against the capacity, without rounding, fragments or costs."""
+def _ideal() -> MemorySpec:
+    """Return what counts bytes against the capacity, without rounding, fragments or costs."""
+    from devices.memory.spec import MemorySpec
+
+    return MemorySpec("counted", options={"free_synchronises": False})
 
 
 def memory_of(
@@ -76,10 +79,12 @@ def memory_of(
     cut = {d.name: d.details["virtual_devices"] for d in machine.devices if "virtual_devices" in d.details}
     if choice is None and fields is None and not own and not cut:
         return None
+    from devices.memory.tensors import tensor_memory
+
     lifetime = {"lifetime": "issue" if policy.synchronisation == "issue" else "execution"}
     if fields is not None:
         lifetime |= fields.model_dump(exclude_none=True, exclude={"limits"})
-    default = IDEAL
+    default = _ideal()
     if choice is not None:
         lifetime |= {key: value for key, value in choice.options.items() if key in _LIFETIME}
         given = {key: value for key, value in choice.options.items() if key not in _LIFETIME}
@@ -107,6 +112,9 @@ def _limited(
             f"only a pool has limits, and the policy's allocator is {spec.allocator}; leave one of them out"
         )
         raise document.error(("memory", "limits"), message)
+    from devices.memory.groups import Groups
+    from devices.memory.spec import MemorySpec
+
     return replace(
         spec if spec.allocator == "pool" else MemorySpec("pool"),
         options={
@@ -118,6 +126,8 @@ def _limited(
 
 
 def _read(name: str, options: dict[str, Any], document: Document, loc: Loc) -> MemorySpec:
+    from devices.memory.spec import read_allocator
+
     try:
         return read_allocator({"name": name, **options}, "")
     except UnknownNameError as error:
@@ -130,7 +140,9 @@ def _read(name: str, options: dict[str, Any], document: Document, loc: Loc) -> M
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:
     """Return a memory that counts bytes and nothing else."""
-    return tensor_memory(dict.fromkeys((device.name for device in machine.devices), IDEAL))
+    from devices.memory.tensors import tensor_memory
+
+    return tensor_memory(dict.fromkeys((device.name for device in machine.devices), _ideal()))
 
 
 def exceeds_memory(trace: Trace) -> bool:

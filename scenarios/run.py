@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from devices.launch import launched
-from devices.memory.groups import Groups
 from devices.rooflines import warn_of_plain_rooflines
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
@@ -21,7 +20,6 @@ from sim.engine import Engine, Observer
 from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError
 from sim.graph import Graph
 from sim.job import Job, make_job
-from sim.memory_log import memory_report
 from sim.metrics import summary
 from sim.model import Machine
 from sim.trace import Trace
@@ -58,8 +56,12 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers: see `sim.metrics.summary`."""
-        memory = {} if self.trace.memory is None else {"memory": memory_report(self.trace)}
-        return {**summary(self.trace), **memory, **self.case.work.report(self.trace)}
+        found = summary(self.trace)
+        if self.trace.memory is not None:
+            from sim.memory_log import memory_report
+
+            found["memory"] = memory_report(self.trace)
+        return {**found, **self.case.work.report(self.trace)}
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -205,6 +207,8 @@ def _check_names(content: ScenarioFile, graph: Graph, machine: Machine, document
             raise document.error(("noise", "devices", name), message)
     limits = content.memory.limits or {} if content.memory is not None else {}
     if limits:
+        from devices.memory.groups import Groups
+
         group_of = Groups(limits)
         found = {group_of(op) for op in graph.op_names}
         for name in limits:
