@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
 from policies.pipeline import Schedule
+from policies.pipeline.action import Action
 from scenarios.build.pipeline_flow import Read
 from sim.graph import Csr, IntArray
 
@@ -39,20 +40,24 @@ class Actions:
         One letter.
     rank, slot : array of int
         Where each is: its rank, and the number of its slot, counted over all ranks.
-    slots : list of int
-        Number of each rank's first slot.
+    first : list of int
+        Number of each rank's first slot, and of all slots.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        of_rank = [list(chain.from_iterable(slot.parts for slot in program)) for program in schedule.programs]
-        columns = list(zip(*chain.from_iterable(of_rank), strict=True)) or [(), (), ()]
+        slots = list(chain.from_iterable(schedule.programs))
+        parts = [1 if isinstance(slot, Action) else len(slot.parts) for slot in slots]
+        if len(slots) == sum(parts):
+            actions = slots  # without overlaps a slot is an action
+        else:
+            actions = [action for slot in slots for action in slot.parts]
+        columns = list(zip(*actions, strict=True)) or [(), (), ()]
+        self.first = [0, *accumulate(map(len, schedule.programs))]
+        self.slot = np.repeat(np.arange(len(slots)), parts)
+        self.rank = np.searchsorted(self.first, self.slot, side="right") - 1
         self.stage = np.array(columns[0], dtype=np.int64)
         self.phase = np.array(columns[1], dtype="<U1")
         self.micro_batch = np.array(columns[2], dtype=np.int64)
-        self.rank = np.repeat(np.arange(schedule.ranks), [len(actions) for actions in of_rank])
-        parts = [len(slot.parts) for slot in chain.from_iterable(schedule.programs)]
-        self.slot = np.repeat(np.arange(len(parts)), parts)
-        self.slots = np.concatenate(([0], np.cumsum([len(p) for p in schedule.programs]))).tolist()
 
 
 def key_of(phase: IntArray, stage: IntArray, micro_batch: IntArray, stages: int, micro_batches: int) -> IntArray:
@@ -89,44 +94,52 @@ def needs_of(
 
 
 def walk(
-    needs: Sequence[Sequence[Sequence[int]]], makes: Sequence[Sequence[Sequence[int]]], n_keys: int
+    needs: Csr, makes: Csr, first: Sequence[int], n_keys: int
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Walk over programs, each of which stops where it lacks something and goes on when that is made.
 
     Parameters
     ----------
-    needs, makes : sequences
-        Rank → step → numbers below `n_keys`.
+    needs, makes : Csr
+        Step → numbers below `n_keys`; the steps of one rank after those of another.
+    first : sequence of int
+        Number of each rank's first step, and of all steps.
 
     Returns
     -------
     list of (rank, first step, end), list of int
-        The order, in runs; and how many steps of each program it has: all, unless the ranks wait for each other.
+        The order, in runs; and the step at which each rank stops: the end, unless they wait for each other.
 
     Examples
     --------
-    >>> walk([[[], []], [[0], [1]]], [[[0], [1]], [[], []]], 2)
-    ([(0, 0, 2), (1, 0, 2)], [2, 2])
+    >>> needs, makes = Csr.of_rows([[], [], [0], [1]]), Csr.of_rows([[0], [1], [], []])
+    >>> walk(needs, makes, [0, 2, 4], 2)
+    ([(0, 0, 2), (1, 2, 4)], [2, 4])
     """
     there = bytearray(n_keys)
     sleepers: dict[int, list[int]] = {}
-    done = [0] * len(needs)
+    ask, make = needs.indptr.tolist(), makes.indptr.tolist()
+    asked, made = needs.indices.tolist(), makes.indices.tolist()
+    done = list(first[:-1])
     runs = []
-    awake = deque(range(len(needs)))
+    awake = deque(range(len(done)))
     while awake:
         rank = awake.popleft()
-        asked, made = needs[rank], makes[rank]
         at = start = done[rank]
-        while at < len(asked):
-            missing = next((key for key in asked[at] if not there[key]), None) if asked[at] else None
-            if missing is not None:
-                sleepers.setdefault(missing, []).append(rank)
-                break
-            for key in made[at]:
-                there[key] = 1
-                if key in sleepers:
-                    awake.extend(sleepers.pop(key))
-            at += 1
+        end = first[rank + 1]
+        while at < end:
+            for key in asked[ask[at] : ask[at + 1]]:
+                if not there[key]:
+                    sleepers.setdefault(key, []).append(rank)
+                    break
+            else:
+                for key in made[make[at] : make[at + 1]]:
+                    there[key] = 1
+                    if key in sleepers:
+                        awake.extend(sleepers.pop(key))
+                at += 1
+                continue
+            break
         if at > start:
             runs.append((rank, start, at))
             done[rank] = at

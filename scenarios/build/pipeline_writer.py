@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -111,34 +111,29 @@ class Writer:
         StuckError
             The ranks wait for each other.
         """
-        needs, makes, n_keys = self._slot_needs()
-        programs: Sequence[Sequence[_Step]] = self.schedule.programs
+        actions, programs = self.actions, self.schedule.programs
+        needs = needs_of(actions, self.recomputed, self.reads, self.m)
+        made = key_of(actions.phase, actions.stage, actions.micro_batch, self.schedule.stages, self.m)
+        makes = Csr.group(actions.slot[made >= 0], made[made >= 0], actions.first[-1])
+        first, n_keys = actions.first, 3 * self.plane
+        steps: Sequence[Sequence[_Step]] = programs
         if not self.around.copy_streams:
-            programs = self._with_meetings()
-            needs, makes, n_keys = _with_posts(programs, needs, makes, n_keys)
-        runs, done = walk(needs, makes, n_keys)
-        if any(at < len(program) for at, program in zip(done, programs, strict=True)):
-            raise StuckError(self._why(programs, done))
+            steps = self._with_meetings()
+            needs, makes, first, n_keys = _with_posts(steps, needs, makes, n_keys)
+        runs, done = walk(needs, makes, first, n_keys)
+        if done != first[1:]:
+            raise StuckError(self._why(steps, [at - start for at, start in zip(done, first, strict=False)]))
         if self._is_plain():
             self._write_at_once(runs)
         else:
             for rank, start, end in runs:
-                for step in programs[rank][start:end]:
+                for step in steps[rank][start - first[rank] : end - first[rank]]:
                     if isinstance(step, _Meeting):
                         self._meet(step)
                     else:
                         self._slot(rank, step)
         self.end.write()
         return self.builder.build()
-
-    def _slot_needs(self) -> tuple[list[_Keys], list[_Keys], int]:
-        """Return what the slots of each rank need and make; see `scenarios.build.pipeline_walk`."""
-        actions, m = self.actions, self.m
-        needs = needs_of(actions, self.recomputed, self.reads, m).lists()
-        made = key_of(actions.phase, actions.stage, actions.micro_batch, self.schedule.stages, m)
-        makes = Csr.group(actions.slot[made >= 0], made[made >= 0], len(needs)).lists()
-        ranks = list(pairwise(actions.slots))
-        return [needs[a:b] for a, b in ranks], [makes[a:b] for a, b in ranks], 3 * self.plane
 
     def _why(self, programs: Sequence[Sequence[_Step]], done: Sequence[int]) -> str:
         """Say who waits for whom."""
@@ -162,13 +157,13 @@ class Writer:
         around = self.around
         between = around.overlap and around.all_reduce_ns or self.end.after_each_backward
         collectives = any(stage.collective_ns for stage in self.stages)
-        one_each = len(self.actions.stage) == self.actions.slots[-1]
+        one_each = len(self.actions.stage) == self.actions.first[-1]
         return one_each and around.copy_streams and not between and not collectives
 
     def _write_at_once(self, runs: Sequence[tuple[int, int, int]]) -> None:
         """Write all slots as columns, in the order of the walk: what `_slot` does one by one."""
         actions, m, plane = self.actions, self.m, self.plane
-        slots = [np.arange(actions.slots[rank] + start, actions.slots[rank] + end) for rank, start, end in runs]
+        slots = [np.arange(start, end) for _, start, end in runs]
         order = np.concatenate(slots)
         phase, stage, k = actions.phase[order], actions.stage[order], actions.micro_batch[order]
         rank, at, n = actions.rank[order], stage * m + k, len(order)
@@ -425,28 +420,27 @@ class Writer:
             self.arrived[step.copy] = self.builder.tensor(op)
 
 
-_Keys = list[list[int]]
-"""Step → numbers of what it needs, or makes."""
-
-
 def _with_posts(
-    programs: Sequence[Sequence[_Step]], needs: list[_Keys], makes: list[_Keys], n_keys: int
-) -> tuple[list[_Keys], list[_Keys], int]:
+    programs: Sequence[Sequence[_Step]], needs: Csr, makes: Csr, n_keys: int
+) -> tuple[Csr, Csr, list[int], int]:
     """Return needs and makes of programs in which posts and copies stand between the slots."""
     number: dict[object, int] = {}
 
     def key(*of: object) -> int:
         return number.setdefault(of, n_keys + len(number))
 
+    slots = zip(needs.lists(), makes.lists(), strict=True)
     all_needs, all_makes = [], []
-    for program, of_slots, by_slots in zip(programs, map(iter, needs), map(iter, makes), strict=True):
-        for steps, slots in ((all_needs, of_slots), (all_makes, by_slots)):
-            steps.append([[] if isinstance(step, _Meeting) else next(slots) for step in program])
-        for at, step in enumerate(program):
-            if isinstance(step, _Meeting):
-                all_makes[-1][at] = [key(step.copy, step.sends, step.copies)]
-                all_needs[-1][at] = [key(step.copy, not step.sends, 0)] if step.copies else []
-    return all_needs, all_makes, n_keys + len(number)
+    for step in chain.from_iterable(programs):
+        if isinstance(step, _Meeting):
+            need = [key(step.copy, not step.sends, 0)] if step.copies else []
+            make = [key(step.copy, step.sends, step.copies)]
+        else:
+            need, make = next(slots)
+        all_needs.append(need)
+        all_makes.append(make)
+    first = [0, *accumulate(map(len, programs))]
+    return Csr.of_rows(all_needs), Csr.of_rows(all_makes), first, n_keys + len(number)
 
 
 def _present(table: IntArray) -> Csr:
