@@ -1,20 +1,23 @@
-# Every target makes .venv when it is missing, and brings it up to date when pyproject.toml has changed.
+# Every target makes .venv when it is missing, and brings it up to date when pyproject.toml or the kernel has changed.
 
-# What the tests need. Not torch: it is large, and the tests that want it skip and say so.
-EXTRAS ?= dev,onnx,parquet,perfetto
+# What the tests need. Not torch: it is large, and the tests that want it skip and say so (see test-torch).
+EXTRAS ?= dev,onnx,parquet,perfetto,html,opt,dask,notebook
 WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench validate validate-gpu clean
+PYTEST := $(BIN)/python -m pytest --benchmark-disable
+PARALLEL := -n $(WORKERS) --dist worksteal
+.PHONY: help venv demo test test-all test-torch check format bench mutants validate validate-gpu clean
+.PHONY: test-lowest constraints wheels
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(READY)  ## Make .venv, with the project installed editable
 
-$(READY): pyproject.toml tools/venv.sh
+$(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/kernel/*.py sim/kernel/*.pxd)
 	@tools/venv.sh $(EXTRAS)
 	@touch $@
 
@@ -23,8 +26,18 @@ demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gant
 	$(BIN)/sim compare scenarios/quickstart.yaml \
 	    --gantt out/quickstart.png --trace out/quickstart.trace.json.gz
 
-test: $(READY)  ## Run the tests (WORKERS=2 at a time)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
+test: $(READY)  ## Run the tests (WORKERS=2 at a time), under two minutes
+	$(PYTEST) $(PARALLEL) -m "not slow"
+
+test-all: test  ## ... then notebooks, published tables, whole sessions on the fake GPU
+	$(PYTEST) $(PARALLEL) -m slow
+
+# From PyPI this brings CUDA along; an index of CPU builds is named with
+# PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu".
+TORCH ?= torch==2.13.0
+test-torch: $(READY)  ## The tests that want torch, of which a CPU build will do
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_ARGS) "$(TORCH)"
+	$(PYTEST) -n 0 $$(grep -lE "(importorskip|find_spec)\(.torch.\)" tests/test_*.py)
 
 check: $(READY)  ## Formatting, lint, types, layers: what must hold before a commit
 	$(BIN)/ruff format --check .
@@ -39,6 +52,11 @@ format: $(READY)  ## Format the code and repair what the linter can
 bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
 	$(BIN)/python -m pytest benchmarks -n 0 -o python_files="bench_*.py test_*.py"
 
+# SAMPLE=200 mutants at most, SECONDS=900 at most; SEED=1 draws others.
+mutants: $(READY)  ## Change the code at random, and see whether a test notices (nightly)
+	$(BIN)/python -m pip install --quiet "cosmic-ray>=8"
+	$(BIN)/python tools/mutants.py $(ARGS)
+
 validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with what was predicted
 	$(BIN)/python -m scenarios.validate.record timer threads
 
@@ -50,6 +68,32 @@ validate-gpu:  ## The same on a GPU (PYTHON=python3 ARGS=--dry-run)
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 \
 	    $(PYTHON) -m scenarios.validate --backend cuda --limit 420 $(ARGS)
 
+# Each extra whose oldest version is tested; notebooks only run with what is new.
+LOWEST := .venv-lowest
+TESTS ?= tests
+test-lowest: | $(BIN)/uv  ## Run the tests with the oldest dependencies that pyproject.toml allows (TESTS=...)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct \
+	    --editable '.[test,onnx,parquet,perfetto,html,opt,dask]'
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable \
+	    -W default::DeprecationWarning -W default::FutureWarning $(TESTS)
+
+constraints: | $(BIN)/uv  ## Write down the newest dependencies, with which continuous integration runs
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
+	    --custom-compile-command 'make constraints' -o tools/constraints.txt pyproject.toml \
+	    --extra dev --extra onnx --extra parquet --extra perfetto \
+	    --extra html --extra opt --extra dask --extra notebook
+
+wheels: | $(BIN)/uv  ## Build the source distribution, the wheel for this Python and the pure wheel into dist/
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --python $(BIN)/python
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) SIM_PURE_WHEEL=1 $(BIN)/uv build --quiet --python $(BIN)/python \
+	    --wheel dist/*.tar.gz
+
+$(BIN)/uv: | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
 clean:  ## Remove everything that can be made again
-	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-lowest out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf *.egg-info sim/kernel/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,8 +36,8 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if memory is not None and sum(parts.values()) > memory:
         shown = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
         raise InputError(
-            f"{name}.virtual_devices: together they are more than the {format_bytes(memory)} of {name}: "
-            f"{shown}"
+            f"together they are more than the {format_bytes(memory)} of {name}: {shown}",
+            path=("virtual_devices",),
         )
     issue_ns = dict(values.get("issue_cost") or {})
     supports = values.get("supports")
@@ -62,5 +62,5 @@ def _usable_memory(name: str, values: Mapping[str, Any]) -> int | None:
     if fraction is None:
         return memory
     if memory is None:
-        raise InputError(f"{name}.memory_fraction: a fraction of what? memory is not given (or unlimited)")
+        raise InputError("a fraction of what? memory is not given (or unlimited)", path=("memory_fraction",))
     return int(memory * fraction)

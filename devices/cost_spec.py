@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.cost.roofline import KindEfficiency
 from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost, dtype_name
 from devices.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
 from sim import plugins
-from sim.errors import InputError
+from sim.errors import InputError, located
 from sim.model import CostModel
 from sim.options import require_call
 from sim.units import round_half_up
@@ -38,12 +37,11 @@ __all__ = ["make_cost"]
 
 def make_cost(
     values: Mapping[str, Any],
-    what: str,
     *,
     peak_share: Fraction = Fraction(1),
     bandwidth_share: Fraction = Fraction(1),
     slowdown: Fraction = Fraction(1),
-    directory: Path | None = None,
+    origin: plugins.Origin = plugins.NOWHERE,
 ) -> CostModel | None:
     """Build the cost model that a description asks for.
 
@@ -51,14 +49,12 @@ def make_cost(
     ----------
     values : mapping
         A device's keys as `devices.fields.read_fields` returns them.
-    what : str
-        The device, for messages.
     peak_share, bandwidth_share : Fraction
         Part of the device's peak rates that one op can use (its cores, the SMs in use).
     slowdown : Fraction
         Factor for fixed durations, which are given for one core.
-    directory : Path, optional
-        Where relative paths of tables begin.
+    origin : Origin
+        Where relative paths of tables begin, and what code it may name.
 
     Returns
     -------
@@ -79,59 +75,66 @@ def make_cost(
         else:
             spec = "roofline"
 
-    def build(spec: object, where: str) -> CostModel:
-        if isinstance(spec, Sequence) and not isinstance(spec, str):
-            return FirstCost(tuple(build(item, f"{where}[{i}]") for i, item in enumerate(spec)))
-        name, parameters = _name_and_parameters(spec, where)
+    def build(spec: object, *at: int) -> CostModel:
+        with located(*at):
+            if isinstance(spec, Sequence) and not isinstance(spec, str):
+                return FirstCost(tuple(build(item, i) for i, item in enumerate(spec)))
+            return build_one(*_name_and_parameters(spec))
+
+    def build_one(name: str, parameters: Any) -> CostModel:
         if name == "roofline":
-            given = {} if parameters is None else read_fields(parameters, _ROOFLINE, f"{where}.roofline")
+            given = {} if parameters is None else read_fields(parameters, _ROOFLINE, "roofline")
             return _roofline({**values, **given}, peak_share, bandwidth_share)
         if name == "tiles" and values.get("kind") == "npu":
             return _tiles(values)
         if name == "fixed":
-            read = read_fields({"fixed": parameters}, _FIXED, where)["fixed"]
+            read = read_fields({"fixed": parameters}, _FIXED)["fixed"]
             scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
             return FixedCost(scaled.pop(DEFAULT, None), scaled)
         if name == "table":
             from devices.cost.calibration import load_tables
 
             files = [parameters] if isinstance(parameters, str) else parameters
-            files = TYPES["words"].read(files, f"{where}.table")
-            found = (load_tables((directory or Path()) / file) for file in files)
+            with located("table"):
+                files = TYPES["words"].read(files)
+            found = (load_tables(origin.file(file)) for file in files)
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
-            return FittedCost(_fitted(parameters, f"{where}.fitted"))
-        return _plugin(name, parameters, values, where)
+            with located("fitted"):
+                return FittedCost(_fitted(parameters))
+        return _plugin(name, parameters, values, origin)
 
-    return build(spec, f"{what}.cost")
+    with located("cost"):
+        return build(spec)
 
 
-def _plugin(name: str, parameters: Any, values: Mapping[str, Any], what: str) -> CostModel:
+def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugins.Origin) -> CostModel:
     """Return the cost model of a plugin, once it can be called as it is going to be."""
-    make = plugins.lookup("sim.costs", name)
-    require_call(f"{what}: the cost model {name!r}", make, "parameters", "device")
+    make = origin.lookup("sim.costs", name)
+    require_call(f"the cost model {name!r}", make, "parameters", "device")
     made: CostModel = make(parameters, values)
-    require_call(
-        f"{what}: what the cost model {name!r} makes", made, "graph", "device", method="durations_ns"
-    )
+    what = f"what the cost model {name!r} makes"
+    require_call(what, made, "graph", "device", method="durations_ns")
+    if not isinstance(made, CostModel):
+        raise InputError(f"{what}, a {type(made).__name__}, should extend sim.model.CostModel")
     return made
 
 
-def _fitted(spec: object, what: str) -> FittedCosts:
+def _fitted(spec: object) -> FittedCosts:
     """Return the fitted models of a device, with some of their parameters replaced."""
     from devices.cost.fitted import fits, load_fit
     from devices.cost.parameters import with_values
 
     if not isinstance(spec, Mapping):
-        return load_fit(TYPES["word"].read(spec, what))
-    given = read_fields(spec, _FITTED, what)
+        return load_fit(TYPES["word"].read(spec))
+    given = read_fields(spec, _FITTED)
     if "device" not in given:
-        raise InputError(f"{what}.device is missing; known: {', '.join(fits())}")
+        raise InputError(f"is missing; known: {', '.join(fits())}", path=("device",))
     fitted = load_fit(given["device"])
     return replace(
         fitted,
-        gemm=with_values(fitted.gemm, given.get("gemm", {}), f"{what}.gemm"),
-        attention=with_values(fitted.attention, given.get("attention", {}), f"{what}.attention"),
+        gemm=with_values(fitted.gemm, given.get("gemm", {}), "gemm"),
+        attention=with_values(fitted.attention, given.get("attention", {}), "attention"),
     )
 
 
@@ -154,7 +157,7 @@ _ROOFLINE: Final = {
 }
 
 
-def _name_and_parameters(spec: object, what: str) -> tuple[str, Any]:
+def _name_and_parameters(spec: object) -> tuple[str, Any]:
     if isinstance(spec, str):
         return spec, None
     if isinstance(spec, Mapping) and len(spec) == 1:
@@ -162,7 +165,7 @@ def _name_and_parameters(spec: object, what: str) -> tuple[str, Any]:
         if isinstance(name, str):
             return name, parameters
     raise InputError(
-        f"{what}: {spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
+        f"{spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
         f"{{fitted: h200}}, {{NAME: parameters}} of a plugin, or a list of these"
     )
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
@@ -30,6 +29,7 @@ from devices.processor.cores import CorePool
 from devices.processor.timeshare import TimeShare
 from sim.errors import InputError
 from sim.model import Device
+from sim.plugins import NOWHERE, Origin
 
 __all__ = ["build", "speedup"]
 
@@ -63,7 +63,7 @@ def speedup(
     return points[below] + (points[above] - points[below]) * Fraction(cores - below, above - below)
 
 
-def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -> Device:
+def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
     """Return the device of a CPU's description.
 
     Parameters
@@ -71,8 +71,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     name : str
     values : mapping
         The description as `devices.fields.read_fields` returns it.
-    directory : Path, optional
-        Where relative paths in it begin.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
 
     Raises
     ------
@@ -88,25 +88,24 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     """
     cores, intra_op = values.get("cores", 1), values.get("intra_op", 1)
     if intra_op > cores:
-        raise InputError(f"{name}.intra_op: an op cannot use {intra_op} of {cores} cores")
+        raise InputError(f"an op cannot use {intra_op} of {cores} cores", path=("intra_op",))
     if "speedup" in values and "serial_fraction" in values:
-        raise InputError(f"{name}: give speedup or serial_fraction, not both")
+        raise InputError("give speedup or serial_fraction, not both")
     workers = values.get("inter_op", cores // intra_op)
     oversubscribed = workers * intra_op > cores
     sharing = values.get("sharing", "time" if oversubscribed else "none")
     if sharing not in ("none", "cores", "time"):
-        raise InputError(f"{name}.sharing: a CPU shares none, cores or time, not {sharing!r}")
+        raise InputError(f"a CPU shares none, cores or time, not {sharing!r}", path=("sharing",))
     pageable = values.get("host_memory") == "pageable"
     if "staging_bandwidth" in values and not pageable:
-        raise InputError(f"{name}.staging_bandwidth: it takes effect only with host_memory: pageable")
+        raise InputError("it takes effect only with host_memory: pageable", path=("staging_bandwidth",))
     faster = speedup(intra_op, values.get("serial_fraction", Fraction(0)), values.get("speedup"))
     cost = make_cost(
         values,
-        name,
         peak_share=faster / cores,
         bandwidth_share=_bandwidth_share(values, cores, faster),
         slowdown=1 / faster,
-        directory=directory,
+        origin=origin,
     )
     processor = {"none": None, "cores": CorePool, "time": TimeShare}[sharing] if oversubscribed else None
     return Device(

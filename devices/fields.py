@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from devices.field_types import TYPES, read_mapping
-from sim.errors import InputError, UnknownNameError
+from sim.errors import InputError, UnknownNameError, located
 
 __all__ = [
     "DEFAULT",
@@ -28,6 +28,7 @@ __all__ = [
     "TYPES",
     "Field",
     "merge",
+    "read_field",
     "read_fields",
 ]
 
@@ -81,6 +82,8 @@ class Field:
 
 
 _CPU, _GPU, _NPU = ("cpu",), ("gpu",), ("npu",)
+_LAUNCHED = ("gpu", "npu", "other")
+"""Kinds on which ops are launched; the workers of a CPU take ops and execute them."""
 
 _DEVICE = [
     Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
@@ -131,11 +134,19 @@ _DEVICE = [
     # -- overheads of issuing
     Field("issue_cost", "duration by kind", "what issuing an op costs its issuer", overhead=True),
     Field(
-        "launch_latency", "duration", "from being put on an idle stream to the earliest start", overhead=True
+        "launch_latency",
+        "duration",
+        "from being put on an idle stream to the earliest start",
+        _LAUNCHED,
+        True,
     ),
-    Field("gap", "duration", "least time between two tasks of a stream", overhead=True),
+    Field("gap", "duration", "least time between two tasks of a stream", _LAUNCHED, True),
     Field(
-        "event_hop", "duration", "from a task's end to one on another stream that waits for it", overhead=True
+        "event_hop",
+        "duration",
+        "from a task's end to one on another stream that waits for it",
+        _LAUNCHED,
+        True,
     ),
     Field(
         "event_record",
@@ -164,7 +175,7 @@ _DEVICE = [
         "queue_depth",
         "count or unlimited",
         "launches outstanding before the issuer blocks; default unlimited",
-        (),
+        _LAUNCHED,
         True,
     ),
     # -- what an op costs
@@ -213,8 +224,9 @@ _DEVICE = [
         choices=("none", "cores", "time", "sm", "sm+dram"),
     ),
     Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
-    Field("use_sms", "positive count", "use only so many of them; peak is cut in proportion", _GPU),
-    Field("sm_fraction", "fraction", "use only this part of them", _GPU),
+    Field(
+        "use_sms", "count or share", "use only so many of them, or this part; peak is cut in proportion", _GPU
+    ),
     Field("partitions", "counts by name", "split the SMs: SMs of each partition (green contexts)", _GPU),
     Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
@@ -230,7 +242,6 @@ _DEVICE = [
     # -- memory and copies
     Field("memory", "bytes", "capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
-    Field("allocator", "allocator", "who manages the memory; default: bytes are counted, no more"),
     Field(
         "virtual_devices",
         "sizes",
@@ -253,7 +264,6 @@ _DEVICE = [
         True,
         example="6GB/s",
     ),
-    Field("l2", "bytes", "second-level cache", ("cpu", "gpu"), example="50MB"),
     Field(
         "scratchpad",
         "bytes",
@@ -280,11 +290,9 @@ _DEVICE = [
     Field(
         "copy_engines",
         "count or unlimited",
-        "1: one transfer at a time; 2: one in each direction; default unlimited",
-        _GPU,
+        "copy or DMA engines; 1: one transfer at a time; 2: one in each direction; default unlimited",
+        ("gpu", "npu"),
     ),
-    Field("dma_engines", "count or unlimited", "the same for the DMA engines of an NPU", _NPU),
-    Field("clock", "frequency", "of its cores; for information"),
 ]
 
 DEVICE_FIELDS: Final[Mapping[str, Field]] = {field.name: field for field in _DEVICE}
@@ -315,7 +323,10 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         ),
         Field("duplex", "flag", "a link of the same kind in each direction; default true"),
         Field(
-            "source", "word", "where its numbers come from; not used for anything else", example="datasheet"
+            "sources",
+            "anything",
+            "where its numbers come from; not used for anything else",
+            example="datasheet",
         ),
     ]
 }
@@ -350,7 +361,7 @@ MACHINE_FIELDS: Final[Mapping[str, Field]] = {
 """Every key of a machine."""
 
 
-def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[str, Any]:
+def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> dict[str, Any]:
     """Read a description into base units: integers in ns, bytes, flop, and per second.
 
     Parameters
@@ -359,8 +370,8 @@ def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[st
         The description.
     fields : mapping of str to Field
         Which keys there are.
-    what : str
-        What is described, the beginning of an error message.
+    *what : str and int
+        What is described, the beginning of an error's path.
 
     Returns
     -------
@@ -384,28 +395,32 @@ def read_fields(spec: object, fields: Mapping[str, Field], what: str) -> dict[st
         ...
     sim.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
     """
-    given = read_mapping(spec, what)
-    for name in given:
-        if name not in fields:
-            raise UnknownNameError(f"key of {what}", name, fields)
-    return {
-        name: _read(field, given[name], f"{what}.{name}") for name, field in fields.items() if name in given
-    }
+    with located(*what):
+        given = read_mapping(spec)
+        for name in given:
+            if name not in fields:
+                raise UnknownNameError("key", name, fields)
+        return {name: read_field(field, given[name]) for name, field in fields.items() if name in given}
 
 
-def _read(field: Field, value: object, what: str) -> Any:
-    type_ = TYPES[field.type]
-    if not type_.by_key:
-        read = type_.read(value, what)
-    elif isinstance(value, Mapping):
-        read = {key: type_.read(item, f"{what}.{key}") for key, item in read_mapping(value, what).items()}
-    else:
-        read = {DEFAULT: type_.read(value, what)}
-    if field.choices and read not in field.choices:
-        raise UnknownNameError(what, str(read), field.choices)
-    if field.most and read > field.most:
-        raise InputError(f"{what}: {read:,} is more than the {field.most:,} that there may be")
-    return read
+def read_field(field: Field, value: object) -> Any:
+    """Read the value of one key, as `read_fields` does."""
+    with located(field.name):
+        type_ = TYPES[field.type]
+        if not type_.by_key:
+            read = type_.read(value)
+        elif isinstance(value, Mapping):
+            read = {}
+            for key, item in read_mapping(value).items():
+                with located(key):
+                    read[key] = type_.read(item)
+        else:
+            read = {DEFAULT: type_.read(value)}
+        if field.choices and read not in field.choices:
+            raise UnknownNameError("word", str(read), field.choices)
+        if field.most and read > field.most:
+            raise InputError(f"{read:,} is more than the {field.most:,} that there may be")
+        return read
 
 
 def merge(

@@ -14,20 +14,20 @@ memory's bandwidth too (`devices.processor.gpu`). Presets of real GPUs say ``sm+
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
 from sim.errors import InputError, UnknownNameError
-from sim.model import Context, Device, Processor
+from sim.model import Device
+from sim.plugins import NOWHERE, Origin
 
 __all__ = ["build"]
 
 
-def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -> Device:
+def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
     """Return the device of a GPU's description.
 
     Parameters
@@ -35,8 +35,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     name : str
     values : mapping
         The description as `devices.fields.read_fields` returns it.
-    directory : Path, optional
-        Where relative paths in it begin.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
 
     Raises
     ------
@@ -52,23 +52,31 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     streams = values.get("streams", 1)
     sharing = values.get("sharing", "none")
     if sharing not in ("none", "sm", "sm+dram"):
-        raise InputError(f"{name}.sharing: a GPU shares none, sm or sm+dram, not {sharing!r}")
+        raise InputError(f"a GPU shares none, sm or sm+dram, not {sharing!r}", path=("sharing",))
     for key in ("partitions", "stream_partitions", "stream_priorities"):
         if key in values and sharing == "none":
-            raise InputError(f"{name}.{key}: it takes effect only with sharing: sm, or sm+dram")
+            raise InputError("it takes effect only with sharing: sm, or sm+dram", path=(key,))
     if sharing != "none" and used is None:
-        raise InputError(f"{name}.sharing: kernels share SMs, and sms does not say how many there are")
+        raise InputError("kernels share SMs, and sms does not say how many there are", path=("sharing",))
     if sharing == "sm+dram" and values.get("bandwidth") is None:
-        raise InputError(f"{name}.sharing: kernels share the memory's bandwidth, which is not given")
+        raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
     if len(values.get("stream_priorities", ())) > streams:
-        raise InputError(f"{name}.stream_priorities: there are only {streams} streams")
+        raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
     values = {**values, "sms_in_use": used, **_partitions(name, values, used, streams)}
     alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
+    processor = least = None
+    if not alone and sharing != "none":
+        from devices.processor.bound import least_ns
+        from devices.processor.sharing import processor_of
+
+        processor = processor_of(values, streams)
+        least = None if processor is None else least_ns
     return Device(
         **common_arguments(name, values),
         streams=streams,
-        cost=make_cost(values, name, peak_share=share, directory=directory),
-        processor=None if alone else _processor_of(values, streams),
+        cost=make_cost(values, peak_share=share, origin=origin),
+        processor=processor,
+        least_ns=least,
     )
 
 
@@ -77,19 +85,22 @@ def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams:
     partitions: Mapping[str, int] = values.get("partitions", {})
     if not partitions:
         if "stream_partitions" in values:
-            raise InputError(f"{name}.stream_partitions: there are no partitions")
+            raise InputError("there are no partitions", path=("stream_partitions",))
         return {}
     total, step = sum(partitions.values()), values.get("partition_step", 1)
     if used is not None and total > used:
-        raise InputError(f"{name}.partitions: {total} SMs are asked for and there are {used}")
+        raise InputError(f"{total} SMs are asked for and there are {used}", path=("partitions",))
     for i, (partition, sms) in enumerate(partitions.items()):
         rest = i == len(partitions) - 1 and total == used  # the last may take what the others leave
         if sms % step and not rest:
-            raise InputError(f"{name}.partitions.{partition}: {sms} SMs are no multiple of {step}")
+            raise InputError(
+                f"{sms} SMs are no multiple of {step}",
+                path=("partitions", partition),
+            )
     names = list(partitions)
     given = values.get("stream_partitions") or [names[s % len(names)] for s in range(streams)]
     if len(given) != streams:
-        raise InputError(f"{name}.stream_partitions: {len(given)} partitions for {streams} streams")
+        raise InputError(f"{len(given)} partitions for {streams} streams", path=("stream_partitions",))
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)
@@ -99,25 +110,14 @@ def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams:
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:
     """Return how many SMs may be used (None: not given) and which part of all they are."""
     sms: int | None = values.get("sms")
-    if "use_sms" not in values and "sm_fraction" not in values:
+    if "use_sms" not in values:
         return sms, Fraction(1)
-    if "use_sms" in values and "sm_fraction" in values:
-        raise InputError(f"{name}: give use_sms or sm_fraction, not both")
     if sms is None:
-        raise InputError(f"{name}: use_sms and sm_fraction need sms, the number of SMs that there are")
-    used: int = values["use_sms"] if "use_sms" in values else int(sms * values["sm_fraction"])
+        raise InputError("it needs sms, the number of SMs that there are", path=("use_sms",))
+    asked = values["use_sms"]
+    used = asked if isinstance(asked, int) else int(sms * asked)
     if not used:
-        raise InputError(
-            f"{name}.sm_fraction: {float(values['sm_fraction']):g} of {sms} SMs is less than one"
-        )
+        raise InputError(f"{float(asked):g} of {sms} SMs is less than one", path=("use_sms",))
     if used > sms:
-        raise InputError(f"{name}.use_sms: there are only {sms} SMs, not {used}")
+        raise InputError(f"there are only {sms} SMs, not {used}", path=("use_sms",))
     return used, Fraction(used, sms)
-
-
-def _processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, Context], Processor] | None:
-    if values.get("sharing", "none") == "none":
-        return None
-    from devices.processor.sharing import processor_of
-
-    return processor_of(values, streams)

@@ -16,13 +16,13 @@ from fractions import Fraction
 from typing import Any
 
 from devices.fields import LINK_FIELDS, merge, read_fields
-from sim.errors import InputError, UnknownNameError
+from sim.errors import InputError, UnknownNameError, located
 from sim.model import Link
 
 __all__ = ["make_links", "matching"]
 
 
-def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
     """Return the names that fit a shell pattern, in the order given.
 
     Raises
@@ -32,12 +32,12 @@ def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
 
     Examples
     --------
-    >>> matching("gpu*", ["cpu0", "gpu0", "gpu1"], "from")
+    >>> matching("gpu*", ["cpu0", "gpu0", "gpu1"])
     ['gpu0', 'gpu1']
     """
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
-        raise UnknownNameError(f"device in {what}", pattern, names)
+        raise UnknownNameError("device", pattern, names)
     return found
 
 
@@ -67,26 +67,29 @@ def make_links(
     >>> [link.name for link in make_links([], [{"from": "gpu*", "to": "cpu0"}], ["cpu0", "gpu0", "gpu1"])]
     ['gpu0->cpu0', 'cpu0->gpu0', 'gpu1->cpu0', 'cpu0->gpu1']
     """
-    specs = [merge(spec, {}, LINK_FIELDS, ideal=ideal) for spec in _list(base)]
-    n_base = len(specs)
-    named = {spec["name"]: i for i, spec in enumerate(specs) if "name" in spec}
-    for spec in _list(over):
-        place = named.get(spec.get("name", "")) if "from" not in spec and "to" not in spec else None
-        if place is None:
-            specs.append(dict(spec))
-        else:
-            specs[place] = merge(specs[place], spec, LINK_FIELDS)
-    # A preset's link may mean devices that a smaller count has left out; a scenario's means something.
-    present = [i >= n_base or _has_ends(spec, devices) for i, spec in enumerate(specs)]
-    links = [
-        link for i, spec in enumerate(specs) if present[i] for link in _expand(spec, f"links[{i}]", devices)
-    ]
-    seen: set[str] = set()
-    for link in links:
-        if link.name in seen:
-            raise InputError(f"two links are called {link.name!r}; give one of them another name")
-        seen.add(link.name)
-    return tuple(links)
+    with located("links"):
+        specs = [merge(spec, {}, LINK_FIELDS, ideal=ideal) for spec in _list(base)]
+        n_base = len(specs)
+        named = {spec["name"]: i for i, spec in enumerate(specs) if "name" in spec}
+        said: dict[int, int] = {}  # index in specs → in `over`
+        for i, spec in enumerate(_list(over)):
+            place = named.get(spec.get("name", "")) if "from" not in spec and "to" not in spec else None
+            said[len(specs) if place is None else place] = i
+            if place is None:
+                specs.append(dict(spec))
+            else:
+                specs[place] = merge(specs[place], spec, LINK_FIELDS)
+        links: dict[str, Link] = {}
+        for i, spec in enumerate(specs):
+            # A preset's link may mean devices that a smaller count has left out; a scenario's means some.
+            if i < n_base and not _has_ends(spec, devices):
+                continue
+            with located(*([said[i]] if i in said else [])):
+                for link in _expand(spec, devices):
+                    if link.name in links:
+                        raise InputError(f"two links are called {link.name!r}; give one of them another name")
+                    links[link.name] = link
+        return tuple(links.values())
 
 
 def _has_ends(spec: Mapping[str, Any], devices: Sequence[str]) -> bool:
@@ -95,25 +98,26 @@ def _has_ends(spec: Mapping[str, Any], devices: Sequence[str]) -> bool:
 
 def _list(specs: object) -> list[Mapping[str, Any]]:
     if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence):
-        raise InputError(f"links: {specs!r} is not a list of links")
+        raise InputError(f"{specs!r} is not a list of links")
     for i, spec in enumerate(specs):
         if not isinstance(spec, Mapping):
-            raise InputError(
-                f"links[{i}]: {spec!r} is not a description of a link; accepted: a mapping of keys"
-            )
+            message = f"{spec!r} is not a description of a link; accepted: a mapping of keys"
+            raise InputError(message, path=(i,))
     return list(specs)
 
 
-def _expand(spec: Mapping[str, Any], what: str, devices: Sequence[str]) -> list[Link]:
-    values = read_fields(spec, LINK_FIELDS, what)
+def _expand(spec: Mapping[str, Any], devices: Sequence[str]) -> list[Link]:
+    values = read_fields(spec, LINK_FIELDS)
+    ends = []
     for end in ("from", "to"):
         if end not in values:
-            raise InputError(f"{what}.{end}: a link needs two ends, from and to")
-    froms = matching(values["from"], devices, f"{what}.from")
-    tos = matching(values["to"], devices, f"{what}.to")
+            raise InputError("a link needs two ends, from and to", path=(end,))
+        with located(end):
+            ends.append(matching(values[end], devices))
+    froms, tos = ends
     pairs = [(a, b) for a in froms for b in tos if a != b]
     if not pairs:
-        raise InputError(f"{what}: from and to are both {froms[0]!r}, and nothing has to be carried there")
+        raise InputError(f"from and to are both {froms[0]!r}, and nothing has to be carried there")
     if values.get("duplex", True):
         pairs = [pair for a, b in pairs for pair in ((a, b), (b, a))]
     pairs = list(dict.fromkeys(pairs))

@@ -23,16 +23,19 @@ from devices.cost_spec import make_cost
 from devices.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
 from devices.links import make_links, matching
 from devices.presets import device_preset, machine_preset
-from sim.errors import InputError
+from sim.errors import InputError, located
 from sim.model import Device, Host, Machine
+from sim.plugins import Origin
 
-__all__ = ["make_device", "make_machine"]
+__all__ = ["described_devices", "make_device", "make_machine"]
 
 _BUILDERS: Final = {kind: f"devices.{kind}" for kind in ("cpu", "gpu", "npu")}
 """The module whose ``build`` makes a device of the kind; imported when a machine has one."""
 
 
-def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = None) -> Device:
+def make_device(
+    name: str, spec: Mapping[str, Any], *, directory: Path | None = None, allow_code: bool = False
+) -> Device:
     """Build a device from its description.
 
     Parameters
@@ -43,6 +46,8 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
         Keys of `devices.fields.DEVICE_FIELDS`; what is left out is the ideal.
     directory : Path, optional
         Where relative paths in it begin, usually the folder of the scenario file.
+    allow_code : bool
+        Whether a preset or cost model may be ``module:attribute``, which runs other people's code.
 
     Raises
     ------
@@ -59,13 +64,23 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
     >>> make_device("gpu0", {"kind": "gpu", "stream": 2})
     Traceback (most recent call last):
         ...
-    sim.errors.UnknownNameError: unknown key of gpu0 'stream'; did you mean 'streams'? ...
+    sim.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
     """
-    values = read_fields(_with_preset(name, spec), DEVICE_FIELDS, name)
+    origin = Origin(directory, allow_code)
+    with located(name):
+        return _build(name, _values(spec, origin), origin)
+
+
+def _values(spec: object, origin: Origin) -> dict[str, Any]:
+    """Return what a description and its preset say of a device, read."""
+    return read_fields(_with_preset(spec, origin), DEVICE_FIELDS)
+
+
+def _build(name: str, values: Mapping[str, Any], origin: Origin) -> Device:
     if "kind" not in values:
-        raise InputError(f"{name}: a device needs a kind (cpu, gpu, npu) or a preset")
+        raise InputError("a device needs a kind (cpu, gpu, npu) or a preset")
     if values.get("count", 1) != 1:
-        raise InputError(f"{name}.count: this is one device; only a machine has several of a sort")
+        raise InputError("this is one device; only a machine has several of a sort", path=("count",))
     kind = values["kind"]
     family = kind if kind in _BUILDERS else "other"
     meant = difflib.get_close_matches(kind.lower(), _BUILDERS, n=1, cutoff=0.85)
@@ -73,35 +88,36 @@ def make_device(name: str, spec: Mapping[str, Any], *, directory: Path | None = 
         family == "other" and meant
     ):  # any other word is a device with streams: a slip of the pen would be silent
         raise InputError(
-            f"{name}.kind: there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
-            "device with streams and no more, needs a name that looks like none of cpu, gpu, npu.)"
+            f"there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
+            "device with streams and no more, needs a name that looks like none of cpu, gpu, npu.)",
+            path=("kind",),
         )
     for key in values:
         kinds = DEVICE_FIELDS[key].kinds
         if kinds and family not in kinds:
             raise InputError(
-                f"{name}.{key}: only {' and '.join(kinds)} devices have it, and {name} is a {kind}"
+                f"only {' and '.join(kinds)} devices have it, and {name} is a {kind}", path=(key,)
             )
     if family in _BUILDERS:
-        device: Device = import_module(_BUILDERS[family]).build(name, values, directory)
+        device: Device = import_module(_BUILDERS[family]).build(name, values, origin)
         return device
-    cost = make_cost(values, name, directory=directory)
+    cost = make_cost(values, origin=origin)
     return Device(**common_arguments(name, values), streams=values.get("streams", 1), cost=cost)
 
 
-def _with_preset(name: str, spec: object) -> dict[str, Any]:
+def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
     """Lay a description over its preset, if it names one."""
     if not isinstance(spec, Mapping):
-        raise InputError(f"{name}: {spec!r} is not a description of a device; accepted: a mapping of keys")
+        raise InputError(f"{spec!r} is not a description of a device; accepted: a mapping of keys")
     over = dict(spec)
     if "preset" not in over:
         return over
-    base = device_preset(read_fields({"preset": over["preset"]}, DEVICE_FIELDS, name)["preset"])
+    preset = read_fields({"preset": over["preset"]}, DEVICE_FIELDS)["preset"]
+    with located("preset"):
+        base = device_preset(preset, origin)
     if "kind" in over and over["kind"] != base.get("kind"):
-        raise InputError(
-            f"{name}: the preset {over['preset']!r} is a {base.get('kind')}, not a {over['kind']}"
-        )
-    ideal = read_fields({"ideal": over.get("ideal", False)}, DEVICE_FIELDS, name)["ideal"]
+        raise InputError(f"the preset {over['preset']!r} is a {base.get('kind')}, not a {over['kind']}")
+    ideal = read_fields({"ideal": over.get("ideal", False)}, DEVICE_FIELDS)["ideal"]
     return merge(base, over, DEVICE_FIELDS, ideal=ideal)
 
 
@@ -109,7 +125,9 @@ MOST_LANES_IN_ALL: Final = 1_000_000
 """Most cores and streams of all devices together."""
 
 
-def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> Machine:
+def make_machine(
+    spec: Mapping[str, Any], *, directory: Path | None = None, allow_code: bool = False
+) -> Machine:
     """Build a machine from its description.
 
     Parameters
@@ -119,8 +137,8 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
         ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes that one alone. With a
         machine ``preset``, devices and links of the same name are laid over those of the preset, others are
         added.
-    directory : Path, optional
-        Where relative paths in it begin.
+    directory, allow_code
+        As for `make_device`.
 
     Raises
     ------
@@ -138,34 +156,85 @@ def make_machine(spec: Mapping[str, Any], *, directory: Path | None = None) -> M
     >>> [device.name for device in machine.devices], [link.name for link in machine.links]
     (['gpu0', 'gpu1'], ['gpu0->gpu1', 'gpu1->gpu0'])
     """
-    over = read_fields(spec, MACHINE_FIELDS, "machine")
-    base: dict[str, Any] = {}
-    if "preset" in over:
-        base = read_fields(machine_preset(over["preset"]), MACHINE_FIELDS, f"machine preset {over['preset']}")
+    origin = Origin(directory, allow_code)
+    over, base = _machine_fields(spec, origin)
     ideal = over.get("ideal", False)
-    described = _lay_over(base.get("devices", {}), over.get("devices", {}))
-    if not described:
-        raise InputError("machine.devices: a machine needs at least one device")
-    if ideal:
-        described = {name: {"ideal": True, **device} for name, device in described.items()}
-    devices = tuple(make_device(name, device, directory=directory) for name, device in described.items())
+    devices = []
+    for name, values in _described(over, base, origin).items():
+        with located("machine", "devices", _entry_of(name, over)):
+            devices.append(_build(name, values, origin))
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:
         message = (
             f"{lanes:,} cores and streams are more than the {MOST_LANES_IN_ALL:,} that a machine may have"
         )
-        raise InputError(f"machine.devices: {message}")
+        raise InputError(message, path=("machine", "devices"))
     names = [device.name for device in devices]
-    links = make_links(base.get("links", ()), over.get("links", ()), names, ideal=ideal)
-    hosts = tuple(
-        _make_host(name, host, names)
-        for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items()
-    )
+    with located("machine"):
+        links = make_links(base.get("links", ()), over.get("links", ()), names, ideal=ideal)
+    hosts = []
+    for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
+        with located("machine", "hosts", name):
+            hosts.append(_make_host(name, host, names))
     if not links:
-        return Machine(devices, links, hosts)
+        return Machine(tuple(devices), links, tuple(hosts))
     from devices.network import make_network
 
-    return Machine(devices, links, hosts, make_network)
+    return Machine(tuple(devices), links, tuple(hosts), make_network)
+
+
+def described_devices(
+    spec: Mapping[str, Any], *, directory: Path | None = None, allow_code: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Return what a machine's description says of each device: presets included, counts written out, read.
+
+    Parameters
+    ----------
+    spec, directory, allow_code
+        As for `make_machine`.
+
+    Raises
+    ------
+    InputError
+        As `make_machine` does, of a device's keys and values.
+
+    Examples
+    --------
+    >>> described_devices({"devices": {"gpu": {"kind": "gpu", "count": 2, "gap": "1us"}}})
+    {'gpu0': {'kind': 'gpu', 'gap': 1000}, 'gpu1': {'kind': 'gpu', 'gap': 1000}}
+    """
+    origin = Origin(directory, allow_code)
+    return _described(*_machine_fields(spec, origin), origin)
+
+
+def _machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parts of a description, and those of its preset."""
+    over = read_fields(spec, MACHINE_FIELDS, "machine")
+    if "preset" not in over:
+        return over, {}
+    with located("machine", "preset"):
+        return over, read_fields(machine_preset(over["preset"], origin), MACHINE_FIELDS)
+
+
+def _described(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
+    with located("machine", "devices"):
+        described = _lay_over(base.get("devices", {}), over.get("devices", {}))
+        if not described:
+            raise InputError("a machine needs at least one device")
+    if over.get("ideal", False):
+        described = {name: {"ideal": True, **device} for name, device in described.items()}
+    values = {}
+    for name, device in described.items():
+        with located("machine", "devices", _entry_of(name, over)):
+            values[name] = _values(device, origin)
+    return values
+
+
+def _entry_of(name: str, over: Mapping[str, Any]) -> str:
+    """Return what a device is called where it is described: one of a count is described under their name."""
+    given = over.get("devices", {})
+    counted = (each for each in given if name.startswith(each) and name[len(each) :].isdecimal())
+    return name if name in given else next(counted, name)
 
 
 def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,14 +249,14 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
             new = _write_out(name, spec)
             for one in new:
                 if one in merged:
-                    raise InputError(f"machine.devices: {one!r} is described twice")
+                    raise InputError(f"{one!r} is described twice")
             merged |= new
     return merged
 
 
 def _laid(name: str, base: Mapping[str, Any], over: object) -> dict[str, Any]:
     if not isinstance(over, Mapping):
-        raise InputError(f"{name}: {over!r} is not a description of a device; accepted: a mapping of keys")
+        raise InputError(f"{over!r} is not a description of a device; accepted: a mapping of keys")
     return merge(base, over, DEVICE_FIELDS)
 
 
@@ -201,9 +270,9 @@ def _write_out(name: str, spec: object) -> dict[str, Any]:
 
 
 def _make_host(name: str, spec: object, devices: list[str]) -> Host:
-    values = read_fields(spec, HOST_FIELDS, f"hosts.{name}")
+    values = read_fields(spec, HOST_FIELDS)
     if not values.get("serves"):
-        raise InputError(f"hosts.{name}.serves: name the devices on which it launches ops")
-    patterns = values["serves"]
-    served = [d for p in patterns for d in matching(p, devices, f"hosts.{name}.serves")]
+        raise InputError("name the devices on which it launches ops", path=("serves",))
+    with located("serves"):
+        served = [d for pattern in values["serves"] for d in matching(pattern, devices)]
     return Host(name, tuple(dict.fromkeys(served)), values.get("threads", 1))

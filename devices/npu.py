@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from devices.common import common_arguments
@@ -31,11 +30,12 @@ from devices.npu_units import MATRIX_KINDS, Units
 from devices.processor.units import CoreUnits
 from sim.errors import InputError
 from sim.model import Device
+from sim.plugins import NOWHERE, Origin
 
 __all__ = ["build"]
 
 
-def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -> Device:
+def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
     """Return the device of an NPU's description.
 
     Parameters
@@ -43,8 +43,8 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     name : str
     values : mapping
         The description as `devices.fields.read_fields` returns it.
-    directory : Path, optional
-        Where relative paths in it begin.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
 
     Raises
     ------
@@ -60,24 +60,21 @@ def build(name: str, values: Mapping[str, Any], directory: Path | None = None) -
     cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
     queues = values.get("queues_per_core", 1)
     if cores % per_op:
-        raise InputError(f"{name}.cores_per_op: {cores} cores do not divide into queues of {per_op}")
+        raise InputError(f"{cores} cores do not divide into queues of {per_op}", path=("cores_per_op",))
     if values.get("scratchpad") is None:
         for key in ("vector_scratchpad", "double_buffered", "granule", "dma_latency"):
             if key in values:
-                raise InputError(f"{name}.{key}: it takes effect only with a scratchpad, which is not given")
+                raise InputError("it takes effect only with a scratchpad, which is not given", path=(key,))
     share = Fraction(per_op, cores * queues)
     values = {
         **values,
-        "copy_engines": values.get("dma_engines"),
         "queues_per_core": queues,
         "units": _units(values),
     }
     return Device(
         **common_arguments(name, values),
         streams=cores // per_op * queues,
-        cost=make_cost(
-            values, name, peak_share=Fraction(per_op, cores), bandwidth_share=share, directory=directory
-        ),
+        cost=make_cost(values, peak_share=Fraction(per_op, cores), bandwidth_share=share, origin=origin),
         processor=CoreUnits if queues > 1 else None,
     )
 

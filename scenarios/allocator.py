@@ -2,13 +2,14 @@
 
 ::
 
-    policy: {name: ..., allocator: bfc}                             a name, with its defaults
-            allocator: {name: caching, lifetime: issue, malloc: 10us}   with options
-    memory: {lifetime: issue, when_full: wait}                      the same without naming an allocator
+    memory: {allocator: bfc}                                        a name, with its defaults
+    memory: {allocator: {name: caching, malloc: 10us}}              with options (`devices.memory.spec`)
+    memory: {allocator: bfc, devices: {npu0: scratchpad}}           all devices but one
+    memory: {lifetime: issue, when_full: wait}                      without naming an allocator
 
-A device may name its own (`devices.memory.spec`), which wins; a device of which nobody says anything counts
-bytes against its capacity, at no cost. Where the policy synchronises by issue (as PyTorch does on a GPU),
-tensors live from issue to issue, else from start to end, unless the scenario says otherwise.
+Without an allocator bytes are counted against the capacity of the device, at no cost. Where the
+policy synchronises by issue (as PyTorch does on a GPU), tensors live from issue to issue, else from start to
+end, unless the scenario says otherwise.
 
 Without any of these nothing is simulated: memory is what the tensors alone take. A run that then turns out to
 need more than a device has is repeated with memory, so that it ends where memory ends and says who held what.
@@ -20,23 +21,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scenarios.document import Document, Loc, hint
+from scenarios.choices import Choice
+from scenarios.document import Loc
 from scenarios.memory import MemoryFields
-from scenarios.schema import Choice
 from sim.errors import InputError, OutOfMemoryError, UnknownNameError
 from sim.frames import has_control_flow
 from sim.memory_use import MemoryUse, memory_use, peak_bytes
 from sim.model import Machine, Policy
+from sim.plugins import Origin
 from sim.trace import Trace
 from sim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from devices.memory.spec import MemorySpec
+    from scenarios.load import Scenario
 
 __all__ = ["exact_memory", "exceeds_memory", "memory_of"]
-
-_LIFETIME = ("lifetime", "when_full")
-"""When memory is taken and given back, and what happens when there is none; see `tensor_memory`."""
 
 
 def _ideal() -> MemorySpec:
@@ -46,96 +46,60 @@ def _ideal() -> MemorySpec:
     return MemorySpec("counted", options={"free_synchronises": False})
 
 
-def memory_of(
-    choice: Choice | None,
-    fields: MemoryFields | None,
-    machine: Machine,
-    policy: Policy,
-    document: Document,
-    loc: Loc,
-) -> Callable[..., Any] | None:
+def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[..., Any] | None:
     """Return what an engine takes as `memory`; None when nobody says anything of memory.
 
     Parameters
     ----------
-    choice : Choice or None
-        The allocator of the policy.
-    fields : MemoryFields or None
-        The scenario's ``memory:``.
+    scenario : Scenario
+        Its ``memory:`` and the virtual devices of its machine.
     machine : Machine
     policy : Policy
         How it synchronises decides on lifetimes that nobody gives.
-    document, loc
-        Where the choice stands.
 
     Raises
     ------
     ScenarioError
-        An unknown allocator or option, or a wrong value of one.
+        An unknown allocator, option or device, or a wrong value of an option.
     """
-    own: dict[str, MemorySpec] = {
-        d.name: d.details["allocator"] for d in machine.devices if "allocator" in d.details
-    }
+    fields, document = scenario.content.memory, scenario.document
     cut = {d.name: d.details["virtual_devices"] for d in machine.devices if "virtual_devices" in d.details}
-    if choice is None and fields is None and not own and not cut:
+    if fields is None and not cut:
         return None
     from devices.memory.tensors import tensor_memory
 
-    lifetime = {"lifetime": "issue" if policy.synchronisation == "issue" else "execution"}
-    if fields is not None:
-        lifetime |= fields.model_dump(exclude_none=True, exclude={"limits"})
-    default = _ideal()
-    if choice is not None:
-        lifetime |= {key: value for key, value in choice.options.items() if key in _LIFETIME}
-        given = {key: value for key, value in choice.options.items() if key not in _LIFETIME}
-        default = _read(choice.name, given, document, loc)
-    if fields is not None and fields.limits:
-        default = _limited(default, fields.limits, choice, document)
-    specs = {d.name: own.get(d.name, default) for d in machine.devices}
+    fields = fields or MemoryFields.model_validate({})
+    names = [device.name for device in machine.devices]
+    for name in fields.devices:
+        if name not in names:
+            raise document.wrong(UnknownNameError("device", name, names), ("memory", "devices", name))
+    default = (
+        _ideal() if fields.allocator is None else _read(fields.allocator, scenario, ("memory", "allocator"))
+    )
+    own = {
+        name: _read(choice, scenario, ("memory", "devices", name)) for name, choice in fields.devices.items()
+    }
+    specs = {name: own.get(name, default) for name in names}
     for name, parts in cut.items():
         if specs[name].allocator == "planned":
             message = "a plan is for a whole device; choose another allocator"
             raise document.error(("machine", "devices", name, "virtual_devices"), message)
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
+    lifetime = fields.lifetime or ("issue" if policy.synchronisation == "issue" else "execution")
     try:
-        return tensor_memory(specs, **lifetime)
+        return tensor_memory(specs, lifetime=lifetime, when_full=fields.when_full)
     except InputError as error:
-        raise document.error(loc, str(error)) from None
+        raise document.wrong(error, ("memory",)) from None
 
 
-def _limited(
-    spec: MemorySpec, limits: dict[str, int], choice: Choice | None, document: Document
-) -> MemorySpec:
-    """Return a pool in which models have limits."""
-    if choice is not None and spec.allocator != "pool":
-        message = (
-            f"only a pool has limits, and the policy's allocator is {spec.allocator}; leave one of them out"
-        )
-        raise document.error(("memory", "limits"), message)
-    from devices.memory.groups import Groups
-    from devices.memory.spec import MemorySpec
-
-    return replace(
-        spec if spec.allocator == "pool" else MemorySpec("pool"),
-        options={
-            **(spec.options if spec.allocator == "pool" else {}),
-            "limits": limits,
-            "group_of": Groups(limits),
-        },
-    )
-
-
-def _read(name: str, options: dict[str, Any], document: Document, loc: Loc) -> MemorySpec:
+def _read(choice: Choice, scenario: Scenario, loc: Loc) -> MemorySpec:
     from devices.memory.spec import read_allocator
 
+    origin = Origin(scenario.document.directory, scenario.allow_code)
     try:
-        return read_allocator({"name": name, **options}, "")
-    except UnknownNameError as error:
-        message = f"unknown {error.what} {error.name!r}{hint(error.name, [*error.known, *_LIFETIME])}"
-        raise document.error((*loc, error.name), message, key=True) from None
+        return read_allocator({"name": choice.name, **choice.options}, origin)
     except InputError as error:
-        key, _, message = str(error).removeprefix(".").partition(": ")
-        raise document.error((*loc, key), message) from None
+        raise scenario.document.wrong(error, loc) from None
 
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from scenarios.choices import Choice
 from scenarios.compiling import Step
 from scenarios.document import Document, Loc, hint
-from scenarios.schema import Choice, Policy
+from scenarios.schema import Policy
 from sim import plugins
 from sim.errors import InputError, UnknownNameError
 from sim.model import Linearizer, Placement, StreamAssignment
@@ -42,8 +43,6 @@ class Decisions:
     placement, streams, linearize : optional
         None: the default of `sim.job.make_job`.
     knowledge : str
-    allocator : Choice, optional
-        None: tensors take what they need, and no more.
     loc : Loc
         Where the decisions stand in the scenario.
     compile : tuple of Step
@@ -58,7 +57,6 @@ class Decisions:
     streams: StreamAssignment | None = None
     linearize: Linearizer | None = None
     knowledge: str = "exact"
-    allocator: Choice | None = None
     loc: Loc = ()
     compile: tuple[Step, ...] = ()
     cuda_graph: bool = False
@@ -137,7 +135,6 @@ def resolve(
         streams=choose("streams", "sim.streams"),
         linearize=choose("linearize", "sim.linearizers"),
         knowledge=spec.knowledge or knowledge,
-        allocator=spec.allocator,
         loc=loc,
         compile=_steps(spec, source),
         cuda_graph=spec.launch == "cuda-graph",
@@ -174,7 +171,6 @@ def resolve_schedule(
         InOrder(),
         streams=CommunicationStream(),
         linearize=AsWritten(),
-        allocator=spec.allocator,
         loc=loc,
     )
     return decisions, spec

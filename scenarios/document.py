@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from scenarios.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.errors import ScenarioError, nearest, shortened
+from sim.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
 
 __all__ = ["Document", "Loc", "dotted", "hint"]
 
@@ -68,22 +68,14 @@ class Document:
 
     @classmethod
     def read(cls, path: str | Path) -> Document:
-        """Read a file; what is no mapping is no scenario.
+        """Read a file, laid over the one that it extends; what is no mapping is no scenario.
 
         Raises
         ------
         ScenarioError
-            The file cannot be read, or is not a YAML mapping.
+            A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
         """
-        root = read_yaml(path)
-        if not isinstance(root.value, dict):
-            raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
-        schema = root.child("schema")
-        if schema is not None and str(schema.value).startswith("sim.graph/"):
-            raise root.place.error(
-                "is a graph file, no scenario; a scenario names it: workload: {graph: FILE}"
-            )
-        return cls(root, Path(path))
+        return cls(_read(Path(path)), Path(path))
 
     @property
     def directory(self) -> Path:
@@ -94,6 +86,28 @@ class Document:
         """Return where a file named by the scenario is."""
         return self.directory / name
 
+    def at(self, loc: Loc) -> Node | None:
+        """Return the value at `loc`, None when there is none."""
+        node: Node | None = self.root
+        for part in loc:
+            node = node and node.child(part)
+        return node
+
+    def matching(self, pattern: str) -> list[Loc]:
+        """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
+        found: list[Loc] = [()]
+        for part in pattern.split("."):
+            below: list[Loc] = []
+            for loc in found:
+                node = self.at(loc)
+                inside = node.value if node is not None else None
+                if part == "*" and isinstance(inside, list):
+                    below += [(*loc, i) for i in range(len(inside))]
+                elif isinstance(inside, dict):
+                    below += [(*loc, key) for key in inside if part in ("*", key)]
+            found = below
+        return found
+
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
         return self.root.place_of(loc, key=key)
@@ -102,6 +116,14 @@ class Document:
         """Return an error that begins with place and path."""
         path = f"{dotted(loc)}: " if loc else ""
         return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
+
+    def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
+        """Return `error` with its place: its path begins at `loc`."""
+        if isinstance(error, UnknownNameError):
+            return self.error(
+                (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
+            )
+        return self.error((*loc, *error.path), error.message)
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.
@@ -132,17 +154,59 @@ class Document:
         """Return the document changed by the values of the mapping at `loc`: paths to values (``set:``)."""
         document = self
         for key in values:
-            node = self.root
-            for part in (*loc, key):
-                below = node.child(part)
-                assert below is not None
-                node = below
+            node = self.at((*loc, key))
+            assert node is not None
             document = document._set(key, node, place=self.place((*loc, key), key=True))
         return document
 
     def _set(self, key: str, value: Node, *, place: Place | None = None, changed: bool = False) -> Document:
-        root = _replaced(self.root, key, key, value, place or value.place)
+        place = place or value.place
+        if key == "extends":
+            raise place.error("extends: is read before anything is set; say it in the file")
+        root = _replaced(self.root, key, key, value, place)
         return Document(root, self.path, self.changed or changed)
+
+
+VERSIONS: Final = (1,)
+"""Versions of the format that can be read; a file that names none is of the last one."""
+
+
+def _read(path: Path, above: tuple[Path, ...] = ()) -> Node:
+    """Read a file and those that it extends; `above` are the files that extend it."""
+    root = read_yaml(path)
+    if not isinstance(root.value, dict):
+        raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
+    schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))
+    if schema is not None and str(schema.value).startswith("sim.graph/"):
+        raise root.place.error("is a graph file, no scenario; a scenario names it: workload: {graph: FILE}")
+    if version is not None and (version.value not in VERSIONS or isinstance(version.value, bool)):
+        known = ", ".join(map(str, VERSIONS))
+        raise version.place.error(
+            f"version: unknown version {version.plain()!r} of the format; known: {known}"
+        )
+    if extends is None:
+        return root
+    if not isinstance(extends.value, str):
+        raise extends.place.error(f"extends: should be a file, not {extends.plain()!r}")
+    base = path.parent / extends.value
+    seen = (*above, path)
+    if base.resolve() in [each.resolve() for each in seen]:
+        chain = " -> ".join(each.name for each in (*seen, base))
+        raise extends.place.error(f"extends: a scenario cannot extend itself: {chain}")
+    try:
+        return _laid_over(_read(base, seen), root)
+    except ScenarioError as error:
+        if str(error).startswith(f"{base}: "):  # of the whole file: it is missing, or cannot be read
+            raise extends.place.error(f"extends: {error}") from None
+        raise
+
+
+def _laid_over(base: Node, over: Node) -> Node:
+    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    both = {key: _laid_over(base.value[key], node) for key, node in over.value.items() if key in base.value}
+    return Node({**base.value, **over.value, **both}, over.place, {**base.keys, **over.keys})
 
 
 def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:

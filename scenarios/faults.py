@@ -8,15 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
 
 from scenarios.document import Document, Loc, dotted, hint
+from scenarios.yaml_read import Place
 from sim.errors import ScenarioError, nearest
 
-__all__ = ["scenario_error"]
+__all__ = ["in_order", "scenario_error"]
 
 SHOWN: Final = 10
 """Number of faults that are shown; a file with more has usually one cause."""
@@ -33,8 +34,11 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
     document : Document
         The file.
     """
-    lines = {}
+    lines: dict[str, Place] = {}
     faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["type"] == "scenario":
+            fault["loc"] = (*fault["loc"], *fault["ctx"]["path"])
     meant = {
         loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
     }
@@ -49,6 +53,11 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
         place = document.place(loc, key=unknown)
         path = dotted(shown)
         lines[f"{place}: {path}: {message}" if path else f"{place}: {message}"] = place
+    return in_order(lines)
+
+
+def in_order(lines: Mapping[str, Place]) -> ScenarioError:
+    """Return one error of several lines, each with its place, in the order of the file."""
     ordered = sorted(lines, key=lambda line: (lines[line].source, lines[line].line, lines[line].column))
     more = f"\n(and {len(ordered) - SHOWN} more)" if len(ordered) > SHOWN else ""
     return ScenarioError("\n".join(ordered[:SHOWN]) + more)

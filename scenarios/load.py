@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,17 +16,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from devices.machine import make_machine
+from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
 from scenarios.decisions import Decisions, overlay, resolve, resolve_schedule
-from scenarios.document import Document, Loc, dotted, hint
+from scenarios.document import Document, Loc, hint
 from scenarios.expect import Expectation, read_expectations
 from scenarios.faults import scenario_error
+from scenarios.renamed import refuse_renamed
 from scenarios.schema import Policy, ScenarioFile, model_for
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
 from sim import plugins
-from sim.errors import InputError, UnknownNameError, shortened
+from sim.errors import InputError, shortened
 from sim.graph import Graph
 from sim.model import Machine
 
@@ -64,6 +64,7 @@ def load_scenario(
 
 
 def _validated(document: Document, allow_code: bool) -> Scenario:
+    refuse_renamed(document)
     value = document.root.plain()
     try:
         content = ScenarioFile.model_validate(value)
@@ -90,10 +91,13 @@ class Case:
     expectations : tuple of Expectation
     make : callable, optional
         Returns graph and machine, where they depend on the policy (a pipeline's schedule).
+    base : Scenario
+        The scenario as its file says it; an entry of ``compare`` may have changed it.
     """
 
     scenario: Scenario
     decisions: Decisions
+    base: Scenario
     expectations: tuple[Expectation, ...] = ()
     make: Callable[[], Work] | None = None
 
@@ -141,22 +145,33 @@ class Scenario:
         ScenarioError
             There is none, or its description contradicts itself.
         """
-        content = self.content
-        if content.machine is not None:
-            spec = content.machine.model_dump(by_alias=True, exclude_unset=True)
-        else:
-            spec = dict(content.workload.default_machine() or {})
-            if not spec:
-                raise self.document.error((), "machine: is missing")
+        spec, origin = self.machine_spec, plugins.Origin(self.document.directory, self.allow_code)
+        if not spec:
+            raise self.document.error((), "machine: is missing")
         try:
-            return make_machine(_with_cost(spec, content.cost), directory=self.document.directory)
-        except UnknownNameError as error:
-            known = f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
-            loc = _preset(error.name, self.document) or _subject(str(error), self.document)
-            raise self.document.error(loc, known) from error
+            return make_machine(
+                _with_cost(spec, self.content.cost, origin),
+                directory=self.document.directory,
+                allow_code=self.allow_code,
+            )
         except InputError as error:
-            loc = _subject(str(error), self.document)
-            raise self.document.error(loc, _without_subject(str(error), loc)) from error
+            if error.path[3:4] == ("cost",) and self.document.at(error.path[:4]) is None:
+                error.path = error.path[3:]  # it is the scenario's
+            raise self.document.wrong(error) from error
+
+    @cached_property
+    def machine_spec(self) -> dict[str, Any]:
+        """What the scenario says of its machine; of a workload that needs none, the one that is meant."""
+        if self.content.machine is None:
+            return dict(self.content.workload.default_machine() or {})
+        return self.content.machine.model_dump(by_alias=True, exclude_unset=True)
+
+    @cached_property
+    def described_devices(self) -> dict[str, dict[str, Any]]:
+        """What the machine's description says of each device: see `devices.machine.described_devices`."""
+        return described_devices(
+            self.machine_spec, directory=self.document.directory, allow_code=self.allow_code
+        )
 
     @cached_property
     def graph(self) -> Graph:
@@ -200,19 +215,19 @@ class Scenario:
         content = self.content
         if policy is None:
             return self._case(
-                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",)
+                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",), self
             )
         for label, i in self.variants:
             if label == policy:
-                return self._variant(i, label)
+                return self.entry(i)
         named = Document(Node({}, Place(f"--policy {shortened(policy)}")), self.document.path)
         spec = overlay(content.policy, self._named(policy))
         if content.workload.schedules():
-            return self._scheduled(spec, policy, named, ())
+            return self._scheduled(spec, policy, named, (), self)
         decisions = resolve(
             spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge, inherited=True
         )
-        return Case(self, decisions)
+        return Case(self, decisions, self)
 
     def _named(self, policy: str) -> Policy:
         """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
@@ -235,29 +250,45 @@ class Scenario:
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
-        return [self._variant(i, label) for label, i in self.variants] or [self.case()]
+        return [self.entry(i) for _, i in self.variants] or [self.case()]
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
         own = [self.case()] if self.content.expect else []
-        return own + [self._variant(i, label) for label, i in self.variants if self.content.compare[i].expect]
+        return own + [self.entry(i) for _, i in self.variants if self.content.compare[i].expect]
 
-    def _variant(self, i: int, label: str) -> Case:
+    def entry(self, i: int) -> Case:
+        """Return the run of an entry of ``compare``, counted from 0.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, a wrong option, or a setting that the scenario cannot have.
+        """
         entry, loc = self.content.compare[i], ("compare", i)
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
             scenario = _validated(changed, self.allow_code)
         spec = overlay(scenario.content.policy, entry)
-        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"))
+        label = self.variants[i][0]
+        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"), self)
 
-    def _case(self, spec: Policy, label: str, loc: Loc, expect: Mapping[str, Any], expect_loc: Loc) -> Case:
+    def _case(
+        self,
+        spec: Policy,
+        label: str,
+        loc: Loc,
+        expect: Mapping[str, Any],
+        expect_loc: Loc,
+        base: Scenario,
+    ) -> Case:
         document, knowledge = self.document, self.content.knowledge
         expectations = read_expectations(expect, document, expect_loc)
         if self.content.workload.schedules():
-            return self._scheduled(spec, label, document, loc, expectations)
+            return self._scheduled(spec, label, document, loc, base, expectations)
         decisions = resolve(spec, label, document, loc, allow_code=self.allow_code, knowledge=knowledge)
-        return Case(self, decisions, expectations)
+        return Case(self, decisions, base, expectations)
 
     def _scheduled(
         self,
@@ -265,6 +296,7 @@ class Scenario:
         label: str,
         document: Document,
         loc: Loc,
+        base: Scenario,
         expectations: tuple[Expectation, ...] = (),
     ) -> Case:
         """Return the run of a workload of which the policy is a schedule."""
@@ -281,7 +313,7 @@ class Scenario:
                 self.document, machine, named, loc if document.root.value else (), seed=content.seed
             )
 
-        return Case(self, decisions, expectations, make)
+        return Case(self, decisions, base, expectations, make)
 
 
 def _pipeline_schedules() -> list[str]:
@@ -294,61 +326,10 @@ def _own_label(policy: Policy) -> str:
     return policy.name or policy.runtime or "policy"
 
 
-def _with_cost(spec: dict[str, Any], cost: Any) -> dict[str, Any]:
+def _with_cost(spec: dict[str, Any], cost: Any, origin: plugins.Origin) -> dict[str, Any]:
     """Give the scenario's cost model to every device for which it names none, those of a preset included."""
     if cost is None:
         return spec
-    preset = machine_preset(spec["preset"]).get("devices", {}) if "preset" in spec else {}
+    preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}
     given = {**{name: {} for name in preset}, **spec.get("devices", {})}
     return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
-
-
-def _preset(name: str, document: Document) -> Loc | None:
-    """Return the path of the preset of that name, if the scenario names it."""
-    devices = document.root.child("machine")
-    devices = devices and devices.child("devices")
-    below = devices.value if devices is not None and isinstance(devices.value, dict) else {}
-    for loc in [("machine", "preset"), *(("machine", "devices", device, "preset") for device in below)]:
-        node: Node | None = document.root
-        for part in loc:
-            node = node and node.child(part)
-        if node is not None and node.value == name:
-            return loc
-    return None
-
-
-def _subject(message: str, document: Document) -> Loc:
-    """Return the path of what a message of `devices` is about: it begins with ``gpu0.gap:``, ``links[0]:``"""
-    parts = _parts(message.partition(":")[0])
-    for prefix in (("machine", "devices"), ("machine",), ()):
-        loc = (*prefix, *parts)
-        for n in range(len(loc), len(prefix), -1):
-            node: Node | None = document.root
-            for part in loc[:n]:
-                node = node and node.child(part)
-            if node is not None:
-                return loc[:n]
-    return ("machine",)
-
-
-def _parts(subject: str) -> Loc:
-    return tuple(int(word) if word.isdecimal() else word for word in re.findall(r"[^.\[\]]+", subject))
-
-
-def _without_subject(message: str, loc: Loc) -> str:
-    """Return a message of `devices` without the part of its subject in which `loc` ends: it is told once.
-
-    Examples
-    --------
-    >>> _without_subject("gpu0.gap: it is negative", ("machine", "devices", "gpu0", "gap"))
-    'it is negative'
-    >>> _without_subject("gpu0.gap: it is negative", ("machine", "devices", "gpu0"))
-    'gap: it is negative'
-    """
-    subject, colon, rest = message.partition(": ")
-    parts = _parts(subject)
-    for n in range(len(parts), 0, -1):
-        if colon and loc[-n:] == parts[:n]:
-            left = dotted(parts[n:])
-            return f"{left}: {rest}" if left else rest
-    return message

@@ -1,12 +1,14 @@
-"""The ``memory:`` of a scenario: when tensors take memory, and what happens when there is none.
+"""The ``memory:`` of a scenario: who manages it, when tensors take it, and what happens when there is none.
 
 ::
 
-    machine: {devices: {gpu0: {preset: h200-sxm, allocator: caching}}}     who manages it, device by device
-    policy:  {name: in-order, allocator: bfc}                              ... or on all that say nothing
-    memory:  {lifetime: issue, when_full: wait, limits: {train: 50GB}}     this
+    memory:
+      allocator: {name: caching, malloc: 50us}         of every device ...
+      devices: {npu0: scratchpad}                      ... but these
+      lifetime: issue
+      when_full: wait
 
-Options of the policy's allocator of the same names win. What it all does is in `scenarios.allocator`.
+What it all does is in `scenarios.allocator`.
 """
 
 from __future__ import annotations
@@ -15,26 +17,28 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from scenarios.quantities import Bytes, Name, Strict
+from scenarios.choices import AnyChoice
+from scenarios.quantities import Name, Strict
 
 __all__ = ["MemoryFields"]
 
 
 class MemoryFields(Strict):
-    """When tensors take memory, and what happens when there is none."""
+    """Who manages memory, when tensors take it, and what happens when there is none."""
 
+    allocator: Annotated[
+        AnyChoice | None,
+        Field(description="who manages the memory of each device; default: bytes are counted, no more"),
+    ] = None
+    devices: Annotated[
+        dict[Name, AnyChoice],
+        Field(default_factory=dict, description="allocators of devices that have another one, by name"),
+    ]
     lifetime: Annotated[
         Literal["execution", "issue"] | None,
         Field(
             description="tensors live from start to the end of the last reader, or from issue to issue; "
             "default: as the policy synchronises (issue, or completion)"
-        ),
-    ] = None
-    limits: Annotated[
-        dict[Name, Bytes] | None,
-        Field(
-            description="most bytes that each model (session) may hold of every device that names no "
-            "allocator: NAME holds tensors of ops NAME/..."
         ),
     ] = None
     when_full: Annotated[

@@ -37,12 +37,14 @@ __all__ = [
 class Strict(BaseModel):
     """A mapping whose keys are known; anything else in it is an error."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, defer_build=True
+    )
 
 
-def fault(message: str) -> PydanticCustomError:
-    """Return an error that pydantic reports with its path and exactly this message."""
-    return PydanticCustomError("scenario", "{message}", {"message": message})
+def fault(message: str, path: tuple[str | int, ...] = ()) -> PydanticCustomError:
+    """Return an error that pydantic reports with exactly this message, and with its path before `path`."""
+    return PydanticCustomError("scenario", "{message}", {"message": message, "path": path})
 
 
 def reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -52,7 +54,7 @@ def reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return read(value)
         except InputError as error:
-            raise fault(str(error).removeprefix(": ")) from None
+            raise fault(error.message, error.path) from None
 
     return read_value
 

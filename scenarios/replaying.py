@@ -16,7 +16,7 @@ from devices.memory.events import MemoryEvent
 from devices.memory.make import make_allocator
 from devices.memory.replay import Replay, replay
 from devices.memory.spec import read_allocator
-from sim.errors import InputError
+from sim.errors import InputError, located
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,8 @@ def replay_under(
     OutOfMemoryError
         Memory ran out at some event, or a plan is larger than the device.
     """
-    spec = read_allocator({"name": allocator, **options}, f"--allocator {allocator}")
+    with located(f"--allocator {allocator}"):
+        spec = read_allocator({"name": allocator, **options})
     if spec.malloc_ns or spec.free_ns or spec.synchronise_ns:
         raise InputError("a replay has no clock: costs of malloc, free and synchronise mean nothing here")
     made = make_allocator(spec.allocator, capacity, name="the device", events=events, **spec.options)

@@ -11,15 +11,17 @@ from devices.launch import launched
 from devices.rooflines import warn_of_plain_rooflines
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
-from scenarios.document import Document
+from scenarios.conditions import refuse_without_effect
+from scenarios.document import dotted
 from scenarios.expect import Expectation, Outcome
 from scenarios.load import Case, Scenario
 from scenarios.op_places import op_place
-from scenarios.schema import MOST_TASKS, ScenarioFile
-from sim.engine import Engine, Observer
+from scenarios.schema import MOST_TASKS
+from sim.engine import Observer
 from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError
 from sim.graph import Graph
 from sim.job import Job, make_job
+from sim.kernel.choose import NotOnKernelError, run_job
 from sim.metrics import summary
 from sim.model import Machine
 from sim.trace import Trace
@@ -75,7 +77,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim run --json`` prints."""
-        names = {"scenario": self.scenario, "policy": self.policy}
+        names = {"scenario": self.scenario, "policy": self.policy, "engine": self.trace.engine}
         return {**self.summary, **names, "expect": [outcome.to_json() for outcome in self.outcomes]}
 
 
@@ -138,23 +140,20 @@ def run_case(
 def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
     """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
     decisions, document = case.decisions, case.scenario.document
-    memory = memory_of(
-        decisions.allocator,
-        case.scenario.content.memory,
-        job.machine,
-        decisions.policy,
-        document,
-        (*decisions.loc, "allocator"),
-    )
+    memory = memory_of(case.scenario, job.machine, decisions.policy)
     try:
-        trace = Engine(job, decisions.policy, memory=memory, observers=observers).run()
+        trace = run_job(
+            job, decisions.policy, case.scenario.content.engine, memory=memory, observers=observers
+        )
     except ScenarioError:
         raise
+    except NotOnKernelError as error:
+        raise document.error(("engine",), str(error)) from error
     except (GraphError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
         raise document.error(op_place(str(error), document), str(error)) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         # Again, and counted: it ends where memory ends, and says who held what.
-        trace = Engine(job, decisions.policy, memory=exact_memory(job.machine)).run()
+        trace = run_job(job, decisions.policy, memory=exact_memory(job.machine))
     return trace
 
 
@@ -176,7 +175,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(compiled.graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(content, compiled.graph, machine, scenario.document)
+        _check_names(scenario, compiled.graph, machine)
         job = make_job(
             compiled.graph,
             machine,
@@ -189,6 +188,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             noise=None if content.noise is None else content.noise.noise(),
             seed=content.seed if seed is None else seed,
         )
+        refuse_without_effect(case)
         warn_of_plain_rooflines(job)
         return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
     except ScenarioError:
@@ -198,24 +198,29 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         raise scenario.document.error(op_place(str(error), scenario.document), str(error)) from error
 
 
-def _check_names(content: ScenarioFile, graph: Graph, machine: Machine, document: Document) -> None:
-    """Refuse a slow device or a limited model that nobody has: a slip of the pen would change nothing."""
+def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
+    """Refuse a slow device, or a model with memory of its own, that nobody has: a slip of the pen."""
+    content, document = scenario.content, scenario.document
     devices = [device.name for device in machine.devices]
     for name in content.noise.devices if content.noise is not None else ():
         if name not in devices:
             message = str(UnknownNameError("device", name, devices))
             raise document.error(("noise", "devices", name), message)
-    limits = content.memory.limits or {} if content.memory is not None else {}
-    if limits:
-        from devices.memory.groups import Groups
+    models = sorted({op.partition("/")[0] for op in graph.op_names})
+    for pattern in (
+        "memory.allocator.limits",
+        "memory.devices.*.limits",
+        "machine.devices.*.virtual_devices",
+    ):
+        for loc in document.matching(pattern):
+            from devices.memory.groups import Groups
 
-        group_of = Groups(limits)
-        found = {group_of(op) for op in graph.op_names}
-        for name in limits:
-            if name not in found:
-                models = sorted({op.partition("/")[0] for op in graph.op_names})
-                message = str(UnknownNameError("model", name, models))
-                raise document.error(("memory", "limits", name), message)
+            named = document.matching(f"{dotted(loc)}.*")
+            group_of = Groups(str(at[-1]) for at in named)
+            found = {group_of(op) for op in graph.op_names}
+            for at in named:
+                if at[-1] not in found:
+                    raise document.error(at, str(UnknownNameError("model", str(at[-1]), models)))
 
 
 def _task_names(job: Job) -> list[str]:

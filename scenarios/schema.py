@@ -2,10 +2,11 @@
 
 ::
 
+    version: 1       extends: other.yaml               of the format; what the rest is laid over
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
-    iterations: ...  seed: ...
+    iterations: ...  seed: ...  engine: ...
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
 
@@ -32,15 +33,16 @@ from pydantic import (
     create_model,
 )
 
+from scenarios.choices import AnyChoice
 from scenarios.document import hint
 from scenarios.memory import MemoryFields
 from scenarios.noise import NoiseFields, Spread
-from scenarios.quantities import Count, Name, Strict, Whole, fault, quantity_schema
+from scenarios.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
 from scenarios.schema_machine import AnyMachine
 from scenarios.workloads import Workload, every_kind, kind_names, kind_of, kinds_in
-from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
+from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 
-__all__ = ["Choice", "Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
+__all__ = ["Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -73,42 +75,6 @@ def _workload(value: Any) -> Workload:
 # -- policy ----------------------------------------------------------------------------------------
 
 
-class Choice(Strict):
-    """One decision: a name, and whatever options it has."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What was given besides the name."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-def _choice(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-AnyChoice = Annotated[
-    Choice,
-    BeforeValidator(_choice),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                    "additionalProperties": True,
-                },
-            ]
-        }
-    ),
-]
-
-
 class Policy(Strict):
     """Who decides what is issued next, and the other decisions; further keys are the policy's options."""
 
@@ -119,7 +85,6 @@ class Policy(Strict):
     placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
     streams: Annotated[AnyChoice | None, Field(description="on which stream each op is launched")] = None
     linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
-    allocator: Annotated[AnyChoice | None, Field(description="how tensors get their memory")] = None
     compile: Annotated[
         list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
     ] = None
@@ -208,6 +173,10 @@ class ScenarioFile(Strict):
     """A computation graph, the machine it runs on, and who decides in which order."""
 
     schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
+    version: Annotated[Literal[1], Field(description="of the format; default: the latest")] = 1
+    extends: Annotated[
+        File | None, Field(description="a scenario over which this one is laid, mapping by mapping")
+    ] = None
     name: Annotated[Name | None, Field(description="default: the file's name")] = None
     description: str | None = None
     machine: AnyMachine | None = None
@@ -229,6 +198,13 @@ class ScenarioFile(Strict):
     ] = None
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = 0
+    engine: Annotated[
+        Literal["auto", "simpy", "kernel"],
+        Field(
+            description="what runs it, always with the same result: simpy runs everything, the kernel what is "
+            "data and much faster, auto takes the kernel where it can"
+        ),
+    ] = "auto"
     compare: Annotated[
         list[AnyVariant],
         Field(default_factory=list, description="what `sim compare` compares without --policy"),
@@ -237,16 +213,18 @@ class ScenarioFile(Strict):
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
-    """Return a model of scenario files with these kinds of workload, for those who ask what keys there are."""
+    """Return a model of scenario files with these kinds of workload, which knows the keys there are."""
     workload: Any = Union[tuple(Annotated[kind, Tag(f"<{name}>")] for name, kind in kinds.items())]  # noqa: UP007
     if len(kinds) > 1:
         tell = Discriminator(lambda value: next((f"<{name}>" for name in kinds if name in value), None))
         workload = Annotated[workload, tell]
-    return create_model("ScenarioFile", __base__=ScenarioFile, __doc__=ScenarioFile.__doc__, workload=workload)
+    return create_model(
+        "ScenarioFile", __base__=ScenarioFile, __doc__=ScenarioFile.__doc__, workload=workload
+    )
 
 
 def model_for(value: Any) -> type[ScenarioFile]:
-    """Return the model of the file `value`, with the kind of workload that it names, or else with every kind."""
+    """Return the model of a whole file, with the kind of workload that it names, else with every kind."""
     workload = value.get("workload") if isinstance(value, dict) else None
     named = kinds_in(workload) if isinstance(workload, dict) else []
     kind = kind_of(named[0]) if len(named) == 1 else None
@@ -260,7 +238,6 @@ _SHARED = {
     "Bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
     "Flops": quantity_schema(FLOPS),
     "FlopRate": quantity_schema(FLOP_RATE, unlimited=True),
-    "Frequency": quantity_schema(FREQUENCY),
 }
 
 

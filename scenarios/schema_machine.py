@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
 
-from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_fields
+from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_field
 from devices.fields import Field as Row
 from scenarios.quantities import Name, Strict, quantity_schema, reader
-from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
+from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 from sim.errors import InputError
 
 __all__ = ["AnyMachine", "MachineSpec"]
@@ -30,7 +30,6 @@ _QUANTITIES: Final = {
     "bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
     "flops": quantity_schema(FLOPS),
     "flop rate": quantity_schema(FLOP_RATE, unlimited=True),
-    "frequency": quantity_schema(FREQUENCY),
     "fraction": {"type": ["number", "string"]},
     "part": {"type": ["number", "string"]},
     "factor": {"type": "number", "minimum": 0},
@@ -38,13 +37,13 @@ _QUANTITIES: Final = {
     "counts": {"type": "integer", "minimum": 1},
     "positive count": {"type": "integer", "minimum": 1},
     "count or unlimited": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "unlimited"}]},
+    "count or share": {"type": ["integer", "number", "string"]},
     "flag": {"type": "boolean"},
     "word": {"type": "string"},
     "words": {"type": "array", "items": {"type": "string"}},
     "integers": {"type": "array", "items": {"type": "integer"}},
     "curve": {"type": "object"},
     "sizes": {"type": "object", "additionalProperties": quantity_schema(BYTES)},
-    "allocator": {"type": ["string", "object"]},
     "mapping": {"type": "object"},
     "anything": {},
 }
@@ -73,13 +72,10 @@ def _checked(row: Row) -> Any:
         if row.type == "curve" and isinstance(value, Mapping):  # keys of YAML are text, cores are numbers
             value = {int(key) if key.isdecimal() else key: item for key, item in value.items()}
         try:
-            read_fields({row.name: value}, {row.name: row}, "")
-        except InputError as error:
-            # The message begins with the field, and so will the line that shows it.
-            message = (
-                str(error).removeprefix(f".{row.name}").replace(f"unknown .{row.name} ", "unknown word ")
-            )
-            raise InputError(message.lstrip(".: ")) from None
+            read_field(row, value)
+        except InputError as error:  # pydantic says the field itself
+            error.path = error.path[1:]
+            raise
         return value
 
     return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(_json_schema(row))]

@@ -20,6 +20,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -292,17 +293,26 @@ def write_rows(rows: Sequence[Row], path: str | Path) -> None:
         raise InputError(f"{path}: the table of a sweep ends in .csv or .json")
 
 
-def dask_executor(address: str) -> Executor:
-    """Return an executor on the Dask cluster at `address`.
+@contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """Give an executor on the Dask cluster at `address`, and leave the cluster afterwards.
 
     Raises
     ------
     MissingExtraError
         The extra ``dask`` is not installed.
+    InputError
+        `address` is none.
     """
     try:
         from distributed import Client
     except ImportError:
         raise MissingExtraError("a sweep on a Dask cluster", "dask") from None
-    executor: Executor = Client(address).get_executor()
-    return executor
+    try:
+        client = Client(address)
+    except ValueError as error:
+        raise InputError(
+            f"{address!r} is no address of a Dask scheduler (tcp://HOST:PORT): {error}"
+        ) from None
+    with client:
+        yield client.get_executor()

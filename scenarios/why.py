@@ -90,7 +90,7 @@ def _waits(f: Facts, tasks: IntArray) -> Iterator[tuple[str, IntArray]]:
         return cursor - begin
 
     begin, taken = cursor, until(f.taken[tasks])
-    busy = f.issuers_busy.between(begin, begin + taken, f.group[f.device[tasks]])
+    busy = f.issuers_busy.between(begin, begin + taken, f.machine.group_of[f.device[tasks]])
     yield "issuer", busy
     yield "policy", taken - busy
     called = f.taken[tasks] + f.calls[tasks]

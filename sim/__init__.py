@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sim.engine import simulate
     from sim.graph import Graph
     from sim.graph_builder import GraphBuilder
     from sim.job import Job
     from sim.model import Device, Host, Issuer, Link, Machine, Policy, Task
     from sim.plan import Plan
+    from sim.simulation import simulate
     from sim.trace import Trace
 
 _WHERE: Final = {
@@ -33,7 +33,7 @@ _WHERE: Final = {
     "Policy": "sim.policy",
     "Task": "sim.task",
     "Trace": "sim.trace",
-    "simulate": "sim.engine",
+    "simulate": "sim.simulation",
 }
 
 __all__ = [

@@ -112,13 +112,12 @@ def bounds(what: Job | Trace, duration_ns: IntArray | None = None) -> Bounds:
     ns = least_durations_ns(job) if duration_ns is None else duration_ns
     runs = runs_of_ops(what)
     static = not has_control_flow(job.graph)
-    launched = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
     load = _Load(job, ns, issue_costs_ns(job), runs)
     return Bounds(
         critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
         device_ns=_devices(load),
-        stream_ns=_streams(load) if launched.any() else {},
-        issuer_ns=_hosts(load) if launched.any() else {},
+        stream_ns=_streams(load) if job.launched.any() else {},
+        issuer_ns=_hosts(load) if job.launched.any() else {},
         link_ns=_links(job) if static else {},
         loops_counted_once=not static and bool((runs > job.iterations).any()),
     )
@@ -191,10 +190,8 @@ def _devices(load: _Load) -> dict[str, int]:
         out[device.name] = -(-int((each * load.runs)[here].sum()) // device.lanes)
         if device.cores:
             out[device.name] = max(out[device.name], -(-int(core_ns[here].sum()) // device.cores))
-        # What shares a device may know how much it can do at once: `Processor.least_ns`, if there is one.
-        least = getattr(device.processor, "least_ns", None)
-        if least is not None and here.any():
-            out[device.name] = max(out[device.name], least(device, job, load.ns, load.runs))
+        if device.least_ns is not None and here.any():
+            out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
     return out
 
 
@@ -223,12 +220,11 @@ def _hosts(load: _Load) -> dict[str, int]:
     for issuer in job.machine.issuers():
         members.setdefault(issuer.group, []).append(issuer.name)
     latency = np.array([d.launch_latency_ns for d in job.machine.devices])[job.device_of]
-    launched = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
-    busy = (load.cost + np.where(launched, 0, load.ns)) * load.runs
-    tail = np.where(launched, latency + load.ns, 0)
+    busy = (load.cost + np.where(job.launched, 0, load.ns)) * load.runs
+    tail = np.where(job.launched, latency + load.ns, 0)
     for group, names in members.items():
         mine = (job.group_of == group) & (load.runs > 0)
-        if (mine & launched).any():
+        if (mine & job.launched).any():
             out[names[0]] = -(-int(busy[mine].sum()) // len(names)) + int(tail[mine].min())
     return out
 

@@ -172,7 +172,7 @@ class TaggedTokenReadiness:
             slot = -1 if tensor < 0 else (tensor - first[producer] if producer < n_ops else 0)
             self.edges[producer].append((consumer, slot))
             (self.n_control if slot < 0 else self.n_data)[consumer] += 1
-        launched = [job.machine.devices[int(d)].workers == 0 for d in job.device_of] + [True] * (n - n_ops)
+        launched = job.launched.tolist() + [True] * (n - n_ops)
         self.launched = launched
         self.early = [
             at_issue and launched[op] and all(launched[c] for c, _ in self.edges[op]) for op in range(n)

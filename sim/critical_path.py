@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.frames import has_control_flow
-from sim.graph import UNSET, Graph, IntArray, Role
+from sim.graph import UNSET, Graph, IntArray
+from sim.homes import tensor_devices
 from sim.hosting import staging_bytes_per_s
 from sim.job import Job
 from sim.strictness import non_strict_ops
@@ -33,12 +34,7 @@ def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
     The second array has one entry per tensor, -1 for what is there wherever it is read: parameters,
     and graph inputs that are not pinned. A machine without links crosses none.
     """
-    graph = job.graph
-    home = np.full(graph.n_tensors, UNSET)
-    made = graph.tensor_producer != UNSET
-    home[made] = job.device_of[graph.tensor_producer[made]]
-    for t in np.flatnonzero((graph.tensor_role == Role.INPUT) & (graph.tensor_pin != UNSET)).tolist():
-        home[t] = job.machine.device_index(graph.pins[int(graph.tensor_pin[t])])
+    graph, home = job.graph, tensor_devices(job)
     there = np.repeat(job.device_of, graph.inputs.counts())
     tensor = graph.inputs.indices
     away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
@@ -60,7 +56,7 @@ def transfer_ns(job: Job, source: int, destination: int, nbytes: int) -> int:
 def distinct_moves(
     source: IntArray, destination: IntArray, nbytes: IntArray
 ) -> tuple[list[tuple[int, int, int]], IntArray]:
-    """Return the different (source, destination, bytes) among the rows, sorted, and which of them each row is.
+    """Return the different (source, destination, bytes), sorted, and which of them each row is.
 
     Examples
     --------

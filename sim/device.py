@@ -1,17 +1,18 @@
-"""One device, as the engine and the cost models see it."""
+"""One device, as the engine sees it, and what a cost model has to offer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from sim.errors import InputError
+from sim.graph import Graph, IntArray
+from sim.processor import Processor
 
-if TYPE_CHECKING:
-    from sim.protocols import Context, CostModel, Processor
-
-__all__ = ["Device"]
+__all__ = ["CostModel", "Device"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Device:
     cost : CostModel or None
         Asked for ops without explicit duration.
     processor : callable or None
-        ``processor(device, context)`` returns the `Processor` of a run when tasks of the device
-        share something; None when its streams do not disturb one another.
+        ``processor(device, context)`` returns the `Processor` of a run, which has a `sim.context.Context`,
+        when tasks of the device share something; None when its streams do not disturb one another.
     pageable : bool
         Of a CPU: its memory may be paged out, so that a host thread makes every copy to and from a device
         that is launched on (`sim.hosting`).
@@ -52,6 +53,10 @@ class Device:
         How fast such a copy passes through the driver's buffers; None is no limit.
     supports : frozenset of str or None
         Kinds of op it can run; None is all.
+    least_ns : callable or None
+        ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, of the time in which any
+        schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
+        ``runs[k]`` times, from what its `processor` shares (`sim.bounds`). None: no bound of its own.
     details : mapping
         Everything else that a cost model, processor or allocator reads (peak rates, SMs, ...).
     """
@@ -70,10 +75,11 @@ class Device:
     cores_per_op: int = 1
     memory_bytes: int | None = None
     cost: CostModel | None = None
-    processor: Callable[[Device, Context], Processor] | None = None
+    processor: Callable[[Device, Any], Processor] | None = None
     pageable: bool = False
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
+    least_ns: Callable[..., int] | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,6 +91,11 @@ class Device:
             )
         if min(self.issue_ns, self.launch_latency_ns, self.gap_ns, self.event_ns, self.cores) < 0:
             raise InputError(f"device {self.name!r}: a time or count is negative")
+        if self.cost is not None and not isinstance(self.cost, CostModel):
+            raise InputError(
+                f"device {self.name!r}: its cost model, a {type(self.cost).__name__}, should extend "
+                "sim.model.CostModel"
+            )
         if self.cores and self.cores_per_op > self.cores:
             raise InputError(
                 f"device {self.name!r}: an op takes {self.cores_per_op} cores but there are {self.cores}"
@@ -94,3 +105,19 @@ class Device:
     def lanes(self) -> int:
         """Number of lanes in the trace: workers of a CPU, streams of anything else."""
         return self.workers or self.streams
+
+
+class CostModel:
+    """How long ops take on a device: extend it and override `durations_ns`."""
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 where the model does not know the op."""
+        raise NotImplementedError(f"{type(self).__name__} must define durations_ns(graph, device)")
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Return in words why an op that the model does not know cannot run there; None: nothing to add."""
+        return None
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return in how many thread blocks each op is computed; -1 where the model does not say."""
+        return np.full(len(graph), -1)

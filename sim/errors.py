@@ -21,8 +21,11 @@ A user's mistake never shows a traceback: the command line prints ``str(error)``
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Self
 
 __all__ = [
     "LONGEST_NAME",
@@ -38,6 +41,7 @@ __all__ = [
     "StuckError",
     "UnitError",
     "UnknownNameError",
+    "located",
     "nearest",
     "shortened",
 ]
@@ -50,9 +54,70 @@ class SimError(Exception):
 
 
 class InputError(SimError):
-    """What the user gave is wrong; the message says what was found and what is accepted."""
+    """What the user gave is wrong; the message says what was found and what is accepted.
+
+    Parameters
+    ----------
+    message : str
+    path : iterable of str and int
+        Where in what was given the mistake is: keys of mappings and indices of lists, from the outside in.
+        Who raises it gives the part that it knows, each caller adds its own (`located`), and who knows the
+        file turns the whole into line and column. `str` begins with it.
+
+    Examples
+    --------
+    >>> error = InputError("is negative", path=("gap",)).under("links", 0)
+    >>> error.path, error.message, str(error)
+    (('links', 0, 'gap'), 'is negative', 'links[0].gap: is negative')
+    """
 
     exit_status = 2
+
+    def __init__(self, message: str = "", *, path: Iterable[str | int] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = tuple(path)
+
+    def under(self, *parts: str | int) -> Self:
+        """Return the same error, seen from further outside."""
+        outer = copy.copy(self)
+        outer.path = (*parts, *self.path)
+        return outer
+
+    def __str__(self) -> str:
+        """Return path and message."""
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        return f"{where.removeprefix('.')}: {self.message}" if where else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let processes hand errors to one another, whatever their classes are made with."""
+        return (_again, (type(self), self.args, self.__dict__))
+
+
+def _again(kind: type[InputError], args: tuple[object, ...], state: dict[str, object]) -> InputError:
+    error = kind.__new__(kind, *args)
+    error.args, error.__dict__ = args, state
+    return error
+
+
+@contextmanager
+def located(*parts: str | int) -> Iterator[None]:
+    """Put `parts` before the path of an `InputError` that is raised inside.
+
+    Examples
+    --------
+    >>> with located("gpu0"), located("gap"):
+    ...     raise InputError("is negative")
+    Traceback (most recent call last):
+        ...
+    sim.errors.InputError: gpu0.gap: is negative
+    """
+    try:
+        yield
+    except ScenarioError:  # it has its place
+        raise
+    except InputError as error:
+        raise error.under(*parts) from None
 
 
 class UnitError(InputError):
@@ -74,6 +139,8 @@ class UnknownNameError(InputError):
         The name that was given.
     known : iterable of str
         The names that exist.
+    path : iterable of str and int
+        See `InputError`.
 
     Examples
     --------
@@ -81,12 +148,12 @@ class UnknownNameError(InputError):
     unknown policy 'in-ordr'; did you mean 'in-order'? Known: in-order, ready-queue
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
         names = sorted(known)
         close = nearest(name, names)
         hint = f"; did you mean {shortened(close)!r}?" if close else "."
         shown = ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
-        super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}")
+        super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}", path=path)
         self.what, self.name, self.known = what, name, names
 
 

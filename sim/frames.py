@@ -9,7 +9,6 @@ from typing import Final
 from sim.errors import GraphError
 from sim.graph import Graph
 from sim.meeting import find_meetings
-from sim.outcomes import predicate_of
 
 __all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure", "has_control_flow"]
 
@@ -187,3 +186,32 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
             raise GraphError(
                 f"merge {graph.op_names[op]!r} has no switch before it: both its inputs would be live"
             )
+
+
+def predicate_of(graph: Graph, switch: int) -> int:
+    """Return the op that decides for a switch: behind its last input, past enters, identities, sends.
+
+    Raises
+    ------
+    GraphError
+        The switch does not have two inputs, or the predicate is a graph input.
+    """
+    inputs = graph.inputs.row(switch)
+    name = graph.op_names[switch]
+    if len(inputs) != 2:
+        raise GraphError(f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}")
+    tensor = inputs[1]
+    while (producer := int(graph.tensor_producer[tensor])) >= 0:
+        if graph.kind(producer) not in (
+            "enter",
+            "identity",
+            "send",
+            "recv",
+        ) or "outcome" in graph.attributes.get(producer, {}):
+            return producer
+        if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
+            producer = find_meetings(graph).send_of(producer)
+        tensor = graph.inputs.row(producer)[0]
+    raise GraphError(
+        f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"
+    )

@@ -33,7 +33,7 @@ class _Vocabulary:
         return UNSET if word is None else self.code.setdefault(word, len(self.code))
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
-        """Return the codes of ``words[codes[0]], words[codes[1]], ...``; where a code is negative, `UNSET`."""
+        """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` for a negative code."""
         used, first = np.unique(codes, return_index=True)
         own = np.full(len(words) + 1, UNSET, dtype=np.int64)
         for code in used[np.argsort(first)].tolist():
@@ -355,12 +355,11 @@ class GraphBuilder:
             twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise GraphError(f"graph {self.name!r}: the name {twice!r} is used twice")
         table = np.full((n, 10), UNSET, dtype=np.int64)
-        for column, values in enumerate(
-            (
-                *(self._kinds.all(*kind), UNSET, self._pins.all(*device), 0, UNSET, UNSET),
-                *(duration_ns, stage, micro_batch, self._phases.all(*phase)),
-            )
-        ):
+        given: tuple[IntArray | int, ...] = (
+            *(self._kinds.all(*kind), UNSET, self._pins.all(*device), 0, UNSET, UNSET),
+            *(duration_ns, stage, micro_batch, self._phases.all(*phase)),
+        )
+        for column, values in enumerate(given):
             table[:, column] = values
         self._rows.frombytes(_bytes(table))
         self._inputs.extend(inputs)

@@ -40,13 +40,10 @@ def host_groups(job: Job, source: IntArray, destination: IntArray) -> IntArray:
     pageable = np.array([device.pageable for device in machine.devices])
     if not pageable.any():
         return np.full(len(source), UNSET)
-    group = np.full(len(machine.devices), UNSET)
-    for issuer in machine.issuers():
-        group[list(issuer.devices)] = issuer.group
     hosted = np.array([device.workers > 0 for device in machine.devices])
     there = np.where(hosted[source], destination, source)  # the one that is launched on
     needed = (hosted[source] != hosted[destination]) & (pageable[source] | pageable[destination])
-    return np.where(needed, group[there], UNSET)
+    return np.where(needed, machine.group_of[there], UNSET)
 
 
 def staging_bytes_per_s(job: Job, source: int, destination: int) -> int | None:

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sim.device import Device
 from sim.errors import InfeasibleError, InputError
 from sim.frames import has_control_flow
 from sim.graph import UNSET, Graph, IntArray, longest_path_ns
-from sim.model import Device, Linearizer, Machine, Placement, StreamAssignment
+from sim.machine import Machine
 from sim.noise import Noise, draw_durations
 
-__all__ = ["Job", "costs_ns", "make_job"]
+__all__ = ["Job", "Linearizer", "Placement", "StreamAssignment", "costs_ns", "make_job"]
 
 
 @dataclass(eq=False)
@@ -70,17 +72,19 @@ class Job:
         return np.random.default_rng([self.seed, *purpose.encode()])
 
     @cached_property
+    def launched(self) -> npt.NDArray[np.bool_]:
+        """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
+        return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
+
+    @cached_property
     def group_of(self) -> IntArray:
         """Group of issuers that serves each op."""
-        group_of_device = np.full(len(self.machine.devices), UNSET)
-        for issuer in self.machine.issuers():
-            group_of_device[list(issuer.devices)] = issuer.group
-        return group_of_device[self.device_of]
+        return self.machine.group_of[self.device_of]
 
     @cached_property
     def n_groups(self) -> int:
         """Number of groups of issuers."""
-        return 1 + max(issuer.group for issuer in self.machine.issuers())
+        return 1 + int(self.machine.group_of.max())
 
     @cached_property
     def order(self) -> IntArray:
@@ -133,6 +137,36 @@ class Job:
     def bottom_level_ns(self) -> IntArray:
         """Longest path from each op to the end, in known durations, without transfers."""
         return longest_path_ns(self.graph, self.known_ns)
+
+
+class Placement:
+    """Chooses a device for every op: extend it and override `place`.
+
+    Attributes
+    ----------
+    soft : bool
+        Whether it may put an op elsewhere when its pin cannot be met.
+    """
+
+    soft: bool = False
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op. ``cost_ns[d][op]`` is -1 where device d cannot run op."""
+        raise NotImplementedError(f"{type(self).__name__} must define place(graph, machine, cost_ns)")
+
+
+class Linearizer(Protocol):
+    """Puts all ops in one program order."""
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return a permutation of the ops; producers need not come first, but a stuck run is an error."""
+
+
+class StreamAssignment(Protocol):
+    """Chooses a stream of its device for every op that is launched."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op, counted within the op's device."""
 
 
 def costs_ns(graph: Graph, device: Device) -> IntArray:
@@ -203,11 +237,11 @@ def _timed(cost_ns: Sequence[IntArray]) -> npt.NDArray[np.bool_]:
     return able
 
 
-class PinnedPlacement:
+class PinnedPlacement(Placement):
     """Put each op where it is pinned; a free op on the first device that can run it."""
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`)."""
+        """Return one device index per op (see `Placement`)."""
         able = _timed(cost_ns)
         able &= allowed_devices(graph, machine)
         return able.argmax(axis=0).tolist()  # type: ignore[no-any-return]
@@ -221,7 +255,9 @@ def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
     InputError
         A pin that names neither a device nor a kind of device of the machine.
     """
-    fits = np.ones((len(machine.devices), len(graph.pins) + 1), dtype=bool)  # the last column: no pin, code -1
+    fits = np.ones(
+        (len(machine.devices), len(graph.pins) + 1), dtype=bool
+    )  # the last column: no pin, code -1
     for code, pin in enumerate(graph.pins):
         fits[:, code] = [pin in (d.name, d.kind) for d in machine.devices]
         if not fits[:, code].any() and (graph.pin_code == code).any():
@@ -282,7 +318,9 @@ def make_job(
     cost_ns = _costs_of_all(graph, machine)
     chosen_by = placement or PinnedPlacement()
     able = _timed(cost_ns)
-    if not getattr(chosen_by, "soft", False):  # a soft placement may ignore a pin that cannot be met
+    if not isinstance(chosen_by, Placement):
+        raise InputError(f"the placement, a {type(chosen_by).__name__}, should extend sim.model.Placement")
+    if not chosen_by.soft:
         able &= allowed_devices(graph, machine)
     nowhere = ~able.any(axis=0)
     if nowhere.any():
@@ -351,5 +389,4 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
 
 def _refusal(device: Device, graph: Graph, op: int) -> str | None:
     """Return what the cost model of a device says of an op that it refuses, if it says anything."""
-    why_not = getattr(device.cost, "why_not", None)
-    return None if why_not is None else why_not(graph, op, device)
+    return None if device.cost is None else device.cost.why_not(graph, op, device)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from sim.device import Device
 from sim.errors import InfeasibleError, InputError, UnknownNameError
-from sim.task import Issuer
+from sim.graph import IntArray
+from sim.task import Issuer, Task
 
-if TYPE_CHECKING:
-    from sim.protocols import Context, Network
-
-__all__ = ["Host", "Link", "Machine"]
+__all__ = ["Host", "Link", "Machine", "Network"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,13 @@ class Link:
     bandwidth_bytes_per_s: int | None = None
     sharing: str = "serial"
     on_request: bool = False
+
+
+class Network(Protocol):
+    """Carries transfers over links."""
+
+    def start(self, task: Task) -> None:
+        """Take a transfer that is ready; say `started` when it begins and `finish` when it has arrived."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ class Machine:
     hosts : tuple of Host
         Host threads that serve several devices; devices no host names get one of their own.
     network : callable or None
-        ``network(machine, context)`` returns the `Network` of a run; needed when there are links.
+        ``network(machine, context)`` returns the `Network` of a run, which has a `sim.context.Context`;
+        needed when there are links.
 
     Examples
     --------
@@ -95,7 +101,7 @@ class Machine:
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
     hosts: tuple[Host, ...] = ()
-    network: Callable[[Machine, Context], Network] | None = None
+    network: Callable[[Machine, Any], Network] | None = None
 
     def __post_init__(self) -> None:
         """Refuse doubled and unknown names."""
@@ -169,6 +175,14 @@ class Machine:
                     lane = self.first_stream[pool] + w
                     out.append(Issuer(len(out), f"{self.devices[pool].name}/w{w}", group, True, served, lane))
         return out
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Group of issuers that serves each device."""
+        group = np.full(len(self.devices), -1)
+        for issuer in self.issuers():
+            group[list(issuer.devices)] = issuer.group
+        return group
 
     @cached_property
     def _routes(self) -> dict[tuple[int, int], tuple[int, ...]]:

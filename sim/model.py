@@ -16,20 +16,12 @@ Nothing here takes time or decides anything: devices (package `devices`) do the 
 
 from __future__ import annotations
 
-from sim.device import Device
-from sim.machine import Host, Link, Machine
+from sim.context import Context
+from sim.device import CostModel, Device
+from sim.job import Linearizer, Placement, StreamAssignment
+from sim.machine import Host, Link, Machine, Network
 from sim.policy import Policy
-from sim.protocols import (
-    MANAGED,
-    WAIT,
-    Context,
-    CostModel,
-    Linearizer,
-    Network,
-    Placement,
-    Processor,
-    StreamAssignment,
-)
+from sim.processor import MANAGED, WAIT, Processor
 from sim.task import Issuer, Task
 
 __all__ = [

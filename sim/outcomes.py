@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import GraphError
-from sim.graph import Graph
-from sim.meeting import find_meetings
 
 if TYPE_CHECKING:
     from sim.job import Job
@@ -108,32 +106,3 @@ class Outcomes:
                 f"loop condition {name!r} has trips {trips!r}; give a count >= 0, or a list of counts"
             )
         return iteration < trips
-
-
-def predicate_of(graph: Graph, switch: int) -> int:
-    """Return the op that decides for a switch: behind its last input, past enters, identities, sends.
-
-    Raises
-    ------
-    GraphError
-        The switch does not have two inputs, or the predicate is a graph input.
-    """
-    inputs = graph.inputs.row(switch)
-    name = graph.op_names[switch]
-    if len(inputs) != 2:
-        raise GraphError(f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}")
-    tensor = inputs[1]
-    while (producer := int(graph.tensor_producer[tensor])) >= 0:
-        if graph.kind(producer) not in (
-            "enter",
-            "identity",
-            "send",
-            "recv",
-        ) or "outcome" in graph.attributes.get(producer, {}):
-            return producer
-        if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
-            producer = find_meetings(graph).send_of(producer)
-        tensor = graph.inputs.row(producer)[0]
-    raise GraphError(
-        f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"
-    )

@@ -250,8 +250,7 @@ def plan_of(trace: Trace) -> Plan:
     n = len(job.graph)
     # Rows: a producer starts first. But whoever had to be paid for was issued before what its issuer
     # launched for nothing at the same instant.
-    launched = np.array([device.workers == 0 for device in job.machine.devices])[job.device_of]
-    paid = (launched & (issue_costs_ns(job) > 0))[tasks["op"]]
+    paid = (job.launched & (issue_costs_ns(job) > 0))[tasks["op"]]
     in_order = np.lexsort((np.arange(len(trace)), ~paid, tasks["issue_ns"]))
     number = np.empty(n * job.iterations, np.int64)
     number[(tasks["iteration"] * n + tasks["op"])[in_order]] = np.arange(len(trace))

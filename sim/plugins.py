@@ -26,16 +26,27 @@ import importlib
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["GROUPS", "Description", "PluginWarning", "built_in", "describe", "lookup", "names", "register", "unregister"]
+__all__ = [
+    "GROUPS",
+    "Description",
+    "PluginWarning",
+    "built_in",
+    "describe",
+    "lookup",
+    "names",
+    "register",
+    "unregister",
+]
 
 GROUPS = {
     "sim.policies": "policy",
@@ -52,6 +63,7 @@ GROUPS = {
     "sim.allocators": "allocator",
     "sim.importers": "importer",
     "sim.workloads": "kind of workload",
+    "sim.commands": "command",
 }
 """Each entry-point group and what one of its members is called in messages."""
 
@@ -121,6 +133,34 @@ def lookup(
         if found:
             return loaded
     raise UnknownNameError(_what(group), name, names(group))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who names plugins: what may be loaded, and from where.
+
+    Attributes
+    ----------
+    directory : path or None
+        Where relative files begin, and a folder searched first for ``module:attribute``.
+    allow_code : bool
+        Whether ``module:attribute`` may be imported.
+    """
+
+    directory: str | PathLike[str] | None = None
+    allow_code: bool = False
+
+    def lookup(self, group: str, name: str) -> Any:
+        """Return what `name` means here: see `sim.plugins.lookup`."""
+        return lookup(group, name, allow_code=self.allow_code, directory=self.directory)
+
+    def file(self, name: str) -> Path:
+        """Return where a file is that is named here."""
+        return Path(self.directory or "") / name
+
+
+NOWHERE: Final = Origin()
+"""Nobody's: no folder, and no code."""
 
 
 def names(group: str) -> list[str]:
@@ -214,7 +254,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
 
 
 def built_in(group: str) -> Mapping[str, str]:
-    """Return what this project itself offers in `group`, name to ``module:attribute``; nothing is imported."""
+    """Return what this project itself offers in `group`, name to ``module:attribute``, importing nothing."""
     checkout = _checkout_entry_points()
     return (_installed_entry_points() if checkout is None else checkout).get(group, {})
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.job import Job
+    from sim.order import Order
     from sim.task import Issuer, Task
 
 __all__ = ["Policy"]
@@ -62,3 +63,16 @@ class Policy:
         """
         for t in now_ready:
             self.ready(t)
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the policy as data, which the kernel can run without asking it; None: it has to be asked.
+
+        Called in place of `prepare`, and may refuse the job as that does. A class that inherits from one with
+        an order and changes anything but its ``__init__`` has to define this again.
+
+        Raises
+        ------
+        InputError
+            A job that `prepare` refuses.
+        """
+        return None

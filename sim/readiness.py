@@ -238,10 +238,7 @@ class IssueReadiness(CompletionReadiness):
 
     def _prepare(self, every: npt.NDArray[np.bool_]) -> None:
         job, flow = self.job, self.flow
-        launched_on = np.array([device.workers == 0 for device in job.machine.devices])
-        launched = np.concatenate(
-            (launched_on[job.device_of], np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
-        )
+        launched = np.append(job.launched, np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
         early = launched[flow.producer] & launched[flow.consumer]
         self.first, self.last = self._countdown(early), self._countdown(~early)
         self.on_issue, self.on_end = self.first.successors, self.last.successors
@@ -278,7 +275,7 @@ class IssueReadiness(CompletionReadiness):
             self.refused[task.id] = task
             return False
         if self.floor_ns:
-            task.floor_ns = self.floor_ns.pop(task.id, 0)
+            task.floor_ns = max(task.floor_ns, self.floor_ns.pop(task.id, 0))
         return True
 
     def released(self) -> list[Task]:

@@ -121,7 +121,7 @@ class Rendezvous:
             node: _request_ns(job, int(flow.source[node - n_ops]), int(flow.destination[node - n_ops]))
             for node in self._transfers
         }
-        launched = [machine.devices[int(d)].workers == 0 for d in job.device_of]
+        launched = job.launched.tolist()
         receiver = {key: op for op, key in meetings.recvs.items()}
         sources = {**self._sends, **self._transfers}
         self._at_issue = frozenset(

@@ -2,19 +2,17 @@
 
 A run of a million tasks that kept them all would hold a million objects until its end, and touching that
 much memory for the first time costs more than the numbers in it. So what has ended is written down while it
-is still in the processor's cache, and its tasks are let go::
+is still in the processor's cache, and its tasks are let go.
 
-    tasks     a b c d e        in the order of starts; b still runs
-    collect   a   c d e   ──►  rows of places 0 2 3 4
-    tasks       b              its place will be 1
+Rows come out in the order of starts: by ``start_ns``, then the round of that instant, the lane (transfers
+have none) and the id. Tasks that end at one instant end in this order, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import compress
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,11 +25,9 @@ __all__ = ["AT_ONCE", "Rows", "task_rows", "transfer_rows"]
 AT_ONCE: Final = 4096
 """Tasks written at a time: enough that numpy's calls cost nothing, few enough to stay in the cache."""
 
-_END: Any = attrgetter("end_ns")
-
 
 class Rows:
-    """The columns of the tasks that ended, and the tasks that have not.
+    """The columns of the tasks that ended.
 
     Parameters
     ----------
@@ -39,68 +35,44 @@ class Rows:
         Column → what it takes from a task.
     expected : int
         How many rows to make room for; more find room too.
-
-    Attributes
-    ----------
-    tasks : list of Task
-        Started and not yet collected, in the order of starts: who starts a task appends it here.
     """
 
     def __init__(self, of: Mapping[str, Callable[[Task], int]], expected: int) -> None:
-        self.tasks: list[Task] = []
         self._of = of
         self._columns = {name: np.empty(expected, np.int64) for name in of}
-        self._places = np.empty(expected, np.int64)  # of the rows, in the order of starts
-        self._held = np.empty(0, np.int64)  # places of the first tasks, which were collected in vain
-        self._started = 0
+        self._tasks: list[Task] = []  # not written yet
         self._n = 0
 
     def __len__(self) -> int:
-        """Return the number of tasks collected."""
-        return self._n
+        """Return the number of tasks that ended."""
+        return self._n + len(self._tasks)
 
-    def collect(self) -> None:
-        """Write down the tasks that have ended, and let them go."""
-        tasks = self.tasks
-        if not tasks:
-            return
-        fresh = self._started + len(tasks) - len(self._held)
-        places = np.concatenate((self._held, np.arange(self._started, fresh)))
-        self._started = fresh
-        over = np.fromiter(map(_END, tasks), np.int64, len(tasks)) >= 0
-        self._held = places[~over]
-        if len(self._held):
-            self._write(list(compress(tasks, over)), places[over])
-            tasks[:] = compress(tasks, ~over)
-        else:
-            self._write(tasks, places)
-            tasks.clear()
+    def add(self, task: Task) -> None:
+        """Put down a task, which has ended."""
+        self._tasks.append(task)
+        if len(self._tasks) == AT_ONCE:
+            self._write()
 
     def columns(self) -> dict[str, IntArray]:
-        """Return the columns of what was collected, in the order of starts."""
+        """Return the columns, by start, round, lane and id; ``round`` itself is left out."""
+        self._write()
         columns = {name: column[: self._n] for name, column in self._columns.items()}
-        places = self._places[: self._n]
-        if (np.diff(places) < 0).any():
-            order = np.argsort(places, kind="stable")
-            columns = {name: column[order] for name, column in columns.items()}
-        return columns
+        lane = columns.get("stream", columns["id"])
+        order = np.lexsort((columns["id"], lane, columns.pop("round"), columns["start_ns"]))
+        return {name: column[order] for name, column in columns.items()}
 
-    def _write(self, tasks: list[Task], places: IntArray) -> None:
-        n, after = self._n, self._n + len(tasks)
-        if after > len(self._places):
-            more = max(after, 2 * len(self._places))
-            self._places = np.resize(self._places, more)
-            self._columns = {name: np.resize(column, more) for name, column in self._columns.items()}
-        self._places[n:after] = places
-        for first in range(0, len(tasks), AT_ONCE):
-            some = tasks[first : first + AT_ONCE]
-            for name, value_of in self._of.items():
-                values = np.fromiter(map(value_of, some), np.int64, len(some))
-                self._columns[name][n + first : n + first + len(some)] = values
+    def _write(self) -> None:
+        n, after = self._n, self._n + len(self._tasks)
+        for name, value_of in self._of.items():
+            column = self._columns[name]
+            if after > len(column):
+                self._columns[name] = column = np.resize(column, max(after, 2 * len(column)))
+            column[n:after] = np.fromiter(map(value_of, self._tasks), np.int64, len(self._tasks))
+        self._tasks.clear()
         self._n = after
 
 
-_TASK: Final = ("id", "stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
+_TASK: Final = ("id", "stream", "round", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
 
 
 def task_rows(graph: Graph, expected: int, frames: dict[str, int]) -> Rows:
@@ -125,5 +97,5 @@ def task_rows(graph: Graph, expected: int, frames: dict[str, int]) -> Rows:
 
 def transfer_rows(expected: int) -> Rows:
     """Return the rows of a run's transfers."""
-    names = ("id", "op", "iteration", "ready_ns", "start_ns", "end_ns")
+    names = ("id", "op", "iteration", "round", "ready_ns", "start_ns", "end_ns")
     return Rows({name: attrgetter(name) for name in names}, expected)

@@ -68,8 +68,7 @@ def refuse_launched(job: Job, non_strict: BoolArray) -> None:
     InfeasibleError
         Naming the op, its device and the way out.
     """
-    launched = np.array([device.workers == 0 for device in job.machine.devices])[job.device_of]
-    wrong = np.flatnonzero(non_strict & launched)
+    wrong = np.flatnonzero(non_strict & job.launched)
     if len(wrong):
         op = int(wrong[0])
         raise InfeasibleError(

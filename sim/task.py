@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 __all__ = ["Issuer", "Task"]
 
@@ -26,6 +26,8 @@ class Task:
         Who took it.
     ready_ns, issue_ns, start_ns, end_ns : int
         When it became eligible, was put on a stream, began and finished executing.
+    round : int
+        In which round of the instant ``start_ns`` it began: what takes no time ends in the next one.
     floor_ns : int
         It may not start before (an event has to travel from another stream).
     wait : int
@@ -37,7 +39,6 @@ class Task:
     """
 
     __slots__ = (
-        "callbacks",
         "dead",
         "end_ns",
         "floor_ns",
@@ -49,6 +50,7 @@ class Task:
         "iteration",
         "op",
         "ready_ns",
+        "round",
         "start_ns",
         "stream",
         "wait",
@@ -62,15 +64,10 @@ class Task:
         self.stream = -1
         self.issuer: Issuer | None = None
         self.ready_ns = self.issue_ns = self.start_ns = self.end_ns = -1
-        self.floor_ns = 0
+        self.floor_ns = self.round = 0
         self.wait = 0
         self.frame: Any = None
         self.dead = False
-
-    # What SimPy's queue asks of an event: a task is itself the event of its next change, which
-    # saves making one event per change (and keeps this module free of simpy).
-    callbacks: Any
-    _ok: Final = True
 
     def __repr__(self) -> str:
         """Return op and iteration, for debugging."""

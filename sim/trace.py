@@ -1,7 +1,8 @@
 """What happened: flat columns, one row per task and one per transfer.
 
-Rows are in the order in which tasks started. Integer columns are numpy arrays of ns, bytes or
-indices; words (op, kind, device, stream, ...) are looked up only when a table is asked for.
+Rows are in the order in which tasks started: by start, round of that instant, lane and id (`sim.rows`).
+Integer columns are numpy arrays of ns, bytes or indices; words (op, kind, device, stream, ...) are looked up
+only when a table is asked for.
 Computing on a trace is in `sim.metrics`, `sim.explain` and `sim.bounds`, drawing in `sim.plot`,
 files in `sim.export`.
 """
@@ -76,6 +77,8 @@ class Trace:
         Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
     met : array of int64, shape (meetings, 2)
         Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
+    engine : str
+        Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
     """
 
     job: Job
@@ -86,13 +89,15 @@ class Trace:
     memory: Mapping[str, IntArray] | None = None
     frames: tuple[str, ...] = ()
     met: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    engine: str = "simpy"
 
     @classmethod
     def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Trace:
-        """Make the trace of tasks that ran elsewhere, given in the order of their starts."""
+        """Make the trace of tasks that ran elsewhere."""
         frames: dict[str, int] = {}
         rows = task_rows(job.graph, len(tasks), frames)
-        rows.tasks.extend(tasks)
+        for task in tasks:
+            rows.add(task)
         return cls.from_rows(job, flow, policy, rows, transfer_rows(0), frames=frames)
 
     @classmethod
@@ -110,7 +115,6 @@ class Trace:
         met: Sequence[tuple[int, int]] = (),
     ) -> Trace:
         """Make the trace of a finished run from the rows it collected (see `sim.rows`)."""
-        tasks.collect()
         columns = tasks.columns()
         if "op" not in columns:
             columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
@@ -120,9 +124,6 @@ class Trace:
         late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
         by_issuer = columns["issue_ns"] > columns["ready_ns"]
         columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
-        if (np.diff(columns["start_ns"]) < 0).any():
-            order = np.argsort(columns["start_ns"], kind="stable")
-            columns = {name: column[order] for name, column in columns.items()}
         moved = _transfers(flow, transfers)
         pairs = np.array(met, np.int64).reshape(-1, 2)
         return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames), pairs)
@@ -172,10 +173,8 @@ class Trace:
 
 def _transfers(flow: Flow, transfers: Rows) -> dict[str, IntArray]:
     """Return the columns of the transfers, in start order."""
-    transfers.collect()
     moved = transfers.columns()
     which = moved.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
         moved[name] = getattr(flow, name)[which]
-    order = np.argsort(moved["start_ns"], kind="stable")
-    return {name: column[order] for name, column in moved.items()}
+    return moved

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.errors import InfeasibleError
-from sim.graph import UNSET, IntArray, Role
+from sim.graph import UNSET, IntArray
+from sim.homes import tensor_devices
 from sim.job import Job
 
 __all__ = ["Flow", "check_routes", "make_flow", "node_name"]
@@ -90,7 +91,7 @@ def make_flow(job: Job) -> Flow:
     consumer = np.repeat(np.arange(n), graph.inputs.counts())
     tensor = graph.inputs.indices
     producer = graph.tensor_producer[tensor]
-    home = _homes(job)
+    home = tensor_devices(job)
     there = job.device_of[consumer]
     crossing = (home[tensor] != UNSET) & (home[tensor] != there)
     local = ~crossing & (producer != UNSET)
@@ -126,18 +127,6 @@ def make_flow(job: Job) -> Flow:
         destination=destination,
         nbytes=graph.tensor_nbytes[moved],
     )
-
-
-def _homes(job: Job) -> IntArray:
-    """Return the device where each tensor comes to be; -1: wherever it is read."""
-    graph = job.graph
-    home = np.full(graph.n_tensors, UNSET)
-    made = graph.tensor_producer != UNSET
-    home[made] = job.device_of[graph.tensor_producer[made]]
-    pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
-    for code in np.unique(graph.tensor_pin[pinned]).tolist():
-        home[pinned & (graph.tensor_pin == code)] = job.machine.device_index(graph.pins[code])
-    return home
 
 
 def node_name(job: Job, flow: Flow, node: int) -> str:

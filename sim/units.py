@@ -28,6 +28,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from fractions import Fraction
 
@@ -43,7 +44,7 @@ from sim.dimensions import (
     SI_PREFIXES,
     Dimension,
 )
-from sim.errors import UnitError
+from sim.errors import UnitError, located
 
 __all__ = [
     "NS_PER_S",
@@ -106,7 +107,7 @@ def parse_duration(value: object, *, what: str = "duration") -> int:
     value : object
         ``"10us"``, ``"1.5 ms"``, ``"2min"``; a zero needs no unit.
     what : str
-        What is being read, the beginning of an error message.
+        What is being read, the beginning of an error message; empty: the caller says it (`located`).
 
     Raises
     ------
@@ -194,14 +195,19 @@ def parse_fraction(value: object, *, what: str = "fraction") -> float:
     >>> parse_fraction("80%"), parse_fraction(0.8), parse_fraction("1")
     (0.8, 0.8, 1.0)
     """
+    with _located(what):
+        return _share(value)
+
+
+def _share(value: object) -> float:
     accepted = "accepted: a number from 0 to 1, or a percentage such as '80%'"
-    number, unit = _split(value, what, accepted)
+    number, unit = _split(value, accepted)
     if unit not in ("", "%"):
-        raise UnitError(f"{what}: {_shown(value)} has the unit {_shown(unit)}; {accepted}")
+        raise UnitError(f"{_shown(value)} has the unit {_shown(unit)}; {accepted}")
     share = number / 100 if unit else number
     if not 0 <= share <= 1:
         percent = f"; did you mean '{_shown_number(number)}%'?" if not unit and 1 < number <= 100 else ""
-        raise UnitError(f"{what}: {_shown(value)} is not between 0 and 1{percent or '; ' + accepted}")
+        raise UnitError(f"{_shown(value)} is not between 0 and 1{percent or '; ' + accepted}")
     return float(share)
 
 
@@ -299,48 +305,57 @@ def format_flop_rate(flop_per_s: int | float | Fraction | None, *, digits: int |
     return _format(flop_per_s, _si("FLOP/s"), 1000, digits)
 
 
+def _located(what: str) -> AbstractContextManager[None]:
+    return located(what) if what else nullcontext()
+
+
 def _parse(value: object, dimension: Dimension, what: str) -> int:
     """Read `value` as a whole number of the dimension's base unit."""
+    with _located(what):
+        return _whole(value, dimension)
+
+
+def _whole(value: object, dimension: Dimension) -> int:
     accepted = f"accepted: {dimension.shown}"
-    number, unit = _split(value, what, accepted)
+    number, unit = _split(value, accepted)
     if not unit and number:
-        raise UnitError(f"{what}: {_shown(value)} has no unit; {accepted}")
+        raise UnitError(f"{_shown(value)} has no unit; {accepted}")
     if unit and unit not in dimension.units:
-        raise UnitError(f"{what}: {_shown(value)} {_wrong_unit(unit, dimension)}; {accepted}")
+        raise UnitError(f"{_shown(value)} {_wrong_unit(unit, dimension)}; {accepted}")
     if number < 0:
-        raise UnitError(f"{what}: {_shown(value)} is negative")
+        raise UnitError(f"{_shown(value)} is negative")
     if not number and not dimension.zero_allowed:
-        raise UnitError(f"{what}: {_shown(value)} is zero, and nothing would ever finish")
+        raise UnitError(f"{_shown(value)} is zero, and nothing would ever finish")
     exact = number * dimension.units[unit] if unit else number
     whole = round_half_up(exact)
     if whole != exact and not dimension.rounds:
-        raise UnitError(f"{what}: {_shown(value)} is not a whole number of {dimension.base}")
+        raise UnitError(f"{_shown(value)} is not a whole number of {dimension.base}")
     if whole > _LARGEST:
-        raise UnitError(f"{what}: {_shown(value)} is more than 2**63 - 1 {dimension.base}")
+        raise UnitError(f"{_shown(value)} is more than 2**63 - 1 {dimension.base}")
     return whole
 
 
-def _split(value: object, what: str, accepted: str) -> tuple[Fraction, str]:
+def _split(value: object, accepted: str) -> tuple[Fraction, str]:
     """Return the exact number and the text of the unit behind it."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal, Fraction)):
-        raise UnitError(f"{what}: {_shown(value)} is not a quantity; {accepted}")
+        raise UnitError(f"{_shown(value)} is not a quantity; {accepted}")
     if not isinstance(value, str):
         if not math.isfinite(value):
-            raise UnitError(f"{what}: {value} is not a finite number; {accepted}")
+            raise UnitError(f"{value} is not a finite number; {accepted}")
         # A float in a file was a short decimal (0.8): its shortest spelling is what was meant.
         return Fraction(str(value) if isinstance(value, float) else value), ""
     match = _NUMBER.fullmatch(value.strip())
     if match is None:
-        raise UnitError(f"{what}: {_shown(value)} is not a number and a unit; {accepted}")
+        raise UnitError(f"{_shown(value)} is not a number and a unit; {accepted}")
     sign, digits, unit = match.groups()
     # 80 digits are what 2**63 - 1 bytes take in EiB; more would only make a fraction of any size.
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > 80 or len(exponent) > 3:
-        raise UnitError(f"{what}: {_shown(value)} has too many digits")
+        raise UnitError(f"{_shown(value)} has too many digits")
     try:
         return Fraction(sign + digits), unit
     except ValueError:
-        raise UnitError(f"{what}: {_shown(value)} is not a number and a unit; {accepted}") from None
+        raise UnitError(f"{_shown(value)} is not a number and a unit; {accepted}") from None
 
 
 def _wrong_unit(unit: str, dimension: Dimension) -> str:

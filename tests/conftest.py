@@ -6,17 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from examples import load_profile
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-# The same examples every time, and no deadline: a busy machine is not a bug. To look for new
-# counter-examples: HYPOTHESIS_PROFILE=explore.
-settings.register_profile(
-    "reproducible", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))
+load_profile()
 
 
 @pytest.fixture(scope="session")

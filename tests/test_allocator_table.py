@@ -50,6 +50,7 @@ def test_a_step_by_hand() -> None:
     assert rows["planned (greedy by size)"].fits_into_bytes == 9 * MIB
 
 
+@pytest.mark.slow
 def test_a_training_step_of_resnet_50() -> None:
     """Every allocator is asked for the same bytes; what differs is what they make of it."""
     graph = load_graph(recorded("tensorflow/ResNet50_train_b32.json.gz"))

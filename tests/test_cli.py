@@ -30,7 +30,7 @@ def test_run_as_json_is_the_object_of_the_design(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert " ".join(found) == (
         "schema scenario policy makespan_ns lower_bound_ns critical_path_ns loops_counted_once tasks devices "
-        "links pipeline expect"
+        "links pipeline expect engine"
     )
     assert found["schema"] == "sim.result/1"
     assert (found["scenario"], found["policy"], found["makespan_ns"]) == ("good", "ready-queue", 45_000)
@@ -215,7 +215,12 @@ def test_schema_is_the_committed_one(root: Path) -> None:
 
 def test_import_writes_a_graph_that_scenarios_can_name(root: Path, tmp_path: Path) -> None:
     result = sim(
-        "import", root / "graphs" / "inception_v1.json.gz", "--out", tmp_path / "g.json.gz", "--batch", 4
+        "import",
+        root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz",
+        "--out",
+        tmp_path / "g.json.gz",
+        "--batch",
+        4,
     )
     assert result.exit_code == 0
     assert result.stdout == f"{tmp_path}/g.json.gz: 143 ops, at batch 4, readable at any\n"

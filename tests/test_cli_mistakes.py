@@ -100,9 +100,11 @@ compare: [in-order, {label: breadth first, name: ready-queue}]
 
 @pytest.mark.parametrize("nothing", ["", "null", "~"])
 def test_setting_nothing_is_as_leaving_out(tmp_path: Path, nothing: str) -> None:
-    path = write(tmp_path, changed("{name: ready-queue}", "{name: ready-queue, allocator: caching}"))
+    path = write(
+        tmp_path, changed("{name: ready-queue}", "{name: ready-queue}\nmemory: {allocator: caching}")
+    )
     assert "memory of" in sim("run", path).stdout
-    result = sim("run", path, "--set", f"policy.allocator={nothing}")
+    result = sim("run", path, "--set", f"memory={nothing}")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "memory of" not in result.stdout
 

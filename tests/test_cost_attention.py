@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
@@ -132,7 +133,7 @@ SHAPES = st.tuples(
 
 
 @given(SHAPES, st.integers(0, 2))
-@settings(max_examples=60)
+@examples(60)
 def test_more_work_takes_no_less(shape: tuple[int, int, int, int, int], grown: int) -> None:
     h200 = load_fit().attention
     batch, seq_len, group, kv_heads, head_dim = shape
@@ -146,7 +147,7 @@ def test_more_work_takes_no_less(shape: tuple[int, int, int, int, int], grown: i
 
 
 @given(SHAPES, st.integers(1, 10_000))
-@settings(max_examples=60)
+@examples(60)
 def test_a_window_never_costs_more(shape: tuple[int, int, int, int, int], window: int) -> None:
     h200 = load_fit().attention
     batch, seq_len, group, kv_heads, head_dim = shape

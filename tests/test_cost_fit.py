@@ -195,6 +195,7 @@ def write_tables(folder: Path) -> None:
         text.write("\n".join([names, *rows, "-,-,-,alltoall,NCCL,int8,2,512,1"]))
 
 
+@pytest.mark.slow
 def test_the_program_writes_what_the_simulator_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +333,7 @@ def test_shipped_parameters_fit_the_measured_table(problems: dict[str, Problem],
     assert h200.record["data"][op]["sha256"] == problem.table.provenance["sha256"]
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("op", ["gemm", "attention", "collective"])
 def test_a_recorded_fold_of_the_table_is_reproduced(problems: dict[str, Problem], op: str) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.fitted import load_fit
@@ -115,7 +116,7 @@ SIZES = st.integers(1, 40_000)
 
 
 @given(SIZES, SIZES, SIZES, st.sampled_from(["m", "n", "k"]), st.integers(1, 5000))
-@settings(max_examples=60)
+@examples(60)
 def test_a_larger_product_takes_no_less(m: int, n: int, k: int, grown: str, more: int) -> None:
     h200 = load_fit().gemm
     small = {"m": m, "n": n, "k": k}
@@ -124,7 +125,7 @@ def test_a_larger_product_takes_no_less(m: int, n: int, k: int, grown: str, more
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 131))
-@settings(max_examples=60)
+@examples(60)
 def test_fewer_sms_take_no_less(m: int, n: int, k: int, sm_count: int) -> None:
     h200 = load_fit().gemm
     assert gemm_ns(m, n, k, h200, sm_count=sm_count) >= gemm_ns(m, n, k, h200)

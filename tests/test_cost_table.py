@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.kriging import Kriging, nearest_rows
@@ -42,7 +43,7 @@ def test_in_one_dimension_it_is_linear_interpolation_of_logarithms() -> None:
     ),
     st.sampled_from([0.0, 0.2]),
 )
-@settings(max_examples=50)
+@examples(50)
 def test_measured_shapes_are_exact(rows: dict[tuple[int, int], int], noise: float) -> None:
     measured = table(
         [(*shape, ns) for shape, ns in rows.items()], Axis("a", granule=16), Axis("b"), noise=noise
@@ -133,7 +134,7 @@ def test_too_few_shapes_to_contradict_one_another() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.2]))
-@settings(max_examples=20)
+@examples(20)
 def test_errors_are_those_of_leaving_each_neighbour_out(seed: int, noise: float) -> None:
     # The short cut through the inverse, against predicting every point from the others for real.
     rng = np.random.default_rng(seed)

@@ -173,7 +173,7 @@ def test_a_plugin_is_given_its_parameters_and_the_device() -> None:
         ({"table": "absent.json"}, "absent.json"),
         ({"table": 5}, "x.cost.table"),
         ({"fitted": "h20"}, "unknown fitted device 'h20'; did you mean 'h200'"),
-        ({"roofline": {"gap": "1us"}}, "unknown key of x.cost.roofline 'gap'"),
+        ({"roofline": {"gap": "1us"}}, "x.cost.roofline: unknown key 'gap'"),
         ([{"fixed": "10us"}, 7], r"x.cost\[1\]: 7 is no cost model"),
     ],
 )
@@ -183,7 +183,7 @@ def test_wrong_descriptions_are_refused(cost: Any, message: str) -> None:
 
 
 def test_nothing_known_is_no_model() -> None:
-    assert make_cost(read_fields({"kind": "gpu", "sms": 4}, DEVICE_FIELDS, "x"), "x") is None
+    assert make_cost(read_fields({"kind": "gpu", "sms": 4}, DEVICE_FIELDS, "x")) is None
 
 
 def test_data_type_names() -> None:

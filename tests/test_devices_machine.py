@@ -124,8 +124,8 @@ def test_fewer_sms_are_slower() -> None:
 
     assert makespan() == 1_000_000
     assert makespan(use_sms=25) == 4_000_000
-    assert makespan(sm_fraction="50%") == 2_000_000
-    for wrong in ({"use_sms": 101}, {"sm_fraction": 0.001}, {"use_sms": 1, "sm_fraction": 0.1}):
+    assert makespan(use_sms="50%") == 2_000_000
+    for wrong in ({"use_sms": 101}, {"use_sms": 0.001}, {"use_sms": 0}, {"use_sms": 1.5}):
         with pytest.raises(InputError, match="gpu0"):
             makespan(**wrong)
 
@@ -180,17 +180,17 @@ def test_one_core_has_its_share_of_the_peaks() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "gpu", "stream": 2}, "unknown key of x 'stream'; did you mean 'streams'"),
+        ({"kind": "gpu", "stream": 2}, "x: unknown key 'stream'; did you mean 'streams'"),
         ({"kind": "gpu", "gap": 5}, "x.gap: 5 has no unit"),
         ({"kind": "gpu", "gap": "-5us"}, "x.gap: '-5us' is negative"),
-        ({"kind": "gpu", "streams": 0}, "x.streams: it must be at least 1"),
+        ({"kind": "gpu", "streams": 0}, "x.streams: must be at least 1"),
         ({"kind": "gpu", "streams": True}, "x.streams: True is not a count"),
         ({"kind": "gpu", "streams": "2"}, "x.streams: '2' is not a count"),
         ({"kind": "gpu", "memory": "80"}, "x.memory: '80' has no unit"),
         ({"kind": "gpu", "bandwidth": "0B/s"}, "nothing would ever finish"),
         ({"kind": "gpu", "sharing": "cores"}, "a GPU shares none, sm or sm.dram"),
         ({"kind": "cpu", "sharing": "sm"}, "a CPU shares none, cores or time"),
-        ({"kind": "gpu", "sharing": "sms"}, "unknown x.sharing 'sms'; did you mean 'sm'"),
+        ({"kind": "gpu", "sharing": "sms"}, "x.sharing: unknown word 'sms'; did you mean 'sm'"),
         ({"kind": "gpu", "cores": 4}, "x.cores: only cpu and npu devices have it, and x is a gpu"),
         ({"kind": "gpu", "peak": {"fp32": 5}}, "x.peak.fp32: 5 has no unit"),
         ({"kind": "gpu", "cost": 5}, "x.cost: 5 is no cost model"),
@@ -271,12 +271,15 @@ def test_an_ideal_machine_has_no_latency_and_no_loss() -> None:
     ("spec", "message"),
     [
         ({}, "at least one device"),
-        ({"device": {}}, "unknown key of machine 'device'; did you mean 'devices'"),
+        ({"device": {}}, "machine: unknown key 'device'; did you mean 'devices'"),
         (
             {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a"}]},
             r"links\[0\].to: a link needs two ends",
         ),
-        ({"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "b"}]}, "unknown device in links"),
+        (
+            {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "b"}]},
+            r"links\[0\].to: unknown device 'b'",
+        ),
         (
             {"devices": {"a": {"kind": "gpu"}}, "links": [{"from": "a", "to": "a"}]},
             "nothing has to be carried",
@@ -310,7 +313,7 @@ def test_every_field_can_be_read() -> None:
 def test_zero_needs_no_unit_and_nothing_else_is_bare() -> None:
     assert read_fields({"gap": 0}, DEVICE_FIELDS, "x") == {"gap": 0}
     with pytest.raises(UnitError):
-        read_fields({"l2": 50}, DEVICE_FIELDS, "x")
+        read_fields({"memory": 50}, DEVICE_FIELDS, "x")
 
 
 def test_merge_leaves_its_arguments_alone() -> None:

@@ -124,6 +124,46 @@ def test_a_full_launch_queue_blocks_the_host() -> None:
     assert trace.makespan_ns == 401
 
 
+class FourStreams:
+    """Each op on a stream of its own."""
+
+    def assign(self, job: Job) -> list[int]:
+        return list(range(len(job.graph)))
+
+
+def test_launches_enter_a_full_queue_in_the_order_in_which_they_came() -> None:
+    """Depth 1, three host threads, kernels of 10 on streams of their own: a is in the queue, b and c wait.
+
+    b's thread is free when b is in, at 10, takes d, and waits behind c.
+    """
+    graph = graph_of({"a": [], "b": [], "c": [], "d": []})
+    machine = Machine(
+        (Device("gpu0", streams=4, queue_depth=1),), hosts=(Host("host", ("gpu0",), threads=3),)
+    )
+    trace = simulate(graph, machine, ReadyQueue(synchronisation="issue"), streams=FourStreams())
+    assert intervals(trace) == {"a": (0, 10), "b": (10, 20), "c": (20, 30), "d": (30, 40)}
+    assert trace.tasks["issue_ns"].tolist() == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize("scope", ["group", "machine"])
+def test_issuers_are_asked_in_machine_order_whoever_became_eligible_first(scope: str) -> None:
+    """a, on the last CPU, makes an op of each CPU eligible, that of the last one first."""
+    taken = []
+
+    class Notes(ReadyQueue):
+        def next(self, issuer: Issuer) -> Task | None:
+            task = super().next(issuer)
+            if task is not None:
+                taken.append((issuer.name, task.op))
+            return task
+
+    graph = graph_of({"a": [], "b": ["a"], "c": ["a"], "d": ["a"]}, a="cpu2", b="cpu2", c="cpu1", d="cpu0")
+    policy = Notes()
+    policy.scope = scope
+    simulate(graph, Machine(tuple(cpu(1, f"cpu{i}") for i in range(3))), policy)
+    assert taken == [("cpu2/w0", 0), ("cpu0/w0", 3), ("cpu1/w0", 2), ("cpu2/w0", 1)]
+
+
 def test_one_host_thread_serves_two_gpus() -> None:
     """The shared host pays 5 ns for each launch, one after another; two hosts pay in parallel."""
     graph = graph_of({"a": [], "b": []}, 10, a="gpu0", b="gpu1")

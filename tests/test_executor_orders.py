@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
@@ -249,7 +250,7 @@ GPU = Machine((Device("gpu0", issue_ns=1, launch_latency_ns=2, streams=2),))
 CPUS = Machine((Device("cpu0", "cpu", workers=3),))
 
 
-@settings(max_examples=40)
+@examples(25)
 @given(g=programs())
 def test_what_runs_does_not_depend_on_who_decides(g: Graph) -> None:
     """The same ops run, dead ones apart, on threads or a GPU, whatever comes first."""

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios.importers.dtypes import BITS, FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
@@ -25,7 +26,7 @@ def cost(kind, inputs, outputs, **attributes):
 
 
 @given(small, small, small, small, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_conv_is_what_the_loops_count(n, c, m, size, kernel, stride, group):
     """The seven loops of a direct convolution without padding, one multiply-add in the innermost."""
     c, m, size = c * group, m * group, size + kernel

@@ -9,7 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import REPOSITORY, columns
 
@@ -74,7 +75,7 @@ def graphs(draw):
     return builder.build()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(40)
 @given(graphs(), st.sampled_from(["g.json", "g.json.gz"]))
 def test_what_is_written_comes_back(tmp_path_factory, graph, name):
     folder = tmp_path_factory.mktemp("graph")
@@ -86,7 +87,7 @@ def test_what_is_written_comes_back(tmp_path_factory, graph, name):
     assert sorted(os.listdir(folder)) == sorted([name, f"again-{name}"])  # nothing half written is left
 
 
-@settings(max_examples=50, deadline=None)
+@examples(20)
 @given(graphs(), st.data())
 def test_a_graph_is_read_at_any_batch(tmp_path_factory, graph, data):
     """Give every number of an untimed graph a slope, write, and read at another batch size."""

@@ -249,7 +249,7 @@ def test_wrong_task_graphs_are_told(tmp_path: Path, text: str, message: str) -> 
 def test_options_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(UnitError, match="unit: "):
         stg(tmp_path, DIAMOND, unit="1")
-    with pytest.raises(InputError, match="value of communication"):
+    with pytest.raises(InputError, match=r"communication: should be .no. or .yes., not .maybe."):
         stg(tmp_path, DIAMOND, communication="maybe")
     with pytest.raises(InputError, match="batch=2 cannot be set"):
         load_stg(tmp_path / "graph.stg", batch=2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from policy_helpers import FIVE, cpu, gpu, graph_of, spans
 
+from devices.network import make_network
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.linearize.program import Program
-from sim import Device, GraphBuilder, Host, Machine, simulate
+from sim import Device, GraphBuilder, Host, Job, Link, Machine, simulate
 from sim.errors import InputError, StuckError
 
 #   n0 ──► n1 ──► n2        n3 is ready at once, but comes after n1 and n2 in the program
@@ -58,15 +59,39 @@ def test_one_after_another_even_where_two_could_run() -> None:
     assert spans(two) == {"a": (0, 30), "b": (0, 10), "c": (10, 20)}
 
 
+class PerOp:
+    """Ops in turn on the streams of their devices."""
+
+    def assign(self, job: Job) -> list[int]:
+        return [op % job.machine.devices[d].lanes for op, d in enumerate(job.device_of)]
+
+
 def test_one_after_another_on_streams() -> None:
     # Nothing becomes eligible when a ends, and still b has to go then.
-    class Apart:
-        def assign(self, job: object) -> list[int]:
-            return [0, 1, 2]
-
     independent = graph_of({"a": [], "b": [], "c": []})
-    trace = simulate(independent, gpu(3), InOrder(in_flight=1), streams=Apart())
+    trace = simulate(independent, gpu(3), InOrder(in_flight=1), streams=PerOp())
     assert spans(trace) == {"a": (0, 10), "b": (10, 20), "c": (20, 30)}
+
+
+@pytest.mark.parametrize("per", ["group", "machine"])
+def test_a_transfer_is_not_in_flight(per: str) -> None:
+    """Its end, at 10, while b runs, lets nobody go before b has ended."""
+    b = GraphBuilder("a is sent to gpu1")
+    b.op("a", outputs=5, duration_ns=5, device="gpu0")
+    for name in "bc":
+        b.op(name, duration_ns=30, device="gpu1")
+    b.op("d", inputs=["a"], duration_ns=5, device="gpu1")
+    link = Link("link", "gpu0", "gpu1", bandwidth_bytes_per_s=10**9)
+    machine = Machine((Device("gpu0"), Device("gpu1", streams=3)), (link,), network=make_network)
+    trace = simulate(b.build(), machine, InOrder(in_flight=1, per=per), streams=PerOp())
+    first = 0 if per == "group" else 5  # one program: b comes after a
+    assert trace.transfers["end_ns"].tolist() == [10]
+    assert spans(trace) == {
+        "a": (0, 5),
+        "b": (first, first + 30),
+        "c": (first + 30, first + 60),
+        "d": (first + 60, first + 65),
+    }
 
 
 def two_devices(**options: object) -> int:

@@ -10,7 +10,7 @@ from policy_helpers import cpu, dags, graph_of, spans
 from policies.issue.critical_path import CriticalPath
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
-from sim import Graph, GraphBuilder, Policy, simulate
+from sim import Device, Graph, GraphBuilder, Machine, Policy, simulate
 from sim.errors import InputError
 from sim.graph import longest_path_ns
 
@@ -37,6 +37,27 @@ def test_an_earlier_iteration_goes_first() -> None:
     order = list(zip(t["iteration"].tolist(), t["op"].tolist(), strict=True))
     assert order[0] == (0, 0)
     assert order == sorted(order)
+
+
+def test_an_earlier_iteration_goes_first_also_when_its_inputs_come_later() -> None:
+    """b is higher than z; z of iteration 0 gets its input from the GPU at 50, b of iteration 1 from a at 60.
+
+    cpu0   a[0] 20 b[0] 40 a[1] 60 z[0] 65 b[1] 85 ... z[1], at 100
+    gpu0   w[0]             50 w[1]               100
+    """
+    b = GraphBuilder("two iterations")
+    b.op("a", duration_ns=20, device="cpu0")
+    b.op("b", inputs=["a"], duration_ns=20, device="cpu0")
+    b.op("w", duration_ns=50, device="gpu0")
+    b.op("z", inputs=["w"], duration_ns=5, device="cpu0")
+    machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0")))
+    t = simulate(b.build(), machine, CriticalPath(), iterations=2).tasks
+    began = dict(
+        zip(zip(t["op"].tolist(), t["iteration"].tolist(), strict=True), t["start_ns"].tolist(), strict=True)
+    )
+    assert began == {
+        (0, 0): 0, (1, 0): 20, (0, 1): 40, (3, 0): 60, (1, 1): 65, (3, 1): 100, (2, 0): 0, (2, 1): 50
+    }  # fmt: skip
 
 
 def test_it_knows_what_the_scenario_lets_it_know() -> None:

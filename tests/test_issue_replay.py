@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from policy_helpers import FIVE, cpu, gpu, graph_of, same_times, spans
 from triple_helpers import Run, runs
 
@@ -19,12 +20,13 @@ from policies.issue.replay import Planned, Replay
 from policies.streams.per_branch import PerBranch
 from sim import Device, Machine, Policy, Trace, simulate
 from sim.errors import InputError, UnknownNameError
+from sim.model import Placement
 from sim.plan import Plan
 
 TWO = Machine((Device("gpu0", streams=2), Device("gpu1")))
 
 
-class Alternate:
+class Alternate(Placement):
     """Puts op k on device k modulo their number."""
 
     def place(self, graph: object, machine: Machine, cost_ns: list[object]) -> list[int]:
@@ -58,7 +60,7 @@ def same_order(a: Trace, b: Trace) -> bool:
 
 
 @given(runs())
-@settings(max_examples=150)
+@examples(50)
 def test_work_conserving_runs_come_out_the_same(run: Run) -> None:
     """Whoever never idles beside eligible work would take each task when the plan's issuer takes it."""
     synchronisation = run.policy.synchronisation
@@ -73,7 +75,7 @@ def test_work_conserving_runs_come_out_the_same(run: Run) -> None:
 
 
 @given(runs())
-@settings(max_examples=100)
+@examples(50)
 def test_no_task_starts_later_than_it_did(run: Run) -> None:
     """Without anything shared: an order per issuer holds nothing back that it did not hold back before."""
     devices = tuple(replace(d, processor=None, cores=0, cores_per_op=1) for d in run.machine.devices)

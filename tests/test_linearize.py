@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given
 from policy_helpers import FIVE, dags, graph_of, job_of, names
 
@@ -41,6 +42,7 @@ def linear(linearizer: Linearizer, graph: Graph, **decisions: object) -> str:
 
 
 @by_name
+@examples(25)
 @given(graph=dags(max_ops=14, distances=True))
 def test_every_order_is_a_topological_permutation(linearizer: Linearizer, graph: Graph) -> None:
     order = list(linearizer.order(job_of(graph)))

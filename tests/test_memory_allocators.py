@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory import (
@@ -64,7 +65,7 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=max(250, settings().max_examples))
+@examples(100)
 @given(run=operations)
 def test_invariants(kind: str, run: list[tuple[str, int, int]]) -> None:
     make, alignment = MAKERS[kind]
@@ -129,6 +130,7 @@ def test_invariants_of_a_long_run(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@examples(30)
 @given(picks=st.randoms(use_true_random=False))
 def test_what_is_certain_is_never_refused(kind: str, picks: random.Random) -> None:
     """From any state: as long as requests take no more than the room there was, all are met as they come."""
@@ -374,7 +376,7 @@ def test_an_allocator_of_another_package_is_chosen_by_name_with_its_options() ->
     assert make_allocator("doubling", 100).alloc(10).nbytes == 20
     spec = read_allocator({"name": "doubling", "factor": 3})
     assert make_allocator(spec.allocator, 100, **spec.options).alloc(10).nbytes == 30
-    with pytest.raises(InputError, match=r"allocator.factor: should be a whole number, not 'x'"):
+    with pytest.raises(InputError, match=r"factor: should be a whole number, not 'x'"):
         read_allocator({"name": "doubling", "factor": "x"})
 
 

@@ -143,6 +143,14 @@ def test_refused_region_backs_off_by_a_tenth() -> None:
     assert bfc.device_mallocs == 1
 
 
+def test_backing_off_is_computed_in_single_precision() -> None:
+    # TensorFlow's 0.9f is 0.89999997615814: 4 GiB become 3865470464, a multiple of 256, where 0.9 in double
+    # precision gives 3865470566.4, rounded up to 3865470720. The device has room for the former.
+    bfc = BfcAllocator(DeviceMemory(3865470464), limit=4 * GIB)
+    bfc.alloc(MIB)
+    assert bfc.reserved == 3865470464
+
+
 def test_backing_off_ends_at_the_need() -> None:
     memory = DeviceMemory(100 * MIB)
     memory.malloc(40 * MIB)

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory.bfc import BfcAllocator
@@ -104,7 +105,7 @@ def outcome(ops: list[Any], allocator: str, iterations: int, capacity: int | Non
     return addresses, [[c.tolist() for c in table.values()] for table in (trace.memory, trace.tasks)]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     seed=st.integers(0, 2**32),
     n=st.integers(1, 120),

@@ -63,22 +63,15 @@ def test_a_pool_holds_models_to_their_limits() -> None:
 
 
 def test_limits_in_a_scenario() -> None:
-    """Worked in the scenario; here the other ways to say the same."""
-    for sets in (
-        ["memory.limits={train: 650MB}"],
-        ["policy.allocator={name: pool, limits: {train: 650MB}}"],
-        ["machine.devices.gpu0.allocator={name: pool, limits: {train: 650MB}}"],
-        ["policy.allocator=pool", "memory.limits={train: 650MB}"],
-    ):
-        starts = run(*sets).trace.to_pandas().set_index("op").start_ns
+    """Worked in the scenario; here said of all devices, and of one."""
+    for where in ("memory.allocator={name: pool, %s}", "memory.devices={gpu0: {name: pool, %s}}"):
+        starts = run(where % "limits: {train: 650MB}").trace.to_pandas().set_index("op").start_ns
         assert (starts["serve/0/encode"], starts["train/grad3"]) == (0, 30_000)
-    with pytest.raises(ScenarioError, match=r"memory\.limits: only a pool has limits, .* allocator is bfc"):
-        run("policy.allocator=bfc", "memory.limits={train: 650MB}")
 
 
 def test_what_a_limit_never_admits_is_refused_before_time_0() -> None:
     with pytest.raises(OutOfMemoryError) as error:
-        run("memory.limits={serve: 100MB}")
+        run("memory.allocator={name: pool, limits: {serve: 100MB}}")
     assert "'serve/0/encode' asks for 190.7 MiB on stream 0, before time 0" in str(error.value)
     assert "a higher limit for 'serve': it holds 0 B of the 95.37 MiB it may" in str(error.value)
 
@@ -100,7 +93,7 @@ def test_who_waits_for_ever_is_told_whose_limit_it_is() -> None:
 def test_virtual_devices_of_a_scenario() -> None:
     parts = "machine.devices.gpu0.virtual_devices={train: 650MB, serve: 350MB}"
     for allocator in ("pool", "counted", "caching"):  # bfc would not split what is left for grad2
-        result = run(parts, f"policy.allocator={allocator}")
+        result = run(parts, f"memory.allocator={allocator}")
         rows = result.trace.to_pandas().set_index("op")
         assert rows.end_ns["serve/0/answer"] == 15_000
         assert rows.start_ns["train/grad3"] == 30_000
@@ -109,14 +102,14 @@ def test_virtual_devices_of_a_scenario() -> None:
     with pytest.raises(ScenarioError, match="together they are more than the 1 GB of gpu0"):
         run("machine.devices.gpu0.virtual_devices={train: 650MB, serve: 351MB}")
     with pytest.raises(ScenarioError, match="a plan is for a whole device"):
-        run(parts, "policy.allocator=planned")
+        run(parts, "memory.allocator=planned")
 
 
 def test_a_limit_of_a_model_that_is_not_there_is_refused() -> None:
-    result = sim("run", SCENARIO, "--set", "memory.limits={trian: 650MB}")
+    result = sim("run", SCENARIO, "--set", "memory.allocator={name: pool, limits: {trian: 650MB}}")
     assert result.exit_code == 2
     assert (
-        "memory.limits.trian: unknown model 'trian'; did you mean 'train'? Known: serve, train"
+        "memory.allocator.limits.trian: unknown model 'trian'; did you mean 'train'? Known: serve, train"
         in result.stderr
     )
 

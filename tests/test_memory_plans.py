@@ -6,10 +6,11 @@ import builtins
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.plan import (
     PLANNERS,
     Lifetime,
@@ -220,7 +221,7 @@ def test_plans_do_not_overlap_and_none_beats_the_optimum(rows: list[Lifetime], a
     assert best.nbytes == max(tops, default=0)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(lifetimes)
 def test_both_optimal_planners_agree(rows: list[Lifetime]) -> None:
     pytest.importorskip("ortools", reason="the extra 'opt' is not installed")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory.program_order import program_events
@@ -65,7 +66,7 @@ programs = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(programs, st.sampled_from([None, 10**9, 10**10]), st.sampled_from(["greedy", "tokens"]))
 def test_no_run_in_program_order_finds_a_place_taken(
     rows: list[tuple[int, int, int, list[int]]], bandwidth: int | None, planner: str

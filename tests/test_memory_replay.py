@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory import (
@@ -113,7 +114,7 @@ def toggle(rows: list[tuple[int, int]]) -> list[MemoryEvent]:
     return trace
 
 
-@settings(max_examples=max(250, settings().max_examples))
+@examples(250)
 @given(events_strategy, st.sampled_from(["pool", "bfc", "caching", "counted", "planned", "scratchpad"]))
 def test_replay_agrees_with_plain_sums(rows: list[tuple[int, int]], kind: str) -> None:
     trace = toggle(rows)
@@ -132,7 +133,7 @@ def test_replay_agrees_with_plain_sums(rows: list[tuple[int, int]], kind: str) -
     )
 
 
-@settings(max_examples=max(250, settings().max_examples))
+@examples(250)
 @given(events_strategy, st.sampled_from(["tokens", "greedy", "optimal"]))
 def test_planned_replay_never_waits_and_stays_in_its_arena(rows: list[tuple[int, int]], planner: str) -> None:
     trace = toggle(rows)

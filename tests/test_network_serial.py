@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, moved
 
@@ -119,7 +120,7 @@ def first_come(machine: Machine, transfers: list[Transfer]) -> list[tuple[int, i
     return [spans[i] for i in range(len(transfers))]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(
         st.tuples(

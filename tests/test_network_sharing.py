@@ -8,7 +8,8 @@ from math import ceil
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of
 
@@ -145,7 +146,7 @@ def connected(source: str, destination: str) -> bool:
 PAIRS = [(a, b) for a in NAMES for b in NAMES if connected(a, b)]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     rates=st.lists(st.integers(1, 7), min_size=len(LINKS), max_size=len(LINKS)),
     latencies=st.lists(st.integers(0, 9), min_size=len(LINKS), max_size=len(LINKS)),
@@ -165,7 +166,7 @@ def test_every_arrival_agrees_with_water_filling(
     assert arrivals(machine, moves) == water_filling(machine, moves)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.integers(1, 7),
     st.lists(st.tuples(st.integers(0, 80), st.integers(0, 300)), min_size=1, max_size=25),

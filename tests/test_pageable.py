@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_runs import draw_graph, draw_machine
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device, make_machine
@@ -235,7 +236,7 @@ def test_the_invariant_sees_a_host_that_does_two_things() -> None:
         wrong.check()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from(["group", "machine"]))
 def test_random_runs_keep_the_invariants(seed: int, ahead: bool, scope: str) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
@@ -226,7 +227,7 @@ def test_nested_loops_and_conditions_over_three_devices() -> None:
     assert all(len(sends) == len(recvs) == 1 for sends, recvs in rendezvous_keys(explicit).values())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
 def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) -> None:
     """Loops and conditions over three devices: the same live runs, and every key met once by each side."""
@@ -244,7 +245,7 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) ->
     assert all(len(sends) == len(recvs) == 1 for sends, recvs in rendezvous_keys(explicit).values())
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
 def test_programs_over_a_cpu_and_two_gpus_under_threads_and_a_linear_runtime(
     g: Graph, where: list[int]

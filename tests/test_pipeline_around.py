@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from cli_runner import sim
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
@@ -169,7 +170,7 @@ def test_schedules_as_text() -> None:
     ranks=st.sampled_from([2, 4]),
     rounds=st.integers(1, 2),
 )
-@settings(deadline=None, max_examples=15)
+@examples(15)
 def test_torch_csv_goes_both_ways(
     tmp_path_factory: pytest.TempPathFactory, name: str, ranks: int, rounds: int
 ) -> None:
@@ -248,11 +249,11 @@ policy: {name: zb-auto, memory_limit: 40MB}
 
 def test_an_allocator_sees_the_same_memory(tmp_path: Path) -> None:
     counted = run(tmp_path, policy="1f1b", text=SIZED)
-    cached = run(tmp_path, "policy={name: 1f1b, allocator: caching}", text=SIZED)
+    cached = run(tmp_path, "memory.allocator=caching", policy="1f1b", text=SIZED)
     for name, use in cached.summary["devices"].items():
         assert use["peak_memory_bytes"] == counted.summary["devices"][name]["peak_memory_bytes"]
     with pytest.raises(OutOfMemoryError, match="out of memory on gpu"):
-        run(tmp_path, "policy={name: gpipe, allocator: caching}", text=SIZED)
+        run(tmp_path, "memory.allocator=caching", policy="gpipe", text=SIZED)
 
 
 def test_a_schedule_makes_its_own_decisions(tmp_path: Path) -> None:

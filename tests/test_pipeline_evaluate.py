@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def relaxed(schedule: Schedule, times: list[StageTimes], transfer: int) -> list[
     ]
 
 
+@examples(40)
 @given(
     name=st.sampled_from(NAMES),
     ranks=st.integers(1, 4),

@@ -10,7 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from policies.pipeline import Schedule, StageTimes, evaluate, generate, transformer_activations
+
+pytestmark = pytest.mark.slow
 
 # The models of arXiv 2401.10241, table 3: hidden size, attention heads, sequence length 1024.
 SMALL, MEDIUM, LARGE, LARGEST = (2304, 24), (4096, 32), (5120, 40), (6144, 48)

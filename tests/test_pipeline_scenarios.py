@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from cli_runner import sim
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
@@ -64,7 +65,7 @@ def test_every_schedule_is_a_policy(tmp_path: Path, policy: str, sets: dict[str,
     assert [sum(causes.values()) for causes in told["waits_for"]] == told["idle_ns"]
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(p=st.integers(1, 6), m=st.integers(1, 9), f=st.integers(1, 9), b=st.integers(1, 9))
 def test_the_bubble_of_gpipe(
     tmp_path_factory: pytest.TempPathFactory, p: int, m: int, f: int, b: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def run(schedule: Schedule, stages: list[PipelineStage], transfer_ns: int) -> Tr
 
 
 @pytest.mark.parametrize(("name", "chunks"), FAMILIES)
+@examples(20)
 @given(
     ranks=st.sampled_from([2, 4]),
     rounds=st.integers(1, 3),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from placement_helpers import problems, published_graph, three_processors
 
@@ -32,7 +33,7 @@ def tuned(tune: AutoTune, machine: Machine | None = None) -> Tuning:
 
 
 @given(problem=problems(), start=st.sampled_from(STARTS), seed=st.integers(0, 3), budget=st.integers(1, 25))
-@settings(max_examples=40)
+@examples(40)
 def test_it_is_never_worse_than_its_start(problem: Problem, start: str, seed: int, budget: int) -> None:
     machine = Machine(problem.machine.devices, problem.machine.links, network=make_network)
     costs = [costs_ns(problem.graph, device) for device in machine.devices]

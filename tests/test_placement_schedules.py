@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from placement_helpers import Independent, full_mesh, problem_of, problems, require_valid
 
 from policies.issue.in_order import InOrder
@@ -23,12 +24,14 @@ by_name = pytest.mark.parametrize("placement", LISTS, ids=lambda p: type(p).__na
 
 
 @by_name
+@examples(25)
 @given(problem=problems())
 def test_every_schedule_is_valid(placement: ListPlacement, problem: Problem) -> None:
     require_valid(placement.schedule(problem), problem)
 
 
 @by_name
+@examples(25)
 @given(problem=problems())
 def test_the_simulator_is_never_later_than_the_schedule(placement: ListPlacement, problem: Problem) -> None:
     """In order on each lane, as soon as the inputs are there, without contention."""
@@ -53,7 +56,7 @@ def test_the_simulator_is_never_later_than_the_schedule(placement: ListPlacement
 
 
 @given(problem=problems(max_ops=6))
-@settings(max_examples=25)
+@examples(25)
 def test_no_schedule_is_better_than_the_optimum(problem: Problem) -> None:
     pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
     optimum = Optimal(time_limit_ns=20_000_000_000).solve(problem)

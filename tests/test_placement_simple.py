@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from placement_helpers import every_placement, full_mesh, problem_of, problems
 
@@ -264,7 +265,7 @@ def test_a_constant_does_not_pay_twice_for_one_way() -> None:
     st.integers(2, 6),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)), max_size=14),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_the_flow_is_the_least_cut(n: int, edges: list[tuple[int, int, int]]) -> None:
     edges = [(a % n, b % n, c) for a, b, c in edges if a % n != b % n]
     net = FlowNetwork(n)

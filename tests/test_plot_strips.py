@@ -466,7 +466,7 @@ workload:
     block2: {kind: matmul, duration: 10us, inputs: [embedding, block1], output: 20MB}
 policy: {name: in-order}
 compare:
-  - {label: managed, name: in-order, allocator: pool}
+  - {label: managed, name: in-order, set: {memory.allocator: pool}}
   - {label: unlimited, name: in-order}
 """
 

@@ -7,7 +7,8 @@ from math import ceil
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
@@ -133,7 +134,7 @@ def nanosecond_by_nanosecond(
     return [end[i] for i in range(len(ops))]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=8),
     st.integers(1, 5),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from examples import examples
 from gpu_blocks import block_by_block
 from gpu_kernels import Launch, kernels, run, spans
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from devices.processor.gpu import SharedSMs
@@ -15,7 +16,7 @@ from devices.processor.kernels import GROUPS, Demand
 from devices.processor.leftover import LeftoverSMs, course
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     launches=st.lists(kernels, min_size=1, max_size=7),
     priorities=st.lists(st.integers(-1, 0), min_size=4, max_size=4),
@@ -64,7 +65,7 @@ def test_every_kernel_agrees_with_a_simulation_of_every_block(
     assert spans(run(launches, **spec)) == expected
 
 
-@settings(max_examples=200)
+@examples(120)
 @given(st.lists(kernels, min_size=1, max_size=8), st.sampled_from([None, (3, 5)]))
 def test_what_is_known_at_arrival_is_what_happens(
     launches: list[Launch], split: tuple[int, int] | None

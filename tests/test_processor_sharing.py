@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from examples import examples
 from gpu_kernels import Launch, kernels, run, spans
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
@@ -14,7 +15,7 @@ from devices.processor.gpu import SharedSMs
 from devices.processor.leftover import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine
-from sim.engine import State
+from sim.engine import Engine
 from sim.job import make_job
 
 
@@ -23,7 +24,7 @@ def chosen(attributes: dict[str, Any], duration_ns: int = 10, **spec: Any) -> ty
     spec = {"kind": "gpu", "sms": 4, "streams": 2, "sharing": "sm+dram", "bandwidth": "100GB/s", **spec}
     b = GraphBuilder("one")
     b.op("a", duration_ns=duration_ns, attributes=attributes)
-    made = State(make_job(b.build(), Machine((make_device("gpu0", spec),))), ReadyQueue()).processors[0]
+    made = Engine(make_job(b.build(), Machine((make_device("gpu0", spec),))), ReadyQueue()).processors[0]
     return type(made)
 
 
@@ -50,7 +51,7 @@ def test_the_simplest_that_does_what_is_asked_for(
     assert chosen(attributes, **spec) is expected
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(kernels, min_size=1, max_size=7),
     st.sampled_from(["5GB/s", "60GB/s", "100GB/s", "1TB/s"]),

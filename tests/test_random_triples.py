@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from triple_helpers import Run, runs
 
 
 @given(runs())
-@settings(max_examples=500)
+@examples(150)
 def test_every_run_keeps_every_invariant(run: Run) -> None:
     trace = run.trace()
     assert len(trace) == len(run.ops) * run.iterations
@@ -19,7 +20,7 @@ def test_every_run_keeps_every_invariant(run: Run) -> None:
 
 
 @given(runs(), st.randoms(use_true_random=False))
-@settings(max_examples=150)
+@examples(60)
 def test_ties_may_break_either_way(run: Run, random: Any) -> None:
     numbering = list(range(len(run.ops)))
     random.shuffle(numbering)
@@ -29,7 +30,7 @@ def test_ties_may_break_either_way(run: Run, random: Any) -> None:
 
 
 @given(runs())
-@settings(max_examples=100)
+@examples(40)
 def test_the_same_run_twice_is_the_same(run: Run) -> None:
     first, again = run.trace(), run.trace()
     for mine, other in ((first.tasks, again.tasks), (first.transfers, again.transfers)):

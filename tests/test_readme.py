@@ -38,6 +38,7 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_runs(root: Path, folder: Path) -> None:
     lines = commands((root / "README.md").read_text(encoding="utf-8"))
     assert len(lines) >= 6

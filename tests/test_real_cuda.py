@@ -156,6 +156,7 @@ def test_what_a_gpu_cannot_do_is_refused(cuda: Cuda) -> None:
         cuda.drive(make_job(b.build(), Machine((Device("cpu0", workers=1),))), ReadyQueue())
 
 
+@pytest.mark.slow
 def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
     names = ["a-chain", "c-overlap", "d-head-of-line", "f-pipeline"]
     result = steps.run("cuda", tmp_path, names, runs=3, executor=cuda)
@@ -169,6 +170,7 @@ def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
     assert contexts > {"warm", "partition 2", "partition 4", "partition 8"}
 
 
+@pytest.mark.slow
 def test_without_partitions_the_other_experiments_go_on(tmp_path: Path) -> None:
     class Old:
         """Bindings before green contexts."""
@@ -180,6 +182,7 @@ def test_without_partitions_the_other_experiments_go_on(tmp_path: Path) -> None:
     assert by_name["f-pipeline"]["status"] == "inconclusive"
 
 
+@pytest.mark.slow
 def test_calibration_without_partitions_says_so() -> None:
     class Old:
         pass
@@ -272,6 +275,7 @@ except RunError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_machine_without_the_simulator_measures_and_another_reports(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(

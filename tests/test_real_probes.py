@@ -101,6 +101,7 @@ def test_streams_that_hold_memory_are_left_alone(torch: Torch) -> None:
         idle_streams(torch, 1)
 
 
+@pytest.mark.slow
 def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> None:
     probes(session, torch)
     assert all(entry["accepted"] for entry in session.sentinels), session.sentinels

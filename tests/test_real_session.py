@@ -25,6 +25,8 @@ from scenarios.calibrate.models import BATCHES
 from scenarios.validate import backends, draws, files, steps
 from scenarios.validate.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def few_sizes() -> Iterator[pytest.MonkeyPatch]:

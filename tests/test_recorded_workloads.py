@@ -68,6 +68,7 @@ def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float)
     assert (1 - share) * measured <= simulated <= measured
 
 
+@pytest.mark.slow
 def test_a100_needs_its_streams(tmp_path: Path) -> None:
     """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms."""
     source = recorded("kineto/a100_training_rank3.json.gz")
@@ -149,3 +150,21 @@ def test_each_device_numbers_its_own_streams() -> None:
         Device("cpu0", "cpu", workers=2),
     )
     assert Recorded().assign(job_of(b.build(), Machine(devices))) == [0, 0, 0, 1, 0]
+
+
+def test_a_graph_takes_the_options_of_its_importer(tmp_path: Path) -> None:
+    source = recorded("h100_bert_small")
+    short = prepare(tmp_path, source, more=", host: none")
+    graph = load_scenario(short).graph
+    assert len(graph) < len(load_scenario(prepare(tmp_path, source)).graph)
+    for more in (", host: none", ", host: none, format: kineto"):
+        long = load_scenario(prepare(tmp_path, source, kind="graph", more=more))
+        assert long.graph.op_names == graph.op_names
+    for more, says in (
+        ("host: nobody", r"s\.yaml:6:\d+: workload\.host: should be 'calls' or 'none', not 'nobody'"),
+        ("hots: none", r"s\.yaml:6:\d+: workload\.hots: the importer of .* did you mean 'host'\?"),
+        ("bacth: 3", r"s\.yaml:6:\d+: workload\.bacth: the importer of .* did you mean 'batch'\?"),
+        ("format: kinto", r"s\.yaml:6:\d+: workload\.graph: unknown importer 'kinto'; did you mean 'kineto'"),
+    ):
+        with pytest.raises(ScenarioError, match=says):
+            load_scenario(prepare(tmp_path, source, kind="graph", more=f", {more}")).graph  # noqa: B018

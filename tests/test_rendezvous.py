@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
@@ -311,7 +312,7 @@ def runs(trace: Trace, ops: list[str]) -> Counter[str]:
     return Counter(name for name in names if name in ops)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7), links=st.booleans())
 def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int], links: bool) -> None:
     there = machine(links=links)
@@ -330,7 +331,7 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int], li
             assert sends[0] <= recvs[0]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(g=programs())
 def test_programs_over_a_cpu_and_two_gpus(g: Graph) -> None:
     placed, mixed = on_gpus(g)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
@@ -197,7 +198,7 @@ def test_pruning_loses_no_dependency(data: st.DataObject, n: int, explicit: bool
         assert all("_source" in ancestors(cut, name) for name in cut.op_names if name != "_source")
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(g=programs())
 def test_explicit_nodes_around_loops_and_conditions_change_nothing(g: Graph) -> None:
     there = Machine((Device("cpu0", "cpu", workers=4),))
@@ -511,6 +512,7 @@ STEPS = [ConstantFolding(), CommonSubexpressions(), Arithmetic(), Layout(), Fusi
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
+@examples(25)
 @given(g=graphs())
 def test_a_step_keeps_what_is_fetched_and_what_has_effects(step: Any, g: Graph) -> None:
     after = step.apply(g)

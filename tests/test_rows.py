@@ -10,7 +10,7 @@ import pytest
 
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.engine import Engine, loop
+from sim.engine import Engine
 from sim.job import make_job
 from sim.rows import Rows, transfer_rows
 from sim.task import Task
@@ -27,49 +27,41 @@ def ids(rows: Rows) -> list[int]:
     return found
 
 
-def test_rows_are_in_the_order_of_starts_though_ends_are_not() -> None:
-    rows = transfer_rows(4)
-    late = [task(1), task(4)]
-    rows.tasks.extend([task(0, 5), late[0], task(2, 6), task(3, 7), late[1]])
-    rows.collect()
-    assert ids(rows) == [0, 2, 3]
-    assert rows.tasks == late
-    rows.tasks.append(task(5, 9))
-    late[1].end_ns = 8
-    rows.collect()
-    assert ids(rows) == [0, 2, 3, 4, 5]
-    late[0].end_ns = 10
-    rows.collect()
-    assert ids(rows) == [0, 1, 2, 3, 4, 5]
-    assert rows.columns()["end_ns"].tolist() == [5, 10, 6, 7, 8, 9]
-    assert rows.tasks == []
+def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
+    """By start, then round of that instant, then lane (transfers have none), then id."""
+    rows = transfer_rows(2)
+    for id, start_ns, round in [(4, 7, 0), (3, 5, 1), (0, 5, 0), (2, 0, 0), (1, 5, 0)]:
+        one = task(id, 9)
+        one.start_ns, one.round = start_ns, round
+        rows.add(one)
+    assert ids(rows) == [2, 0, 1, 3, 4]
+    assert "round" not in rows.columns()
 
 
 def test_there_is_room_for_more_than_was_expected() -> None:
     rows = transfer_rows(0)
     for first in range(0, 100, 7):
-        rows.tasks.extend(task(id, id) for id in range(first, first + 7))
-        rows.collect()
+        for id in range(first, first + 7):
+            rows.add(task(id, id))
     assert ids(rows) == list(range(105))
     assert len(rows) == 105
 
 
-def test_nothing_to_collect() -> None:
+def test_nothing_to_write() -> None:
     rows = transfer_rows(3)
-    rows.collect()
     assert ids(rows) == []
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 10**6])
-def test_how_often_it_collects_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """One op runs beside all the others, so its row waits for its place from the first collection on."""
+def test_how_often_it_writes_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """One op runs beside all the others, so its row, the first, is written last."""
     builder = GraphBuilder("one long, many short")
     builder.op("long", duration_ns=1000)
     for i in range(50):
         builder.op(f"op{i}", duration_ns=1 + i % 7, inputs=[f"op{i - 2}"] if i > 1 else [])
     machine = Machine((Device("cpu0", "cpu", workers=3),))
     expected = simulate(builder.build(), machine, ReadyQueue())
-    monkeypatch.setattr(loop, "AT_ONCE", at_once)
+    monkeypatch.setattr("sim.rows.AT_ONCE", at_once)
     trace = simulate(builder.build(), machine, ReadyQueue())
     assert trace.tasks["op"][:3].tolist() == [0, 1, 2]
     for name, column in expected.tasks.items():
@@ -93,7 +85,7 @@ def test_a_run_lets_its_tasks_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seen: weakref.WeakSet[Task] = weakref.WeakSet()
     monkeypatch.setattr("sim.readiness.Task", Watched)
-    monkeypatch.setattr(loop, "AT_ONCE", 10)
+    monkeypatch.setattr("sim.rows.AT_ONCE", 10)
     builder = GraphBuilder("chain")
     for i in range(1000):
         builder.op(f"op{i}", duration_ns=1, inputs=[f"op{i - 1}"] if i else [])

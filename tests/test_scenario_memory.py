@@ -78,15 +78,15 @@ def test_a_preset_has_an_end(tmp_path: Path) -> None:
     [
         # Segments of 24 and twice 10 times 2 MiB; what is left of each is below 1 MiB and not split off.
         (
-            ["machine.devices.gpu0.allocator=caching", "machine.devices.gpu0.memory=1GB"],
+            ["memory.devices={gpu0: caching}", "machine.devices.gpu0.memory=1GB"],
             92_274_688,
             92_274_688,
         ),
-        (["policy.allocator=pool"], 90_000_000, 90_000_000),
-        (["policy.allocator={name: counted, free_synchronises: false}"], 90_000_000, 90_000_000),
-        (["policy.allocator=planned"], 90_000_000, 90_000_000),
+        (["memory.allocator=pool"], 90_000_000, 90_000_000),
+        (["memory.allocator={name: counted, free_synchronises: false}"], 90_000_000, 90_000_000),
+        (["memory.allocator=planned"], 90_000_000, 90_000_000),
         # All memory is one region, of 256 B a piece: 50 MB are 195,312.5 of them.
-        (["policy.allocator=bfc", "machine.devices.gpu0.memory=1GB"], 90_000_128, 1_000_000_000 // 256 * 256),
+        (["memory.allocator=bfc", "machine.devices.gpu0.memory=1GB"], 90_000_128, 1_000_000_000 // 256 * 256),
     ],
 )
 def test_allocators_by_name(tmp_path: Path, settings: list[str], peak: int, reserved: int) -> None:
@@ -99,10 +99,10 @@ def test_allocators_by_name(tmp_path: Path, settings: list[str], peak: int, rese
     assert [holder["tensor"] for holder in use["holders"]] == ["embedding", "block1", "block2"]
 
 
-def test_a_device_wins_over_the_policy(tmp_path: Path) -> None:
+def test_a_device_may_have_another_allocator(tmp_path: Path) -> None:
     both = [
-        "policy.allocator=pool",
-        "machine.devices.gpu0.allocator=caching",
+        "memory={allocator: pool, devices: {gpu0: caching}}",
+        "machine.devices.cpu0={kind: cpu}",
         "machine.devices.gpu0.memory=1GB",
     ]
     assert run(tmp_path, *both).summary["memory"]["gpu0"]["peak_in_use_bytes"] == 92_274_688
@@ -140,8 +140,14 @@ def test_lifetimes_follow_the_policy_unless_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("policy.allocator=bcf", "unknown allocator 'bcf'; did you mean 'bfc'"),
-        ("machine.devices.gpu0.allocator={name: bfc, malloc: 3}", "malloc: 3 has no unit"),
+        ("memory.allocator=bcf", "memory.allocator: unknown allocator 'bcf'; did you mean 'bfc'"),
+        ("memory.devices={gpu0: {name: bfc, malloc: 3}}", "memory.devices.gpu0.malloc: 3 has no unit"),
+        ("memory.allocator={name: bfc, limits: {}}", "memory.allocator.limits: unknown option of the bfc"),
+        (
+            "memory.allocator={name: pool, limits: {block1: 3}}",
+            "memory.allocator.limits.block1: 3 has no unit",
+        ),
+        ("memory.devices={gpu1: bfc}", "memory.devices.gpu1: unknown device 'gpu1'; did you mean 'gpu0'"),
         ("memory={when_full: stop}", "should be 'error' or 'wait', not 'stop'"),
         ("memory={lifetme: issue}", "did you mean 'lifetime'"),
     ],
@@ -170,7 +176,7 @@ def test_loops_cannot_have_an_allocator_and_still_end(tmp_path: Path) -> None:
 
 def test_the_command_line_shows_it(tmp_path: Path) -> None:
     path, picture = write(tmp_path, TEXT), tmp_path / "memory.png"
-    result = sim("run", path, "--set", "policy.allocator=pool", "--memory", picture)
+    result = sim("run", path, "--set", "memory.allocator=pool", "--memory", picture)
     assert result.exit_code == 0
     assert "embedding 47.68 MiB, block1 19.07 MiB" in result.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -182,7 +188,7 @@ def test_the_command_line_shows_it(tmp_path: Path) -> None:
 
 
 def test_json_has_it(tmp_path: Path) -> None:
-    result = sim("run", write(tmp_path, TEXT), "--set", "policy.allocator=pool", "--json")
+    result = sim("run", write(tmp_path, TEXT), "--set", "memory.allocator=pool", "--json")
     assert json.loads(result.stdout)["memory"]["gpu0"]["allocations"] == 3
 
 
@@ -198,7 +204,8 @@ workload:
     a: {duration: 1us, inputs: [w], output: 200MB}
     b: {duration: 1us, inputs: [a], output: 200MB}
     c: {duration: 1us, inputs: [a, b], output: 200MB}
-policy: {name: in-order, allocator: planned}
+policy: in-order
+memory: {allocator: planned}
 """
     )
     result = sim("run", path)
@@ -223,7 +230,8 @@ def test_what_is_resident_may_be_rounded_up(tmp_path: Path, allocator: str, dura
     path = write(
         tmp_path,
         f"""
-        machine: {{devices: {{gpu0: {{kind: gpu, memory: 1GB, allocator: {allocator}}}}}}}
+        machine: {{devices: {{gpu0: {{kind: gpu, memory: 1GB}}}}}}
+        memory: {{allocator: {allocator}}}
         workload:
           parameters: {{w: 1MB}}
           ops: {{a: {{duration: {duration}, inputs: [w], output: 1MB}}}}
@@ -247,8 +255,9 @@ def test_the_memory_of_a_copy_is_paid_for_by_who_comes_next(
         machine:
           devices:
             cpu0: {kind: cpu}
-            gpu0: {kind: gpu, allocator: {name: counted, malloc: 3us}}
+            gpu0: {kind: gpu}
           links: [{from: cpu0, to: gpu0, bandwidth: 1GB/s}]
+        memory: {devices: {gpu0: {name: counted, malloc: 3us}}}
         workload:
           ops:
             load: {device: cpu0, duration: 3us, output: 1kB}
@@ -268,9 +277,10 @@ def test_a_copy_does_not_wait_for_the_one_that_waits_for_it(tmp_path: Path) -> N
         """
         machine:
           devices:
-            gpu0: {kind: gpu, allocator: counted}
+            gpu0: {kind: gpu}
             cpu0: {kind: cpu}
           links: [{from: gpu0, to: cpu0}]
+        memory: {devices: {gpu0: counted}}
         workload:
           ops:
             load: {device: cpu0, duration: 3us, output: 1MB}
@@ -287,7 +297,8 @@ def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Pa
     path = write(
         tmp_path,
         """
-        machine: {devices: {cpu0: {kind: cpu, cores: 2, allocator: planned}}}
+        machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+        memory: {allocator: planned}
         workload:
           ops:
             load: {duration: 10us, output: 1MB}

@@ -18,7 +18,7 @@ from sim.errors import InputError, ScenarioError
 SMS = """\
 machine:
   devices:
-    gpu0: {kind: gpu, streams: 2, sms: 100, sharing: %s, bandwidth: 1TB/s}
+    gpu0: {kind: gpu, streams: 2, sms: 100, sharing: %s}
 workload:
   ops:
     a: {duration: 10us, attributes: {sms: 50}}
@@ -56,7 +56,7 @@ def test_the_seed_draws_and_nothing_else(tmp_path: Path) -> None:
     assert 30_000 < drawn[0] < 60_000
 
 
-@pytest.mark.parametrize("sharing", ["sm", "sm+dram"])
+@pytest.mark.parametrize("sharing", ["sm", "sm+dram, bandwidth: 1TB/s"])
 def test_noise_reaches_kernels_that_share_sms(tmp_path: Path, sharing: str) -> None:
     path = write(tmp_path, SMS % sharing)
     assert makespan(path) == 10_000

@@ -77,6 +77,31 @@ def test_a_machine_that_contradicts_itself_has_a_place(tmp_path: Path) -> None:
     assert failure(tmp_path, text).startswith("s.yaml:4:42: machine.devices.cpu0.streams: only gpu")
 
 
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        ("{devices: {g: {kind: gpu, count: 2, sms: 2, use_sms: 3}}}", "1:63: machine.devices.g.use_sms: "),
+        ("{devices: {g: {kind: gpu}}, links: [{from: g, to: h}]}", "1:60: machine.links.0.to: unknown"),
+        ("{preset: dgx-h100, links: [{name: nvlink}, {from: gpu0, to: x}]}", "1:70: machine.links.1.to: unk"),
+        (
+            "{preset: dgx-h100, links: [{name: nvlink, efficiency: 7}]}",
+            "1:64: machine.links.0.efficiency: 7 ",
+        ),
+        ("{devices: {g: {preset: h200}}}", "1:33: machine.devices.g.preset: unknown device preset"),
+        ("{preset: dgx}", "1:19: machine.preset: unknown machine preset 'dgx'"),
+        ("{devices: {g: {kind: gpu}}, hosts: {h: {serves: [x]}}}", "1:58: machine.hosts.h.serves: unknown"),
+    ],
+)
+def test_a_mistake_in_a_machine_has_its_place(tmp_path: Path, machine: str, says: str) -> None:
+    text = f"machine: {machine}\nworkload: {{ops: {{a: {{duration: 10us}}}}}}\n"
+    assert failure(tmp_path, text).startswith(f"s.yaml:{says}")
+
+
+def test_a_mistake_in_a_cost_model_stands_where_the_model_stands(tmp_path: Path) -> None:
+    said = failure(tmp_path, changed("workload:", "cost: [roofline, {fixed: {matmul: 3}}]\nworkload:"))
+    assert said.startswith("s.yaml:5:35: cost.1.fixed.matmul: 3 has no unit")
+
+
 def test_absolute_paths_are_refused(tmp_path: Path) -> None:
     head, _, _ = GOOD.partition("  ops:")
     for path in ("/etc/passwd", "~/graph.json", "C:\\graph.json"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import dags, gpu, graph_of, job_of
@@ -16,7 +17,7 @@ from policies.streams.round_robin import RoundRobin
 from policies.streams.single import Single
 from sim import Device, Graph, GraphBuilder, Job, Machine, simulate
 from sim.errors import InputError
-from sim.model import StreamAssignment
+from sim.model import Placement, StreamAssignment
 
 TWO_GPUS_AND_A_CPU = Machine(
     (Device("gpu0", streams=2), Device("gpu1", streams=3), Device("cpu0", workers=2))
@@ -25,7 +26,7 @@ FORK = {"a": [], "b": ["a"], "c": ["b"], "x": ["a"], "y": ["x"], "z": ["c", "y"]
 ALL = [Single(), RoundRobin(), PerBranch(), PerBranch("next"), PerKind(), PerKind({"copy": 1})]
 
 
-class Spread:
+class Spread(Placement):
     """Puts op k on device k modulo their number."""
 
     def place(self, graph: Graph, machine: Machine, cost_ns: object) -> list[int]:
@@ -38,6 +39,7 @@ def assigned(streams: StreamAssignment, graph: Graph, n: int = 4) -> dict[str, i
 
 
 @pytest.mark.parametrize("streams", ALL, ids=lambda s: f"{type(s).__name__}-{vars(s)}")
+@examples(25)
 @given(graph=dags(max_ops=12, distances=True))
 def test_streams_exist_on_every_device(streams: StreamAssignment, graph: Graph) -> None:
     job = job_of(graph, TWO_GPUS_AND_A_CPU, placement=Spread(), streams=streams)

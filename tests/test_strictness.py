@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from drawn_runs import draw_graph, draw_machine
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
 from program_helpers import programs
@@ -28,6 +29,7 @@ from sim.errors import GraphError, InfeasibleError, InvariantError
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.job import make_job
+from sim.model import Placement
 from sim.strictness import non_strict_ops
 
 LOOSE = {"strict": False}
@@ -304,7 +306,7 @@ def test_in_a_loop_it_runs_once_in_each_iteration(policy: str, parallel: int) ->
     assert [dead for _, dead in runs(trace, "join")] == [False] * 3 + [True]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(g=programs(), loose=st.lists(st.booleans(), min_size=1, max_size=5), cores=st.integers(1, 4))
 def test_programs_run_the_same_ops_strict_or_not(g: Graph, loose: list[bool], cores: int) -> None:
     """Which ops run, and how often, does not depend on who waits for what."""
@@ -351,7 +353,7 @@ def test_memory_comes_back_whatever_is_not_strict(seed: int, iterations: int) ->
     by_worker = [machine.devices[d].workers > 0 for d in device_of]
     loose = {op: {"strict": bool(rng.random() < 0.5)} for op in range(len(graph)) if by_worker[op]}
 
-    class Drawn:
+    class Drawn(Placement):
         def place(self, graph: object, machine: object, cost_ns: object) -> list[int]:
             return device_of
 
@@ -416,7 +418,7 @@ def test_making_ops_non_strict_breaks_nothing(seed: int, policy: str, iterations
     loose = {op: {"strict": bool(rng.random() < 0.5)} for op in range(len(graph)) if by_worker[op]}
     tight = {op: {"strict": True} for op in loose}
 
-    class Drawn:
+    class Drawn(Placement):
         def place(self, graph: object, machine: object, cost_ns: object) -> list[int]:
             return device_of
 

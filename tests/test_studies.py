@@ -22,6 +22,7 @@ def recorded(data_dir: Path) -> list[Graph]:
     return [load_graph(path) for path in sorted((data_dir / "tensorflow").glob("*.json.gz"))]
 
 
+@pytest.mark.slow
 def test_recorded_graphs_run_under_every_runtime(recorded: list[Graph]) -> None:
     assert [len(graph) for graph in recorded] == [1838, 6435]
     machine = make_machine(MACHINES["one H200"])
@@ -33,6 +34,7 @@ def test_recorded_graphs_run_under_every_runtime(recorded: list[Graph]) -> None:
                 trace.check()
 
 
+@pytest.mark.slow
 def test_placements_of_recorded_graphs(recorded: list[Graph]) -> None:
     """Greedy, HEFT, a search by simulation, and a bound that none of them can be below."""
     machine = make_machine(CPU_AND_TWO_GPUS)
@@ -58,7 +60,7 @@ def test_a_chain_has_its_path_as_bound_and_independent_ops_their_share() -> None
 @pytest.fixture(scope="module")
 def table(root: Path):  # type: ignore[no-untyped-def]
     """Return the three graphs under all runtimes, by (graph, machine, runtime)."""
-    inception = load_graph(root / "graphs" / "inception_v1.json.gz")
+    inception = load_graph(root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz")
     rows = compare_runtimes([inception, transformer_block(), loop()], FRAMEWORKS)
     return rows.set_index(["graph", "machine", "runtime"]).sort_index()
 

@@ -64,6 +64,34 @@ def test_processes_give_the_same_table(scenario: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_dask_cluster_gives_the_same_table(scenario: Path, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="needs the extra dask")
+    out = [tmp_path / "here.csv", tmp_path / "there.csv"]
+    arguments = ["sweep", str(scenario), *(x for v in VARY for x in ("--vary", v))]
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        for path, where in ((out[0], []), (out[1], ["--dask", cluster.scheduler_address])):
+            done = CliRunner().invoke(app, [*arguments, *where, "--out", str(path)])
+            assert done.exit_code == 0, done.output
+        assert cluster.scheduler.task_prefixes["run_point"].state_counts["memory"] == 4  # ran there
+        assert set(cluster.scheduler.clients) == {"fire-and-forget"}  # Dask's own: ours is closed
+    assert out[0].read_bytes() == out[1].read_bytes()
+
+
+def test_what_is_no_address_is_refused(scenario: Path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", VARY[0], "--dask", "nonsense"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("'nonsense' is no address of a Dask scheduler (tcp://HOST:PORT): ")
+
+
+def test_dask_or_processes_not_both(scenario: Path) -> None:
+    both = ["--vary", VARY[0], "--dask", "tcp://127.0.0.1:1", "--jobs", "2"]
+    done = CliRunner().invoke(app, ["sweep", str(scenario), *both])
+    assert (done.exit_code, done.stderr) == (2, "give --jobs or --dask, not both\n")
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.csv"
     points = points_of(VARY)

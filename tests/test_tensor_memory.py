@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from devices.memory.spec import MemorySpec, read_allocator
 from devices.memory.tensors import TensorMemory, program_events, tensor_memory
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
 from sim.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 from sim.job import make_job
 
@@ -132,6 +132,31 @@ def test_waiting_for_memory_that_never_comes_is_a_deadlock() -> None:
     builder.op("c", inputs=["a", "b"], outputs=40, duration_ns=10)
     with pytest.raises(StuckError, match="c"):
         simulate(builder.build(), gpu(100), ReadyQueue(), memory=tensor_memory(when_full="wait"))
+
+
+def test_a_task_that_waited_for_memory_pays_for_its_calls_like_any_other() -> None:
+    """60 of 100 MiB are a's until r, its reader, has ended; b, on the other thread, waits from 0 to then.
+
+    thread 0   malloc 5, a 5..15, r 15..25, on another stream: a's memory waits for its end
+    thread 1   b wants 60 MiB ........... 25 malloc 30, b 30..40
+    """
+    builder = GraphBuilder("waits, then calls")
+    builder.op("a", outputs=60 << 20, duration_ns=10)
+    builder.op("b", outputs=60 << 20, duration_ns=10)
+    builder.op("r", inputs=["a"], duration_ns=10)
+
+    class PerOp:
+        def assign(self, job: Any) -> list[int]:
+            return [0, 1, 2]
+
+    device = Device("gpu0", memory_bytes=100 << 20, streams=3)
+    machine = Machine((device,), hosts=(Host("host", ("gpu0",), threads=2),))
+    specs = {"gpu0": MemorySpec("caching", malloc_ns=5)}
+    memory = tensor_memory(specs, lifetime="issue", when_full="wait")
+    trace = simulate(builder.build(), machine, ReadyQueue(), streams=PerOp(), memory=memory)
+    columns = (trace.tasks[c].tolist() for c in ("op", "start_ns", "end_ns", "calls_ns"))
+    assert sorted(zip(*columns, strict=True)) == [(0, 5, 15, 5), (1, 30, 40, 5), (2, 15, 25, 0)]
+    trace.check()
 
 
 def test_device_mallocs_cost_the_issuer() -> None:
@@ -272,7 +297,7 @@ def test_allocators_are_described_in_words() -> None:
         UnknownNameError, match=r"unknown option of the bfc allocator 'allow_grow'.*'allow_growth'"
     ):
         read_allocator({"name": "bfc", "allow_grow": True})
-    with pytest.raises(InputError, match=r"allocator.malloc: 5 has no unit"):
+    with pytest.raises(InputError, match=r"malloc: 5 has no unit"):
         read_allocator({"name": "bfc", "malloc": 5})
     with pytest.raises(InputError, match="3 is no allocator"):
         read_allocator(3)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_machine
@@ -196,7 +197,7 @@ TWO = ["matmul", "add", "mul", "div", "sub", "concat", "squared_difference", "un
 ONE = ["relu", "reshape", "max_pool", "softmax", "reduce_mean", "batch_norm", "gelu", "stop_gradient"]
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(data=st.data(), n=st.integers(1, 10))
 def test_every_parameter_that_leads_to_the_loss_is_updated_once(data: st.DataObject, n: int) -> None:
     b = GraphBuilder("random")
@@ -288,7 +289,7 @@ def test_a_decoder_that_was_built_for_training() -> None:
 
 @pytest.mark.parametrize("times", [2, 32])
 def test_a_larger_batch_is_what_the_importer_says(root: Path, times: int) -> None:
-    path = root / "graphs" / "inception_v1.json.gz"
+    path = root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
     ours, theirs = Batch(times).apply(load_graph(path)), load_graph(path, batch=times)
     for column in ("flops", "bytes_read", "bytes_written", "tensor_nbytes"):
         assert getattr(ours, column).tolist() == getattr(theirs, column).tolist()
@@ -343,6 +344,7 @@ def test_what_others_read_stays() -> None:
     assert "batch_norm" not in {kind for kind, _ in reads(BatchNorm().apply(write(forward))).values()}
 
 
+@pytest.mark.slow
 def test_inception_v3_as_a_step_of_training(data_dir: Path) -> None:
     """94 convolutions with a batch norm each; over a CPU and two GPUs beside the bound."""
     forward = load_graph(data_dir / "tensorflow" / "InceptionV3_infer_b1.json.gz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,29 @@ def measured(out: Path, torch: Torch | None = None) -> None:
     memory.measure(out, "cuda", Cuda(torch or Torch(), Driver()))
 
 
-def test_model_and_allocator_agree_to_the_byte(tmp_path: Path) -> None:
-    measured(tmp_path)
-    found = memory.report(tmp_path)
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a measurement that all may read."""
+    out = tmp_path_factory.mktemp("measured")
+    measured(out)
+    return out
+
+
+@pytest.fixture
+def copied(once: Path, tmp_path: Path) -> Path:
+    """Return a copy of it that a test may change."""
+    return shutil.copytree(once, tmp_path / "copied")
+
+
+def test_model_and_allocator_agree_to_the_byte(once: Path) -> None:
+    found = memory.report(once)
     assert found["status"] == "met"
     assert found["predicted_before_measuring"]
     assert found["metrics"]["steps"] > 5000
     assert {name: value for name, value in found["metrics"].items() if name != "steps"} == {
         "allocated.mismatches": 0, "allocated.max": 0, "reserved.mismatches": 0, "reserved.max": 0,
     }  # fmt: skip
-    text = to_markdown(report(tmp_path, "cuda", CALIBRATION, [memory.NAME]))
+    text = to_markdown(report(once, "cuda", CALIBRATION, [memory.NAME]))
     assert "allocated bytes differ in 0, reserved bytes differ in 0" in text
     assert "| training-1 |" in text
 
@@ -77,12 +91,11 @@ def test_what_else_is_allocated_does_not_matter(tmp_path: Path) -> None:
     ],
 )
 def test_a_planted_rule_lets_recorded_errors_grow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, value: int, what: str
+    once: Path, monkeypatch: pytest.MonkeyPatch, rule: str, value: int, what: str
 ) -> None:
-    measured(tmp_path)
     monkeypatch.setattr(caching, rule, value)
-    grown = memory.report(tmp_path, recompute=True)["metrics"]
-    assert grown[f"{what}.mismatches"] > memory.report(tmp_path)["metrics"][f"{what}.mismatches"]
+    grown = memory.report(once, recompute=True)["metrics"]
+    assert grown[f"{what}.mismatches"] > memory.report(once)["metrics"][f"{what}.mismatches"]
 
 
 def test_an_allocator_that_rounds_otherwise_misses_the_goal(tmp_path: Path) -> None:
@@ -109,14 +122,13 @@ def test_other_settings_are_not_compared(tmp_path: Path, monkeypatch: pytest.Mon
     assert "inconclusive: PYTORCH_CUDA_ALLOC_CONF is set" in text
 
 
-def test_changed_plans_are_noticed(tmp_path: Path) -> None:
-    measured(tmp_path)
-    path = files.step_path(tmp_path, "plans", memory.NAME)
+def test_changed_plans_are_noticed(copied: Path) -> None:
+    path = files.step_path(copied, "plans", memory.NAME)
     content: dict[str, Any] = json.loads(path.read_text())
     content["cases"][0]["steps"][0][2] += 1
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="plans were changed"):
-        memory.report(tmp_path)
+        memory.report(copied)
 
 
 def test_the_command_knows_it() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from program_helpers import programs
 
 from policies.issue.ready_queue import ReadyQueue
@@ -139,7 +140,7 @@ def test_without_control_flow_it_is_sequential() -> None:
         assert one.tasks[column].tolist() == other.tasks[column].tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(graph=programs())
 def test_the_same_ops_run_as_under_the_executor_and_take_as_long_as_one_thread(graph: Graph) -> None:
     machine, tokens = simulate(graph, CPU, VirtualMachine()), simulate(graph, CPU, ReadyQueue())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from triple_helpers import Run, runs
 
 from policies.issue.in_order import InOrder
@@ -98,7 +99,7 @@ def _serial() -> Any:
 
 
 @given(runs())
-@settings(max_examples=150)
+@examples(60)
 def test_the_parts_add_up_to_the_makespan(drawn: Run) -> None:
     trace = drawn.trace()
     parts = makespan_parts(trace)
@@ -108,7 +109,7 @@ def test_the_parts_add_up_to_the_makespan(drawn: Run) -> None:
 
 
 @given(runs(), runs())
-@settings(max_examples=50)
+@examples(50)
 def test_a_difference_is_one_line(mine: Run, other: Run) -> None:
     line = difference(mine.trace(), other.trace())
     assert "\n" not in line
@@ -127,7 +128,7 @@ def test_every_part_has_words(part: str) -> None:
 
 
 @given(runs())
-@settings(max_examples=50)
+@examples(50)
 def test_the_parts_that_are_told_add_up(drawn: Run) -> None:
     trace = drawn.trace()
     parts = why_fast(trace).rpartition("): ")[2]

@@ -87,7 +87,7 @@ def test_who_names_what_is_no_kind_is_told_so(site: Path, root: Path) -> None:
     done = run(site, root, "lost: 3")
     assert done.returncode == 2
     assert "the kind of workload 'lost' of chains (chains_lost:Lost) cannot be loaded" in done.stderr
-    assert "s.yaml:2:11: workload: names no kind of workload; 'lost' is none; known: build, chain," in done.stderr
+    assert "s.yaml:2:11: workload: names no kind of workload; 'lost' is none; known: build," in done.stderr
 
 
 def test_its_keys_are_checked(site: Path, root: Path) -> None:

@@ -15,6 +15,8 @@ from scenarios.zero_bubble_report import FITTED, report_text
 from sim import simulate
 from sim.metrics import device_use
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 

@@ -102,8 +102,8 @@ class Run(NamedTuple):
             )
         return b.build()
 
-    def trace(self, numbering: Sequence[int] | None = None) -> Trace:
-        """Run it."""
+    def trace(self, numbering: Sequence[int] | None = None, **options: Any) -> Trace:
+        """Run it; `options` are more of `simulate`."""
         return simulate(
             self.graph(numbering),
             self.machine,
@@ -112,6 +112,7 @@ class Run(NamedTuple):
             streams=self.streams,
             linearize=self.linearize,
             iterations=self.iterations,
+            **options,
         )
 
 
@@ -173,7 +174,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @st.composite
-def ops(draw: st.DrawFn, machine: Machine, across: bool) -> tuple[Op, ...]:
+def ops(draw: st.DrawFn, machine: Machine, across: bool, longest_ns: int = 20) -> tuple[Op, ...]:
     """Draw the ops of a graph, which may run on every device or are pinned to one."""
     made: list[Op] = []
     for i in range(draw(st.integers(1, 9))):
@@ -182,7 +183,7 @@ def ops(draw: st.DrawFn, machine: Machine, across: bool) -> tuple[Op, ...]:
         made.append(
             Op(
                 kind=draw(st.sampled_from(("matmul", "copy", "shape"))),
-                duration_ns=draw(st.integers(0, 20)),
+                duration_ns=draw(st.integers(0, longest_ns)),
                 outputs=tuple(draw(st.lists(st.integers(0, 25), min_size=1, max_size=2))),
                 inputs=tuple((p, draw(st.integers(0, len(made[p].outputs) - 1))) for p in before[control:]),
                 after=tuple(before[:control]),
@@ -205,12 +206,12 @@ def ops(draw: st.DrawFn, machine: Machine, across: bool) -> tuple[Op, ...]:
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Run:
+def runs(draw: st.DrawFn, longest_ns: int = 20) -> Run:
     """Draw everything."""
     machine = draw(machines())
     iterations = draw(st.integers(1, 3))
     return Run(
-        ops=draw(ops(machine, iterations > 1)),
+        ops=draw(ops(machine, iterations > 1, longest_ns)),
         x_lies_on=draw(st.sampled_from((None, "d0"))),
         machine=machine,
         policy=draw(policies()),

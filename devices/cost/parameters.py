@@ -131,12 +131,15 @@ def with_values(parameters: P, given: Mapping[str, object], what: str) -> P:
             raise UnknownNameError(f"parameter {what}", name, list(fields))
         about = fields[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InputError(f"{what}.{name}: {value!r} is not a number; accepted: one in {about['unit']}")
+            raise InputError(
+                f"{value!r} is not a number; accepted: one in {about['unit']}", path=(what, name)
+            )
         off = value == 0 and (about["unit"] == "ns" or name in _MAY_VANISH)
         if not (off or about["low"] <= value <= about["high"]):
             raise InputError(
-                f"{what}.{name}: {value:g} {about['unit']} is outside {about['low']:g} to {about['high']:g} "
-                f"{about['unit']}, where it still means what it says: {about['meaning']}"
+                f"{value:g} {about['unit']} is outside {about['low']:g} to {about['high']:g} "
+                f"{about['unit']}, where it still means what it says: {about['meaning']}",
+                path=(what, name),
             )
     return dataclasses.replace(parameters, **{name: float(value) for name, value in given.items()})  # type: ignore[type-var, arg-type]
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.scratchpad import ALIGNMENT_BYTES
 from sim.errors import InfeasibleError
 from sim.units import format_bytes

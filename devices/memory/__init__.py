@@ -15,14 +15,15 @@ packages add theirs as entry points of the group ``sim.allocators``:
 `replay` runs a recorded trace (`read_events`) through any of them.
 """
 
-from devices.memory.base import Allocator, Block, Owner, Span
+from devices.memory.base import Allocator
 from devices.memory.bfc import BfcAllocator
+from devices.memory.blocks import Block, Owner, Span
 from devices.memory.caching import CachingAllocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
 from devices.memory.make import allocators, make_allocator
-from devices.memory.oom import largest_holders, out_of_memory
+from devices.memory.oom import largest_holders
 from devices.memory.planned import PlannedAllocator
 from devices.memory.pool import PoolAllocator, virtual_devices
 from devices.memory.read import read_events
@@ -52,7 +53,6 @@ __all__ = [
     "allocators",
     "largest_holders",
     "make_allocator",
-    "out_of_memory",
     "read_allocator",
     "read_events",
     "replay",

@@ -20,102 +20,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
+from devices.memory.blocks import LIVE, Block, Owner, Span
 from devices.memory.device import DeviceMemory
-from devices.memory.oom import out_of_memory
-from sim.errors import InputError, InvariantError
+from devices.memory.oom import Shortage, out_of_memory
+from sim.errors import InputError, InvariantError, OutOfMemoryError
 from sim.graph import IntArray
 
-if TYPE_CHECKING:
-    from devices.memory.best_fit import FreeList
-
-__all__ = ["FREE", "LIVE", "WAITING", "Allocator", "Block", "Owner", "Span", "round_up"]
-
-Owner = str | int | None
-"""Who asks for memory: a tensor's name, an index, or nobody in particular."""
-
-FREE = 0
-"""State of a block: in a free list (false, so that ``if not block.state`` reads "is free")."""
-LIVE = 1
-"""State of a block: allocated."""
-WAITING = 2
-"""State of a block: freed, and not to be reused before events of other streams were reached."""
-
-_STATE_NAMES = ("free", "live", "waiting")
-
-
-class Block:
-    """A range of addresses, and the handle by which its owner frees it.
-
-    A handle dies with `Allocator.free`: it never becomes live again, even when its range is handed out
-    anew, so that a second free is always noticed. Its address and size stay what they were.
-
-    Attributes
-    ----------
-    address : int
-        First byte.
-    nbytes : int
-        Size as allocated, that is after rounding.
-    requested : int
-        Size as asked for, in bytes.
-    stream : int
-        Stream it was allocated for.
-    owner : str, int or None
-        Who asked.
-    state : int
-        `FREE`, `LIVE` or `WAITING`.
-    home : FreeList or None
-        Where it goes when it is free; None for an allocator without free lists.
-    prev, next : Block
-        Neighbours in address order within the segment; unset for an allocator without segments.
-    key : int
-        Its place in the order of a free list; unset while it is in none.
-    """
-
-    __slots__ = ("address", "home", "key", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
-
-    prev: Block
-    next: Block
-    key: int
-
-    def __init__(
-        self,
-        address: int,
-        nbytes: int,
-        requested: int,
-        stream: int,
-        owner: Owner,
-        state: int,
-        home: FreeList | None,
-    ) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.requested = requested
-        self.stream = stream
-        self.owner = owner
-        self.state = state
-        self.home = home
-
-    def __repr__(self) -> str:
-        end = self.address + self.nbytes
-        return f"<Block [{self.address:#x}, {end:#x}) {_STATE_NAMES[self.state]}, owner {self.owner!r}>"
-
-
-class Span(NamedTuple):
-    """One row of a snapshot: a range of addresses and what it holds (sizes in bytes)."""
-
-    segment: int
-    """Address at which its segment begins."""
-    address: int
-    nbytes: int
-    state: str
-    """``"live"``, ``"waiting"`` or ``"free"``."""
-    requested: int
-    stream: int
-    owner: Owner
+__all__ = ["Allocator"]
 
 
 class Allocator(ABC):
@@ -253,8 +168,40 @@ class Allocator(ABC):
         """
         block = self.try_alloc(nbytes, stream, owner)
         if block is None:
-            raise out_of_memory(self, nbytes, stream=stream, owner=owner)
+            raise self.out_of_memory(nbytes, stream=stream, owner=owner)
         return block
+
+    def out_of_memory(
+        self, nbytes: int, *, stream: int = 0, owner: Owner = None, where: str = ""
+    ) -> OutOfMemoryError:
+        """Return the error that says why a request was refused, and what would help.
+
+        Parameters
+        ----------
+        nbytes, stream, owner
+            The request, which failed just now.
+        where : str
+            When it happened: an instant, a line of a trace.
+        """
+        part = self.serving(owner)
+        shortage = Shortage(
+            name=part.name,
+            kind=part.kind,
+            capacity=part.memory.capacity,
+            limit=part.limit,
+            held=part.held,
+            others=part.memory.used - part.held,
+            reserved=part.reserved,
+            in_use=part.in_use,
+            requested=part.requested,
+            waiting=part.waiting,
+            largest_free=part.largest_free(),
+            live=[span for span in part.spans() if span.state == "live"],
+            rounded=part.rounded(nbytes),
+            fits_empty=part.fits_empty(nbytes, stream, owner),
+            hints=part.oom_hints(nbytes, stream, owner),
+        )
+        return out_of_memory(shortage, nbytes, stream=stream, owner=owner, where=where)
 
     def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
         """Note that another stream uses `block`; of no consequence unless the allocator knows streams."""
@@ -306,14 +253,3 @@ class Allocator(ABC):
         if nbytes < 0:
             raise InputError(f"{self.name}: {owner!r} asks for {nbytes} bytes; a size is never negative")
         return Block(0, 0, 0, stream, owner, LIVE, None)
-
-
-def round_up(nbytes: int, multiple: int) -> int:
-    """Return the least multiple of `multiple` that is at least `nbytes`.
-
-    Examples
-    --------
-    >>> round_up(513, 512), round_up(512, 512), round_up(0, 512)
-    (1024, 512, 0)
-    """
-    return -(-nbytes // multiple) * multiple

@@ -28,7 +28,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from devices.memory.base import FREE, LIVE, Block, Owner
+from devices.memory.blocks import FREE, LIVE, Block, Owner
 
 __all__ = ["ANY_SIZE", "NEVER_SPLIT", "FreeList", "Segment"]
 

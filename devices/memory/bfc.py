@@ -22,8 +22,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from devices.memory.base import Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, FreeList
+from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InputError

@@ -29,8 +29,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from devices.memory.base import LIVE, WAITING, Block, Owner, round_up
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
+from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up
 from devices.memory.device import DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InputError, InvariantError
@@ -267,20 +267,22 @@ class CachingAllocator(SegmentedAllocator):
         return segment.next
 
     def _release_oversize(self, need: int, free: FreeList) -> bool:
-        """Give back the best fitting unsplittable block, else the largest ones until there is enough."""
+        """Give back the best fitting unsplittable block, else the largest ones until there is enough.
+
+        A block that fits is one of `max_split_size` or more: a smaller one would have been handed out.
+        """
         if self._max_split == ANY_SIZE:
             return False
-        target = max(need, self._max_split)
-        fit = free.first_fit(target)
+        fit = free.first_fit(need)
         released = 0
         if fit is not None:
             self._drop_segment(fit)
-            released = target
-        while released < target and (block := free.largest()) and block.nbytes >= self._max_split:
+            released = need
+        while released < need and (block := free.largest()) and block.nbytes >= self._max_split:
             released += block.nbytes
             self._drop_segment(block)
         self.synchronisations += released > 0  # cudaFree waits for the device
-        return released >= target
+        return released >= need
 
 
 def _segment_bytes(need: int) -> int:

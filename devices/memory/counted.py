@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span, round_up
+from devices.memory.base import Allocator
+from devices.memory.blocks import FREE, LIVE, Block, Owner, Span, round_up
 from devices.memory.device import DeviceMemory
 from sim.errors import InputError
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devices.memory.base import Owner
+from devices.memory.blocks import Owner
 
 __all__ = ["Groups"]
 

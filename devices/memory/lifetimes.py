@@ -19,20 +19,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.memory.base import FREE, Allocator, Block
+from devices.memory.base import Allocator
+from devices.memory.blocks import FREE, Block
 from devices.memory.buffers import make_buffers
 from devices.memory.counted import CountedAllocator
 from devices.memory.deferred import Deferred
 from devices.memory.log import MemoryLog
 from devices.memory.make import make_allocator
-from devices.memory.oom import largest_holders, out_of_memory
+from devices.memory.oom import largest_holders
 from devices.memory.program_order import events_in_order
 from devices.memory.spec import MemorySpec
-from sim.engine import State
 from sim.errors import InputError
 from sim.graph import IntArray
 from sim.job import Job
-from sim.model import WAIT, Task
+from sim.model import WAIT, Context, Task
 from sim.units import format_bytes, format_duration
 
 __all__ = ["Lifetimes"]
@@ -53,14 +53,14 @@ class Lifetimes:
     """
 
     def __init__(
-        self, job: Job, engine: State, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
+        self, job: Job, context: Context, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
     ) -> None:
         machine = job.machine
         for name in specs:
             machine.device_index(name)
         self.at_issue = lifetime == "issue"
         self.waits = waits
-        self.job, self.flow = job, engine.flow
+        self.job, self.flow = job, context.flow
         self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
         self.allocators: list[Allocator] = [
             CountedAllocator(device.memory_bytes, name=device.name)
@@ -69,7 +69,7 @@ class Lifetimes:
             for device, spec in zip(machine.devices, self.specs, strict=True)
         ]
         self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
-        self.buffers = buffers = make_buffers(job, engine.flow)
+        self.buffers = buffers = make_buffers(job, context.flow)
         self.n_buffers = len(buffers.nbytes)
         self.nbytes: list[int] = buffers.nbytes.tolist()
         if (total := sum(self.nbytes)) > MOST_BYTES:
@@ -77,7 +77,7 @@ class Lifetimes:
                 f"the tensors of one iteration have {format_bytes(total)} together; allocators can follow at "
                 f"most {format_bytes(MOST_BYTES, iec=True)}"
             )
-        self.names = buffers.names(job, engine.flow)
+        self.names = buffers.names(job, context.flow)
         # By key, iteration * n_buffers + buffer: where a buffer lies, and how often it is still to be read.
         self.home: list[int] = buffers.device.tolist() * job.iterations
         self.blocks = [_NOWHERE] * len(self.home)
@@ -91,15 +91,16 @@ class Lifetimes:
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
-        self.ended = bytearray(engine.flow.n_nodes * job.iterations)  # tasks, where a free may wait for one
+        self.ended = bytearray(context.flow.n_nodes * job.iterations)  # tasks, where a free may wait for one
         self.awaited: dict[int, list[tuple[Allocator, Block]]] = {}  # task → blocks that its end sets free
         self.late: dict[int, list[int]] = {}  # task → what it reads that had not arrived when it was issued
         # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
         # issued, because the order of streams protects what it reads.
-        transfers = engine.flow.n_nodes - engine.flow.n_ops
-        self.device_of = [*engine.device_of, *engine.flow.destination.tolist()]
-        self.stream_of = [*(engine.stream_of or [0] * engine.flow.n_ops), *([0] * transfers)]
-        self.launched = [self.at_issue and not executed for executed in engine.executed] + [False] * transfers
+        transfers = context.flow.n_nodes - context.flow.n_ops
+        self.device_of = [*job.device_of.tolist(), *context.flow.destination.tolist()]
+        streams = job.stream_of.tolist() if job.launched.any() else [0] * context.flow.n_ops
+        self.stream_of = [*streams, *([0] * transfers)]
+        self.launched = (self.at_issue & job.launched).tolist() + [False] * transfers
         self.last_on_stream: list[Task | None] = [None] * (max(self.stream_of, default=0) + 1)
         # Whether a reader that is issued has to look where what it reads lies: on another stream, or still
         # on its way.
@@ -123,7 +124,7 @@ class Lifetimes:
             stream[buffers.writes.indices] = np.repeat(self.stream_of, buffers.writes.counts())
             self.stream_of_buffer: list[int] = stream.tolist()
         self.reserved = [allocator.reserved for allocator in self.allocators]
-        tensors = np.concatenate((np.arange(job.graph.n_tensors), engine.flow.tensor))
+        tensors = np.concatenate((np.arange(job.graph.n_tensors), context.flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
         self._load()
         self._refuse_impossible()
@@ -138,7 +139,7 @@ class Lifetimes:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
             block = allocator.try_alloc(nbytes, 0, name)
             if block is None:
-                raise out_of_memory(allocator, nbytes, owner=name, where="before time 0")
+                raise allocator.out_of_memory(nbytes, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)
             self._reserve(device, -1)
         for device, spec in enumerate(self.specs):
@@ -166,7 +167,7 @@ class Lifetimes:
                 for buffer in written[suspects].tolist():
                     size, name = self.nbytes[buffer], self.names[buffer]
                     if not allocator.fits_empty(size, 0, name):
-                        raise out_of_memory(allocator, size, owner=name, where="before time 0")
+                        raise allocator.out_of_memory(size, owner=name, where="before time 0")
 
     # -- what happens ------------------------------------------------------------------------
 
@@ -244,8 +245,8 @@ class Lifetimes:
         """Give back what `task` has got so far, and let it wait; or raise."""
         if not self.waits:
             where = f"at {format_duration(now_ns)}"
-            raise out_of_memory(
-                allocator, self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
+            raise allocator.out_of_memory(
+                self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
             )
         for other in self._writes(task.op):
             if other == buffer:

@@ -28,6 +28,10 @@ __all__ = ["allocator_options", "allocators", "make_allocator", "needs_capacity"
 _GROUP: Final = "sim.allocators"
 
 
+Maker = Callable[..., Allocator]
+"""What makes an allocator: see above."""
+
+
 def allocators() -> list[str]:
     """Return the names of all allocators, sorted.
 
@@ -39,7 +43,7 @@ def allocators() -> list[str]:
     return plugins.names(_GROUP)
 
 
-def allocator_options(kind: str) -> dict[str, Any]:
+def allocator_options(kind: str | Maker) -> dict[str, Any]:
     """Return the options of an allocator with their annotations: its keyword-only parameters but ``name``.
 
     Raises
@@ -63,13 +67,13 @@ def needs_capacity(kind: str) -> bool:
     return _parameters(kind, _maker(kind))["capacity"].default is inspect.Parameter.empty
 
 
-def _maker(kind: str) -> Callable[..., Allocator]:
-    make: Callable[..., Allocator] = plugins.lookup(_GROUP, kind)
+def _maker(kind: str | Maker) -> Maker:
+    make: Maker = plugins.lookup(_GROUP, kind) if isinstance(kind, str) else kind
     return make
 
 
 @functools.cache
-def _parameters(kind: str, make: Callable[..., Allocator]) -> Mapping[str, inspect.Parameter]:
+def _parameters(kind: str | Maker, make: Maker) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of what makes an allocator, once they are what the module's picture says."""
     known = parameters(make) if callable(make) else {}
     first = [p.name for p in known.values() if p.kind is not p.KEYWORD_ONLY]
@@ -82,7 +86,7 @@ def _parameters(kind: str, make: Callable[..., Allocator]) -> Mapping[str, inspe
 
 
 def make_allocator(
-    kind: str,
+    kind: str | Maker,
     capacity: int | DeviceMemory | None = None,
     *,
     name: str = "device",
@@ -94,8 +98,8 @@ def make_allocator(
 
     Parameters
     ----------
-    kind : str
-        A name in `allocators`.
+    kind : str or callable
+        A name in `allocators`, or what such a name stands for.
     capacity : int, DeviceMemory or None
         Bytes of the device; None: unlimited (not where `needs_capacity`).
     name : str

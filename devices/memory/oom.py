@@ -13,28 +13,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from devices.memory.blocks import Owner, Span
 from sim.errors import OutOfMemoryError
 from sim.units import format_bytes
 
-if TYPE_CHECKING:
-    from devices.memory.base import Allocator, Owner, Span
-
-__all__ = ["largest_holders", "out_of_memory"]
+__all__ = ["Shortage", "largest_holders", "out_of_memory"]
 
 HOLDERS_SHOWN = 5
 
 
+class Shortage(NamedTuple):
+    """What an allocator has when it cannot serve a request; sizes in bytes, None: unlimited."""
+
+    name: str
+    """The device."""
+    kind: str
+    """The kind of allocator."""
+    capacity: int | None
+    """The device's memory."""
+    limit: int | None
+    """Most that this allocator may ever hold."""
+    held: int
+    """Taken from the device's memory, by this allocator."""
+    others: int
+    """Taken from it by others."""
+    reserved: int
+    in_use: int
+    requested: int
+    """Of what is in use, as asked for."""
+    waiting: int
+    """Freed, and waiting for events of other streams."""
+    largest_free: int
+    live: list[Span]
+    """What is in use."""
+    rounded: int
+    """What the request takes at least."""
+    fits_empty: bool
+    """Whether the request could be met with nothing else allocated."""
+    hints: list[str]
+    """What the kind of allocator knows that would have let the request succeed."""
+
+
 def out_of_memory(
-    allocator: Allocator, nbytes: int, *, stream: int = 0, owner: Owner = None, where: str = ""
+    has: Shortage, nbytes: int, *, stream: int = 0, owner: Owner = None, where: str = ""
 ) -> OutOfMemoryError:
-    """Return the error that says why `allocator` cannot serve a request, and what would help.
+    """Return the error that says why a request was refused, and what would help.
 
     Parameters
     ----------
-    allocator : Allocator
-        As it is after the failed attempt.
+    has : Shortage
+        After the failed attempt.
     nbytes, stream, owner
         The request.
     where : str
@@ -45,7 +75,7 @@ def out_of_memory(
     >>> from devices.memory import PoolAllocator
     >>> pool = PoolAllocator(4096, name="npu0")
     >>> block = pool.alloc(3072, owner="weights")
-    >>> print(out_of_memory(pool, 2048, owner="scores"))
+    >>> print(pool.out_of_memory(2048, owner="scores"))
     out of memory on npu0 (pool allocator): 'scores' asks for 2 KiB on stream 0
       limit            4 KiB
       in use           3 KiB in 1 block
@@ -54,45 +84,39 @@ def out_of_memory(
       largest holders  'weights' 3 KiB
       what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation
     """
-    allocator = allocator.serving(owner)
-    spans = [span for span in allocator.spans() if span.state == "live"]
-    cached = allocator.reserved - allocator.in_use - allocator.waiting
+    cached = has.reserved - has.in_use - has.waiting
     lines = [
-        ("limit", _bytes(allocator.limit)),
-        ("in use", f"{_bytes(allocator.in_use)} in {len(spans)} block{'s' * (len(spans) != 1)}"),
-        ("reserved", f"{_bytes(allocator.reserved)}, of which free {_bytes(cached)}"),
-        ("largest free", f"{_bytes(allocator.largest_free())} in one block"),
+        ("limit", _bytes(has.limit)),
+        ("in use", f"{_bytes(has.in_use)} in {len(has.live)} block{'s' * (len(has.live) != 1)}"),
+        ("reserved", f"{_bytes(has.reserved)}, of which free {_bytes(cached)}"),
+        ("largest free", f"{_bytes(has.largest_free)} in one block"),
     ]
-    if (untaken := (allocator.limit or 0) - allocator.held) > 0:
+    if (untaken := (has.limit or 0) - has.held) > 0:
         lines.insert(1, ("not reserved", _bytes(untaken)))
-    if allocator.requested != allocator.in_use:
-        lost = _bytes(allocator.in_use - allocator.requested)
+    if has.requested != has.in_use:
+        lost = _bytes(has.in_use - has.requested)
         lines.append(("lost inside", f"{lost} of what is in use: rounded up, or not worth splitting"))
-    others = allocator.memory.used - allocator.held
-    if others:
-        lines.append(("other users", f"{_bytes(others)} of the device's {_bytes(allocator.memory.capacity)}"))
-    if spans:
-        lines.append(("largest holders", "; ".join(largest_holders(spans))))
-    lines.extend(("what would help", hint) for hint in _hints(allocator, nbytes, stream, owner))
+    if has.others:
+        lines.append(("other users", f"{_bytes(has.others)} of the device's {_bytes(has.capacity)}"))
+    if has.live:
+        lines.append(("largest holders", "; ".join(largest_holders(has.live))))
+    lines.extend(("what would help", hint) for hint in _hints(has))
     asker = "a tensor" if owner is None else repr(owner)
-    head = (
-        f"out of memory on {allocator.name} ({allocator.kind} allocator): {asker} asks for {_bytes(nbytes)}"
-    )
+    head = f"out of memory on {has.name} ({has.kind} allocator): {asker} asks for {_bytes(nbytes)}"
     body = "".join(f"\n  {key:<15}  {value}" for key, value in lines)
     return OutOfMemoryError(f"{head} on stream {stream}{f', {where}' if where else ''}{body}")
 
 
-def _hints(allocator: Allocator, nbytes: int, stream: int, owner: Owner) -> list[str]:
+def _hints(has: Shortage) -> list[str]:
     """Return what would help, the most specific first."""
-    hints = allocator.oom_hints(nbytes, stream, owner)
-    if not allocator.fits_empty(nbytes, stream, owner):
+    hints = list(has.hints)
+    if not has.fits_empty:
         return hints or ["a larger device, or a smaller tensor: by itself it is more than the limit"]
-    if allocator.limit is None and hints:  # more memory than enough does not help
+    if has.limit is None and hints:  # more memory than enough does not help
         return hints
-    room = (allocator.limit or 0) - allocator.in_use - allocator.waiting
-    need = allocator.rounded(nbytes)
-    if need > room:
-        short = _bytes(need - room)
+    room = (has.limit or 0) - has.in_use - has.waiting
+    if has.rounded > room:
+        short = _bytes(has.rounded - room)
         hints.append(f"at least {short} more memory, or as much less in use: a smaller batch, recomputation")
     elif not hints:
         hints.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devices.memory.base import Owner, Span
+from devices.memory.blocks import Owner, Span
 from devices.memory.device import DeviceMemory
 from devices.memory.oom import largest_holders
 from devices.memory.plan.lifetimes import Plan, fullest_step

@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, Span
+from devices.memory.base import Allocator
+from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device import DeviceMemory
 from devices.memory.events import MemoryEvent
 from devices.memory.plan import PLANNERS, Lifetime, Plan

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from devices.memory.base import FREE, LIVE, Allocator, Block, Owner, round_up
+from devices.memory.base import Allocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
+from devices.memory.blocks import FREE, LIVE, Block, Owner, round_up
 from devices.memory.device import ALIGNMENT_BYTES, DeviceMemory
 from devices.memory.segmented import SegmentedAllocator
 from sim.errors import InfeasibleError, InputError

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from devices.memory.base import Allocator, Block
+from devices.memory.base import Allocator
+from devices.memory.blocks import Block
 from devices.memory.events import MemoryEvent
-from devices.memory.oom import out_of_memory
 
 __all__ = ["Replay", "replay"]
 
@@ -147,7 +147,7 @@ def replay(events: Sequence[MemoryEvent], allocator: Allocator) -> Replay:
             block = allocator.try_alloc(event.nbytes, event.stream, event.id)
             if block is None:
                 where = f"at event {i + 1} of {len(events)}"
-                raise out_of_memory(allocator, event.nbytes, stream=event.stream, owner=event.id, where=where)
+                raise allocator.out_of_memory(event.nbytes, stream=event.stream, owner=event.id, where=where)
             live[event.id] = block
             address = block.address
         else:

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from devices.memory.base import Block, Owner, round_up
+from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device import DeviceMemory
 from devices.memory.pool import PoolAllocator
 from sim.errors import InfeasibleError, InputError, InvariantError

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 
-from devices.memory.base import FREE, LIVE, WAITING, Allocator, Block, Span
+from devices.memory.base import Allocator
 from devices.memory.best_fit import FreeList, Segment
+from devices.memory.blocks import FREE, LIVE, WAITING, Block, Span
 from devices.memory.device import DeviceMemory
 from sim.errors import InvariantError
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from devices.memory.groups import Groups
-from devices.memory.make import allocator_options
-from sim.errors import InputError, UnknownNameError
+from devices.memory.make import Maker, allocator_options
+from sim import plugins
+from sim.errors import InputError, UnknownNameError, located
 from sim.options import misfit
 from sim.units import parse_bytes, parse_duration
 
@@ -34,29 +35,29 @@ class MemorySpec:
 
     Attributes
     ----------
-    allocator : str
-        A name in `devices.memory.allocators`.
+    allocator : str or callable
+        A name in `devices.memory.allocators`, or what such a name stands for.
     malloc_ns, free_ns, synchronise_ns : int
         What a device malloc, a device free and a synchronisation cost who makes them.
     options : mapping
         Options of the allocator.
     """
 
-    allocator: str = "pool"
+    allocator: str | Maker = "pool"
     malloc_ns: int = 0
     free_ns: int = 0
     synchronise_ns: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_allocator(value: object, what: str = "allocator") -> MemorySpec:
+def read_allocator(value: object, origin: plugins.Origin = plugins.NOWHERE) -> MemorySpec:
     """Read a description: the name of an allocator, or a mapping with its name, costs and options.
 
     Parameters
     ----------
     value : str or mapping
-    what : str
-        What is described, the beginning of an error message.
+    origin : Origin
+        What code the name may be (``module:attribute``).
 
     Raises
     ------
@@ -79,33 +80,37 @@ counted, planned, pool, scratchpad
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise InputError(
-            f"{what}: {value!r} is no allocator; accepted: its name, as in caching, "
+            f"{value!r} is no allocator; accepted: its name, as in caching, "
             "or a mapping, as in {name: caching, malloc: 150us}"
         )
-    name = given["name"]
-    options = {key: wanted for key, wanted in allocator_options(name).items() if key != "group_of"}
+    name: str = given["name"]
+    kind = origin.lookup("sim.allocators", name) if ":" in name else name
+    options = {key: wanted for key, wanted in allocator_options(kind).items() if key != "group_of"}
     costs: dict[str, int] = {}
     chosen: dict[str, Any] = {}
     for key, item in given.items():
         if key == "name":
             continue
         if key in _COSTS:
-            costs[_COSTS[key]] = parse_duration(item, what=f"{what}.{key}")
+            costs[_COSTS[key]] = parse_duration(item, what=key)
         elif key not in options:
-            raise UnknownNameError(f"option of the {name} allocator", str(key), {*options, *_COSTS})
+            raise UnknownNameError(
+                f"option of the {name} allocator", str(key), {*options, *_COSTS}, path=(key,)
+            )
         elif key == "limits":
-            limits = read_sizes(item, f"{what}.{key}")
+            with located(key):
+                limits = read_sizes(item)
             chosen |= {"limits": limits, "group_of": Groups(limits)}
         elif key in _BYTES:
-            chosen[key] = parse_bytes(item, what=f"{what}.{key}")
+            chosen[key] = parse_bytes(item, what=key)
         elif wanted := misfit(options[key], item):
-            raise InputError(f"{what}.{key}: should be {wanted}, not {item!r}")
+            raise InputError(f"should be {wanted}, not {item!r}", path=(key,))
         else:
             chosen[key] = item
-    return MemorySpec(name, **costs, options=chosen)
+    return MemorySpec(kind, **costs, options=chosen)
 
 
-def read_sizes(value: object, what: str) -> dict[str, int]:
+def read_sizes(value: object) -> dict[str, int]:
     """Read sizes by name: of models that share a pool, of virtual devices.
 
     Raises
@@ -115,9 +120,9 @@ def read_sizes(value: object, what: str) -> dict[str, int]:
 
     Examples
     --------
-    >>> read_sizes({"train": "50GB", "serve": "20GB"}, "limits")
+    >>> read_sizes({"train": "50GB", "serve": "20GB"})
     {'train': 50000000000, 'serve': 20000000000}
     """
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{what}: {value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
-    return {name: parse_bytes(size, what=f"{what}.{name}") for name, size in value.items()}
+        raise InputError(f"{value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
+    return {name: parse_bytes(size, what=name) for name, size in value.items()}

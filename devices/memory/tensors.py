@@ -28,12 +28,11 @@ from typing import Final
 from devices.memory.lifetimes import Lifetimes
 from devices.memory.program_order import program_events
 from devices.memory.spec import MemorySpec
-from sim.engine import State
 from sim.engine.collector import collector_paused
 from sim.errors import InputError
 from sim.graph import IntArray
 from sim.job import Job
-from sim.model import Task
+from sim.model import Context, Task
 
 __all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
 
@@ -48,7 +47,7 @@ def tensor_memory(
     *,
     lifetime: str = "execution",
     when_full: str = "error",
-) -> Callable[[Job, State], TensorMemory]:
+) -> Callable[[Job, Context], TensorMemory]:
     """Return what `sim.simulate` takes as `memory`.
 
     Parameters
@@ -70,9 +69,9 @@ def tensor_memory(
     if when_full not in ("error", "wait"):
         raise InputError(f"when_full must be error or wait; found {when_full!r}")
 
-    def make(job: Job, engine: State) -> TensorMemory:
+    def make(job: Job, context: Context) -> TensorMemory:
         with collector_paused():
-            return TensorMemory(job, engine, specs or {}, lifetime, when_full == "wait")
+            return TensorMemory(job, context, specs or {}, lifetime, when_full == "wait")
 
     return make
 
@@ -81,11 +80,11 @@ class TensorMemory:
     """The memory of all devices during one run; made by `tensor_memory`."""
 
     def __init__(
-        self, job: Job, engine: State, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
+        self, job: Job, context: Context, specs: Mapping[str, MemorySpec], lifetime: str, waits: bool
     ) -> None:
-        self.engine = engine
+        self.context = context
         self.at_issue = lifetime == "issue"
-        self.lives = lives = Lifetimes(job, engine, specs, lifetime, waits)
+        self.lives = lives = Lifetimes(job, context, specs, lifetime, waits)
         self.device_of = lives.device_of
         # What is put down and not done yet: tasks, and when; an end at t as ~t.
         self.tasks: list[Task] = []
@@ -106,10 +105,10 @@ class TensorMemory:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
         if len(self.tasks) < self.certain:
             self.tasks.append(task)
-            self.when.append(self.engine.now_ns)
+            self.when.append(self.context.now_ns)
             return 0
         if self.room is None:
-            return self.lives.take(task, self.engine.now_ns)
+            return self.lives.take(task, self.context.now_ns)
         if self.certain:
             self._catch_up()
             self._look()
@@ -120,7 +119,7 @@ class TensorMemory:
             return self._ask(task)
         self.room[device] = left
         self.tasks.append(task)
-        self.when.append(self.engine.now_ns)
+        self.when.append(self.context.now_ns)
         return 0
 
     def _look(self) -> None:
@@ -132,15 +131,15 @@ class TensorMemory:
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody reads any more; return whether anything became free."""
         if self.room is None:
-            return self.lives.give(task, self.engine.now_ns)
+            return self.lives.give(task, self.context.now_ns)
         self.tasks.append(task)
-        self.when.append(~self.engine.now_ns)
+        self.when.append(~self.context.now_ns)
         return False  # nobody waits for memory as long as there is room
 
     def _ask(self, task: Task) -> int:
         """Do what was put down; then take the outputs of `task` at once."""
         self._catch_up()
-        answer = self.lives.take(task, self.engine.now_ns)
+        answer = self.lives.take(task, self.context.now_ns)
         if answer == 0:
             self._look()
         else:  # it is tight: from now on everything at once

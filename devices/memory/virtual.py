@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from devices.memory.base import Allocator, Block, Owner, Span
+from devices.memory.base import Allocator
+from devices.memory.blocks import Block, Owner, Span
 from devices.memory.device import DeviceMemory
 from devices.memory.groups import Groups
 from devices.memory.pool import virtual_devices

@@ -29,7 +29,7 @@ __all__ = ["device_preset", "machine_preset", "presets"]
 _FOLDERS: Final = {"sim.devices": "", "sim.machines": "machines"}
 
 
-def device_preset(name: str) -> dict[str, Any]:
+def device_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[str, Any]:
     """Return the description of the device called `name`.
 
     Raises
@@ -42,10 +42,10 @@ def device_preset(name: str) -> dict[str, Any]:
     >>> device_preset("h200-sxm")["sms"]
     132
     """
-    return _described("sim.devices", name)
+    return _described("sim.devices", name, origin)
 
 
-def machine_preset(name: str) -> dict[str, Any]:
+def machine_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[str, Any]:
     """Return the description of the machine called `name`.
 
     Raises
@@ -58,7 +58,7 @@ def machine_preset(name: str) -> dict[str, Any]:
     >>> machine_preset("dgx-h100")["devices"]["gpu"]
     {'preset': 'h100-sxm', 'count': 8}
     """
-    return _described("sim.machines", name)
+    return _described("sim.machines", name, origin)
 
 
 def presets(group: str = "sim.devices") -> list[plugins.Description]:
@@ -72,8 +72,8 @@ def presets(group: str = "sim.devices") -> list[plugins.Description]:
     return plugins.describe(group)
 
 
-def _described(group: str, name: str) -> dict[str, Any]:
-    found = plugins.lookup(group, name)
+def _described(group: str, name: str, origin: plugins.Origin) -> dict[str, Any]:
+    found = origin.lookup(group, name)
     spec = found() if callable(found) else found
     if not isinstance(spec, Mapping):
         raise InputError(f"the preset {name!r} is no description: it should be a mapping, found {spec!r}")

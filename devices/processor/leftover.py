@@ -12,9 +12,8 @@ course follows, at its arrival, from when the SMs come free::
     SM 3  ...............[ load 5 ]
 
 No event is needed but the kernel's end, and most kernels, which fill the device, take a handful of
-operations. A kernel may even be announced before it arrives (`LeftoverSMs.announce`): in the rare case that
-another one turns out to come before it, its course is computed anew. `devices.processor.gpu.SharedSMs` is the
-general case, event by event; where both apply they agree to the nanosecond (a test compares them).
+operations. `devices.processor.gpu.SharedSMs` is the general case, event by event; where both apply they agree
+to the nanosecond (a test compares them).
 
 Backlogged streams of odd kernels would in time splinter the SMs into groups of one, each with its own
 instant. At most `GROUPS` instants are kept: the two nearest are merged, at their mean weighted by SMs (up to
@@ -26,12 +25,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from devices.processor.bound import least_ns
+import numpy as np
+
 from devices.processor.kernels import GROUPS, Demand, demands
+from sim.job import Job
+from sim.kernel.shared import SharedSms
 from sim.model import Context, Device, Task
 from sim.trace import Wait
 
-__all__ = ["LeftoverSMs", "course"]
+__all__ = ["LeftoverSMs", "course", "sms_in_columns"]
 
 Instants = list[tuple[int, int]]
 """(time in ns, number of SMs that come free then), earliest first."""
@@ -139,9 +141,17 @@ def _few(instants: Instants) -> Instants:
     return merged
 
 
-_Arrival = tuple[int, Task, int, int, Instants]
-"""A kernel that is announced: when it arrives, the task, why not earlier (a code of `sim.trace.WAITS`), when
-it ends, and when SMs come free before it."""
+def sms_in_columns(device: Device, asked: Mapping[int, Demand]) -> SharedSms:
+    """Return the SMs of a device, and what each op asks for, as columns."""
+    details = device.details
+    numbers = np.array([demand[:2] for demand in asked.values()], np.int64).reshape(-1, 2)
+    return SharedSms(
+        details.get("partition_sms") or [details["sms_in_use"]],
+        details.get("partition_of") or [0] * device.lanes,
+        np.array(list(asked), np.int64),
+        numbers[:, 0],
+        numbers[:, 1],
+    )
 
 
 class LeftoverSMs:
@@ -163,77 +173,37 @@ class LeftoverSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
-    least_ns = staticmethod(least_ns)
     end = None  # it was known at its start when its SMs would be free
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
         details = device.details
         machine = context.job.machine
         self._context = context
-        self._duration_of = context.duration_of
         self._first_stream = machine.first_stream[machine.device_index(device.name)]
         self._partition_of: list[int] = list(details.get("partition_of") or [0] * device.lanes)
         self._free: list[Instants] = [
             [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
         ]
         self._demands = demands(device, context.job, None) if asked is None else asked
-        self._announced: list[list[_Arrival]] = [[] for _ in self._free]  # by time and stream
-        self._many = 2 * device.lanes  # more cannot lie ahead: then it is time to forget the others
+
+    @classmethod
+    def columns(cls, device: Device, job: Job) -> SharedSms | str:
+        """Return what the kernels share, for the kernel's own way to do the same."""
+        if cls is not LeftoverSMs:
+            return f"{cls.__name__} is a processor of its own"
+        return sms_in_columns(device, demands(device, job, None))
 
     def start(self, task: Task) -> int:
         """Return when the kernel will be over, counted from now; its loads may have to wait."""
-        return self.announce(task, self._context.now_ns) - self._context.now_ns
-
-    def announce(self, task: Task, at_ns: int) -> int:
-        """Return when a kernel that arrives at `at_ns`, now or later, will be over, for all that is known."""
-        context = self._context
-        duration_ns = self._duration_of(task)
+        duration_ns = self._context.duration_of(task)
         if not duration_ns:
-            return at_ns
+            return 0
+        now_ns = self._context.now_ns
         partition = self._partition_of[task.stream - self._first_stream]
-        announced = self._announced[partition]
-        if announced and announced[-1][0] < context.now_ns:  # all of them have arrived
-            announced.clear()
-        elif announced:
-            if len(announced) > self._many:
-                announced[:] = [arrival for arrival in announced if arrival[0] >= context.now_ns]
-            if later := self._take_back(partition, task.stream, at_ns):
-                end_ns = self.announce(task, at_ns)
-                for arrival in later:
-                    self._announce_again(partition, arrival)
-                return end_ns
-        free, wait = self._free[partition], task.wait
-        start_ns, end_ns, self._free[partition] = course(free, self._demands[task.op], duration_ns, at_ns)
-        if start_ns > at_ns:
+        start_ns, end_ns, self._free[partition] = course(
+            self._free[partition], self._demands[task.op], duration_ns, now_ns
+        )
+        if start_ns > now_ns:
             task.start_ns = start_ns
             task.wait = Wait.RESOURCES
-        if at_ns > context.now_ns:
-            announced.append((at_ns, task, wait, end_ns, free))
-        return end_ns
-
-    def _take_back(self, partition: int, stream: int, at_ns: int) -> list[_Arrival]:
-        """Take back the SMs of the kernels that come after one of `stream` at `at_ns`; return these."""
-        announced = self._announced[partition]
-        # At one instant they come in the order of streams, unless all that was to come then is there already.
-        over = at_ns == self._context.now_ns and self._context.again
-        n = len(announced)
-        while n:
-            at, task, _, _, free = announced[n - 1]
-            if at < at_ns or (at == at_ns and (over or task.stream < stream)):
-                break
-            self._free[partition] = free
-            n -= 1
-        later = announced[n:]
-        del announced[n:]
-        return later
-
-    def _announce_again(self, partition: int, arrival: _Arrival) -> None:
-        """Compute anew the course of a kernel before which another one came."""
-        at_ns, task, wait, said_ns, _ = arrival
-        free = self._free[partition]
-        task.start_ns, task.wait = at_ns, wait
-        end_ns = self.announce(task, at_ns)
-        if at_ns == self._context.now_ns:  # streams before its own may still have one at this instant
-            self._announced[partition].append((at_ns, task, wait, end_ns, free))
-        if end_ns != said_ns:
-            self._context.end_at(task, end_ns)
+        return end_ns - now_ns

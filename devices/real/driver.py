@@ -101,8 +101,7 @@ class Driver:
         self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
         for issuer in job.machine.issuers():
             self.idle[issuer.group].append(issuer)
-        workers = [device.workers > 0 for device in job.machine.devices]
-        self.executed = [workers[d] for d in job.device_of.tolist()]
+        self.executed: list[bool] = (~job.launched).tolist()
         self.stream_of = [] if all(self.executed) else job.stream_of.tolist()
         self.predecessors = predecessors(job)
 

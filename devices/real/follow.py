@@ -72,8 +72,7 @@ class Follower:
             task.id: [self.tasks[k].id for k in plan.waits.row(number).tolist()]
             for number, task in enumerate(self.tasks)
         }
-        workers = [device.workers > 0 for device in job.machine.devices]
-        self.executed = [workers[d] for d in job.device_of.tolist()]
+        self.executed: list[bool] = (~job.launched).tolist()
 
     def prepare(self) -> None:
         """Do nothing: everything has been planned."""

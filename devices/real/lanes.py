@@ -72,8 +72,7 @@ class _Run:
         self.guard = threading.Lock()  # the brain thinks for one thread at a time
         self.issuers = machine.issuers()
         self.seats = [_Seat() for _ in self.issuers]
-        workers = [device.workers > 0 for device in machine.devices]
-        self.executed = [workers[d] for d in job.device_of.tolist()]
+        self.executed: list[bool] = (~job.launched).tolist()
         self.device_of = job.device_of.tolist()
         self.queues: dict[int, SimpleQueue[_Launch | None]] = {
             first + lane: SimpleQueue()

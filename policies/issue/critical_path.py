@@ -16,6 +16,8 @@ import numpy as np
 
 from policies.options import SYNCHRONISATIONS, one_of
 from sim import Issuer, Job, Policy, Task
+from sim.graph import IntArray
+from sim.order import Order
 
 __all__ = ["CriticalPath"]
 
@@ -61,10 +63,11 @@ class CriticalPath(Policy):
         """Rank the ops: highest bottom level first, then least index."""
         self._heaps = [[] for _ in range(job.n_groups)]
         self._tasks = {}
-        by_level = np.argsort(-job.bottom_level_ns, kind="stable")
-        rank = np.empty(len(by_level), dtype=np.int64)
-        rank[by_level] = np.arange(len(by_level))
-        self._rank = rank.tolist()
+        self._rank = _ranks(job).tolist()
+
+    def as_data(self, job: Job) -> Order:
+        """Return the order of the ranks."""
+        return Order.by_rank(job, _ranks(job))
 
     def ready(self, task: Task) -> None:
         """Queue `task` by its rank."""
@@ -85,3 +88,11 @@ class CriticalPath(Policy):
         """Return the eligible task of the highest level."""
         heap = self._heaps[issuer.group]
         return self._tasks.pop(heappop(heap)) if heap else None
+
+
+def _ranks(job: Job) -> IntArray:
+    """Return the place of each op: highest bottom level first, then least index."""
+    by_level = np.argsort(-job.bottom_level_ns, kind="stable")
+    rank = np.empty(len(by_level), dtype=np.int64)
+    rank[by_level] = np.arange(len(by_level))
+    return rank

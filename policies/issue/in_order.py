@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.issue.program import Program, places, programs_of, refuse_control_flow
+from policies.issue.program import Program, group_programs, places, programs_of, refuse_control_flow
 from policies.options import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
+from sim.order import Order
 
 __all__ = ["InOrder"]
 
@@ -87,6 +88,12 @@ class InOrder(Policy):
         else:
             self._programs = [Program(len(job.graph), job.iterations)] * job.n_groups
             self._place = places(len(job.graph), [job.order.tolist()])
+
+    def as_data(self, job: Job) -> Order:
+        """Return the programs."""
+        refuse_control_flow("in-order", job)
+        programs = group_programs(job) if self.per == "group" else [job.order]
+        return Order("place", programs, 1, "group" if self.per == "group" else "machine", self.in_flight)
 
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible."""

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from policies.issue.program import Program, places, refuse_control_flow
+from policies.issue.program import Program, group_programs, places, refuse_control_flow
 from policies.options import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
+from sim.order import Order
 
 __all__ = ["OutOfOrder"]
 
@@ -101,6 +102,11 @@ class OutOfOrder(Policy):
         refuse_control_flow("out-of-order", job)
         self._windows = [_Window(len(ops), job.iterations, self.window) for ops in job.programs]
         self._place = places(len(job.graph), job.programs)
+
+    def as_data(self, job: Job) -> Order:
+        """Return the programs and the window over them."""
+        refuse_control_flow("out-of-order", job)
+        return Order("place", group_programs(job), self.window)
 
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible."""

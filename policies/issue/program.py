@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from sim import Job, Task
 from sim.errors import InputError
 from sim.frames import has_control_flow
+from sim.graph import IntArray
 
-__all__ = ["Program", "places", "programs_of", "refuse_control_flow"]
+__all__ = ["Program", "group_programs", "places", "programs_of", "refuse_control_flow"]
 
 
 class Program:
@@ -49,6 +50,12 @@ class Program:
 def programs_of(job: Job) -> list[Program]:
     """Return an empty program for every group of issuers."""
     return [Program(len(ops), job.iterations) for ops in job.programs]
+
+
+def group_programs(job: Job) -> list[IntArray]:
+    """Return the program order of every group of issuers, as arrays."""
+    group = job.group_of[job.order]
+    return [job.order[group == g] for g in range(job.n_groups)]
 
 
 def places(n_ops: int, programs: Sequence[Sequence[int]]) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
+from sim.order import Order
 
 __all__ = ["ReadyQueue"]
 
@@ -44,6 +45,10 @@ class ReadyQueue(Policy):
     def prepare(self, job: Job) -> None:
         """Make an empty queue for every group."""
         self._queues = [deque() for _ in range(job.n_groups)]
+
+    def as_data(self, job: Job) -> Order:
+        """Return the order of the queue."""
+        return Order("fifo" if self._fifo else "lifo")
 
     def ready(self, task: Task) -> None:
         """Queue `task`."""

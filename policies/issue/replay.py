@@ -22,6 +22,8 @@ from policies.options import SYNCHRONISATIONS, one_of
 from sim import Graph, Issuer, Job, Machine, Policy, Task
 from sim.errors import InputError, UnknownNameError
 from sim.graph import IntArray
+from sim.model import Placement
+from sim.order import Order
 from sim.plan import Plan
 
 __all__ = ["Planned", "Replay", "read_plan"]
@@ -96,11 +98,19 @@ class Replay(Policy):
             A task that is missing or doubled, on another device than it is placed on, or issued by
             someone who does not serve it.
         """
-        plan = self.plan
         self._n_ops = len(job.graph)
         self._eligible = {}
+        self._todo = [keys[::-1].tolist() for keys in self._programs(job)]
+
+    def as_data(self, job: Job) -> Order:
+        """Return the program of every issuer; refuses what `prepare` does."""
+        return Order("place", self._programs(job), 1, "issuer")
+
+    def _programs(self, job: Job) -> list[IntArray]:
+        """Return the tasks of each issuer, as ``iteration * ops + op``."""
+        plan = self.plan
         op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
-        keys = plan.iteration * self._n_ops + op
+        keys = plan.iteration * len(job.graph) + op
         _require_each_once(job, keys.tolist())
         device = np.array(_devices(job.machine, plan), dtype=np.int64)[plan.stream]
         _require_placement(job, op, device)
@@ -118,7 +128,7 @@ class Replay(Policy):
                 f"replay: the plan lets {issuers[by[k]].name} issue op {job.graph.op_names[op[k]]!r}, "
                 f"which is on {job.machine.devices[device[k]].name} and not its to issue"
             )
-        self._todo = [keys[by == issuer.index][::-1].tolist() for issuer in issuers]
+        return [keys[by == issuer.index] for issuer in issuers]
 
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible."""
@@ -138,7 +148,7 @@ class Replay(Policy):
         return task
 
 
-class Planned:
+class Planned(Placement):
     """The decisions of a plan besides the order of issue: a placement, a stream assignment, a linearizer.
 
     Parameters
@@ -156,10 +166,11 @@ class Planned:
     --------
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from sim.model import Placement
     >>> b = GraphBuilder("two")
     >>> _ = b.op("a", duration_ns=10), b.op("b", duration_ns=10)
     >>> graph, machine = b.build(), Machine((Device("gpu0"), Device("gpu1")))
-    >>> class Apart:
+    >>> class Apart(Placement):
     ...     def place(self, graph, machine, cost_ns):
     ...         return [1, 0]
     >>> plan = simulate(graph, machine, ReadyQueue(), placement=Apart()).plan()

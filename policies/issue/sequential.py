@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from policies.issue.virtual_machine import VirtualMachine
 from sim import Issuer, Job, Policy, Task
 from sim.frames import has_control_flow
+from sim.order import Order
 
 __all__ = ["Sequential"]
 
@@ -55,6 +56,12 @@ class Sequential(Policy):
         self._total = len(self._program) * job.iterations
         self._eligible: dict[tuple[int, int], Task] = {}
         self._current: Task | None = None
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the program of the one thread; one with jumps is no such order."""
+        if has_control_flow(job.graph):
+            return None
+        return Order("place", [job.order], 1, "machine", in_flight=1)
 
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible; it waits for its turn."""

@@ -112,10 +112,9 @@ class TensorFlowExecutor(Policy):
         """Classify the ops, divide the threads, and make empty queues."""
         graph = job.graph
         cheap = [kind in CHEAP_KINDS for kind in graph.kinds]
-        workers = [device.workers > 0 for device in job.machine.devices]
         self._expensive = [
-            workers[d] and not cheap[k]
-            for d, k in zip(job.device_of.tolist(), graph.kind_code.tolist(), strict=True)
+            not (launched or cheap[k])
+            for launched, k in zip(job.launched.tolist(), graph.kind_code.tolist(), strict=True)
         ]
         for op, attributes in graph.attributes.items():
             if "expensive" in attributes:

@@ -20,18 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from policies.placement.max_flow import FlowNetwork
 from policies.placement.problem import NEVER, Problem
 from sim import Graph, Machine
 from sim.errors import InfeasibleError, InputError
-from sim.graph import UNSET, IntArray, Role
+from sim.graph import IntArray
+from sim.homes import input_devices
+from sim.model import Placement
 
 __all__ = ["MinCut"]
 
 
-class MinCut:
+class MinCut(Placement):
     """The placement on two devices with the least sum of costs and travel times.
 
     Parameters
@@ -102,7 +102,7 @@ def _network(problem: Problem, a: int, b: int) -> FlowNetwork:
         net.edge(_A, node, problem.cost_ns[op][b] if b in here else NEVER)
         net.edge(node, _B, problem.cost_ns[op][a] if a in here else NEVER)
     consumers, producer = graph.consumers.lists(), graph.tensor_producer.tolist()
-    home = _homes(graph, problem)
+    home = input_devices(graph, problem.machine).tolist()
     for tensor, nbytes in enumerate(graph.tensor_nbytes.tolist()):
         readers = sorted({2 + problem.group_of[op] for op in consumers[tensor]})
         if producer[tensor] >= 0:
@@ -132,12 +132,3 @@ def _cross(net: FlowNetwork, from_a: int, from_b: int, readers: list[int], to_b:
         net.edge(node, from_b, to_a)
         for reader in readers:
             net.edge(reader, node, NEVER)
-
-
-def _homes(graph: Graph, problem: Problem) -> list[int]:
-    """Return the device where each graph input lies before time 0, or -1."""
-    home = [-1] * graph.n_tensors
-    pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
-    for tensor in np.flatnonzero(pinned).tolist():
-        home[tensor] = problem.machine.device_index(graph.pins[int(graph.tensor_pin[tensor])])
-    return home

@@ -21,7 +21,8 @@ from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Job, Machine
 from sim.errors import InfeasibleError
-from sim.graph import UNSET, IntArray, Role
+from sim.graph import UNSET, IntArray
+from sim.homes import input_devices
 from sim.job import costs_ns
 
 __all__ = ["NEVER", "Problem"]
@@ -150,12 +151,9 @@ class Problem:
 def _arrivals(graph: Graph, machine: Machine) -> list[list[tuple[int, int]]]:
     """Return (device, bytes) of the graph inputs with a home that each op reads."""
     rows: list[list[tuple[int, int]]] = [[] for _ in range(len(graph))]
-    pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
-    if not pinned.any():
+    home = input_devices(graph, machine)
+    if (home == UNSET).all():
         return rows
-    home = {
-        t: machine.device_index(graph.pins[int(graph.tensor_pin[t])]) for t in np.flatnonzero(pinned).tolist()
-    }
     for op, tensors in enumerate(graph.inputs.lists()):
-        rows[op] = [(home[t], int(graph.tensor_nbytes[t])) for t in tensors if t in home]
+        rows[op] = [(int(home[t]), int(graph.tensor_nbytes[t])) for t in tensors if home[t] != UNSET]
     return rows

@@ -64,7 +64,7 @@ class _Walk:
         self.end = facts.row_end.tolist()
         self.producer = facts.last_producer.tolist()
         self.before = np.concatenate((facts.before_on_lane, np.full(len(moved["start_ns"]), -1))).tolist()
-        # What a row is called: the stage of a slot, the kind of another op (counted behind), a pair of devices.
+        # What a row is called: the stage of a slot, the kind of another op, a pair of devices; as codes.
         graph, ops = facts.job.graph, facts.trace.tasks["op"]
         self.names = [f"stage {stage}" for stage in range(int(graph.stage.max(initial=-1)) + 1)]
         slots = np.array([is_compute(kind) for kind in graph.kinds])[graph.kind_code[ops]]

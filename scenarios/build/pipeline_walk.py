@@ -1,11 +1,11 @@
-"""In which order the slots of a pipeline are written: a walk over all programs, each slot after what it needs.
+"""The order in which the slots of a pipeline are written: a walk over all programs, inputs first.
 
 ::
 
     rank 0   0F0 0F1 | ...          a rank goes on until it lacks something,
     rank 1           1F0 1F1 | ...  and sleeps until that has been made
 
-What may be waited for has a number: ``(plane · stages + stage) · micro-batches + micro-batch``, where the plane
+What may be waited for has a number: ``(plane · stages + stage) · micro-batches + micro-batch``; the plane
 is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.pipeline import Schedule
 from policies.pipeline.action import Action
@@ -47,10 +48,8 @@ class Actions:
     def __init__(self, schedule: Schedule) -> None:
         slots = list(chain.from_iterable(schedule.programs))
         parts = [1 if isinstance(slot, Action) else len(slot.parts) for slot in slots]
-        if len(slots) == sum(parts):
-            actions = slots  # without overlaps a slot is an action
-        else:
-            actions = [action for slot in slots for action in slot.parts]
+        plain = len(slots) == sum(parts)  # without overlaps a slot is an action
+        actions = slots if plain else [action for slot in slots for action in slot.parts]
         columns = list(zip(*actions, strict=True)) or [(), (), ()]
         self.first = [0, *accumulate(map(len, schedule.programs))]
         self.slot = np.repeat(np.arange(len(slots)), parts)
@@ -60,7 +59,9 @@ class Actions:
         self.micro_batch = np.array(columns[2], dtype=np.int64)
 
 
-def key_of(phase: IntArray, stage: IntArray, micro_batch: IntArray, stages: int, micro_batches: int) -> IntArray:
+def key_of(
+    phase: IntArray, stage: IntArray, micro_batch: IntArray, stages: int, micro_batches: int
+) -> IntArray:
     """Return the number of what actions make, or `NOTHING`."""
     plane = np.full(len(stage), NOTHING, dtype=np.int64)
     for letter, number in PLANE.items():
@@ -70,7 +71,10 @@ def key_of(phase: IntArray, stage: IntArray, micro_batch: IntArray, stages: int,
 
 
 def needs_of(
-    actions: Actions, recomputed: IntArray, reads: Sequence[tuple[list[Read], list[Read]]], micro_batches: int
+    actions: Actions,
+    recomputed: npt.NDArray[np.bool_],
+    reads: Sequence[tuple[list[Read], list[Read]]],
+    micro_batches: int,
 ) -> Csr:
     """Return slot → numbers of what it needs, in the order in which it asks."""
     phase, at = actions.phase, actions.stage * micro_batches + actions.micro_batch

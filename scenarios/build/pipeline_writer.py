@@ -39,6 +39,7 @@ from sim.units import round_half_up
 
 __all__ = ["Writer"]
 
+
 class _Meeting(NamedTuple):
     """One end's part in a copy between two compute streams: it posts (0), then copies (1)."""
 
@@ -96,7 +97,9 @@ class Writer:
     def left(self) -> list[Counter[int]]:
         """Rank → how many backwards of each stage are still to be written."""
         schedule = self.schedule
-        return [Counter(a.stage for a in schedule.actions(r) if a.phase in "BW") for r in range(schedule.ranks)]
+        return [
+            Counter(a.stage for a in schedule.actions(r) if a.phase in "BW") for r in range(schedule.ranks)
+        ]
 
     def _reads_of(self, stage: int, phase: str) -> list[Read]:
         return self.reads[stage][0] if phase == "F" else self.reads[stage][1] if phase in "BI" else []
@@ -155,7 +158,7 @@ class Writer:
     def _is_plain(self) -> bool:
         """Whether every slot is one action and one op, with nothing written between the slots."""
         around = self.around
-        between = around.overlap and around.all_reduce_ns or self.end.after_each_backward
+        between = (around.overlap and around.all_reduce_ns) or self.end.after_each_backward
         collectives = any(stage.collective_ns for stage in self.stages)
         one_each = len(self.actions.stage) == self.actions.first[-1]
         return one_each and around.copy_streams and not between and not collectives
@@ -201,7 +204,9 @@ class Writer:
                     [(r[of][j].base, r[of][j].output) if j < len(r[of]) else (NOTHING, 0) for r in self.reads]
                 ).T
                 there = mine & (base[stage] != NOTHING)
-                read.append(np.where(there, made[np.where(there, base[stage] + k, 0)] + output[stage], NOTHING))
+                read.append(
+                    np.where(there, made[np.where(there, base[stage] + k, 0)] + output[stage], NOTHING)
+                )
         homes, firsts = np.unique(rank * self.schedule.stages + stage, return_index=True)
         resident = [self.end.first_reads(*divmod(home, self.schedule.stages)) for home in homes.tolist()]
         for j in range(max(map(len, resident))):
@@ -228,11 +233,15 @@ class Writer:
         for where, op in last.items():
             self.end.last[where] = op
         weights = np.flatnonzero(letters["B"] | letters["W"])
-        complete = dict(zip((rank * self.schedule.stages + stage)[weights].tolist(), weights.tolist(), strict=True))
+        complete = dict(
+            zip((rank * self.schedule.stages + stage)[weights].tolist(), weights.tolist(), strict=True)
+        )
         for home, op in sorted(complete.items(), key=itemgetter(1)):
             self.end.reduced[divmod(home, self.schedule.stages)] = [op]
 
-    def _durations(self, stage: IntArray, phase: npt.NDArray[np.str_], code: IntArray, k: IntArray) -> IntArray:
+    def _durations(
+        self, stage: IntArray, phase: npt.NDArray[np.str_], code: IntArray, k: IntArray
+    ) -> IntArray:
         """Return the durations of actions: one look at each stage, phase and share."""
         odd = np.where(np.isin(k, list(self.shares)), k + 1, 0)
         sort = (odd * self.schedule.stages + stage) * len(PHASES) + code
@@ -291,9 +300,7 @@ class Writer:
     def _key(self, stage: int, phase: str, k: int) -> int:
         return PLANE[phase] * self.plane + stage * self.m + k
 
-    def _inputs(
-        self, rank: int, stage: int, phase: str, k: int, inputs: list[int], after: list[int]
-    ) -> None:
+    def _inputs(self, rank: int, stage: int, phase: str, k: int, inputs: list[int], after: list[int]) -> None:
         """Add what an action reads."""
         made, plane, at = self.made, self.plane, stage * self.m + k
         if phase == "R":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -30,9 +31,10 @@ from scenarios.cli import (
     schedule,
     schema,
     sweep,
-    validate,
 )
 from scenarios.cli.warned import show_warnings
+from sim import plugins
+from sim.errors import SimError, UnknownNameError
 
 __all__ = ["app"]
 
@@ -62,8 +64,6 @@ class _Sim(TyperGroup):
 
 def _exit_status(error: Exception) -> int | None:
     """Return how to exit for an error that is the user's or the run's; None: it is a bug of ours."""
-    from sim.errors import SimError
-
     if isinstance(error, SimError):
         return error.exit_status
     return 2 if isinstance(error, OSError) else None
@@ -89,7 +89,10 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
+        from sim.kernel.compiled import state
+
         typer.echo(f"sim {version('graph-schedule-sim')}")
+        typer.echo(f"kernel: {state()}")
         raise typer.Exit
 
 
@@ -97,7 +100,12 @@ def _version(wanted: bool) -> None:
 def _common(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version, and whether the kernel is compiled.",
+        ),
     ] = False,
 ) -> None: ...
 
@@ -112,4 +120,6 @@ memory.add_to(app)
 schedule.add_to(app)
 schema.add_to(app)
 sweep.add_to(app)
-validate.add_to(app)
+for _name in plugins.names("sim.commands"):  # verbs of other packages: `add_to(app)` registers them
+    with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
+        plugins.lookup("sim.commands", _name)(app)

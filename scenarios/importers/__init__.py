@@ -13,7 +13,6 @@ under the entry-point group ``sim.importers``, where other packages may add thei
 
 from __future__ import annotations
 
-import inspect
 import os
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -21,11 +20,11 @@ from scenarios.importers.batching import BatchSlope, is_straight, slope_between
 from scenarios.importers.files import StrPath, read_head
 from scenarios.importers.graph_json import read_graph, write_graph
 from sim import plugins
-from sim.errors import InputError
+from sim.errors import InputError, nearest
 from sim.graph import Graph
-from sim.options import require_call
+from sim.options import misfit, parameters, require_call
 
-__all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
+__all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "takes", "write_graph"]
 
 _GROUP = "sim.importers"
 
@@ -82,7 +81,7 @@ def load_graph(
 
     Examples
     --------
-    >>> load_graph("graphs/inception_v1.json.gz", batch=32).name
+    >>> load_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32).name
     'inception_v1'
     """
     return _load(_importer(path, format), path, batch, options)
@@ -159,8 +158,18 @@ def _checked(name: str) -> Importer:
 
 
 def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
-    taken = [p.name for p in inspect.signature(importer.load).parameters.values()][1:]
-    for option in options:
+    taken = dict([*parameters(importer.load).items()][1:])
+    for option, value in options.items():
         if option not in taken:
-            raise InputError(f"{path}: its importer has no option {option!r}; it has {', '.join(taken)}")
+            near = nearest(option, taken)
+            meant = f"did you mean {near!r}?" if near else f"it has {', '.join(taken)}"
+            message = f"the importer of {path} has no option {option!r}; {meant}"
+            raise InputError(message, path=(option,))
+        if wanted := misfit(taken[option].annotation, value):
+            raise InputError(f"should be {wanted}, not {value!r}", path=(option,))
     return importer.load(path, batch=batch, **options)
+
+
+def takes(path: StrPath, format: str | None, option: str) -> bool:
+    """Whether the importer of a file has an option."""
+    return option in parameters(_importer(path, format).load)

@@ -27,9 +27,9 @@ from devices.real.statistics import kendall_tau
 from scenarios.validate.case import Case
 from scenarios.validate.predict import with_interference
 from scenarios.validate.redecide import Redecide
-from sim.engine import simulate
 from sim.model import Policy, Task
 from sim.plan import Plan
+from sim.simulation import simulate
 from sim.trace import Trace
 from sim.transfers import make_flow
 

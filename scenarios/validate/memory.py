@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.memory.base import Block
+from devices.memory.blocks import Block
 from devices.memory.caching import CachingAllocator
 from devices.real.torch_memory import MemoryStep, run_steps
 from scenarios.validate import files

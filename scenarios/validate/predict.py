@@ -78,7 +78,7 @@ def with_interference(machine: Machine, case: Case, calibration: Calibration) ->
 
 def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration | None) -> Trace:
     """Simulate a case; without a calibration nothing costs anything but the ops."""
-    from sim.engine import simulate
+    from sim.simulation import simulate
 
     case = case.simulated()
     machine = case.machine(calibration)

@@ -5,8 +5,8 @@
     entry point of group sim.workloads        workload: {ops: {...}}         the name is the key that
     ops = "scenarios.workloads...:InlineOps"            ───                  tells the kind, and a field
 
-The project's own kinds and those of other packages are found alike, by name, and one is loaded when a scenario
-names it: ``sim run`` of a few ops imports neither pipelines nor importers. The schema is made of all of them.
+The kinds of this project and of other packages are found alike, by name, and one is loaded when a scenario
+names it: ``sim run`` of a few ops imports no pipelines and no importers. The schema is made of all of them.
 """
 
 from __future__ import annotations

@@ -73,6 +73,10 @@ class Workload(Strict):
         """Return the policies that are schedules of this workload; none: any policy of the project."""
         return ()
 
+    def asks_cost_models(self) -> bool:
+        """Whether cost models of devices are asked to make the graph, whose ops then all have durations."""
+        return False
+
     def work(
         self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0
     ) -> Work:

@@ -1,11 +1,18 @@
-"""Graphs kept in files of their own: ``workload: {graph: inception_v1.json.gz, batch: 32}``."""
+"""Graphs kept in files of their own: ``workload: {graph: inception_v1.json.gz, batch: 32}``.
+
+A file of any known format; what its importer takes besides stands beside it. Some formats have short names::
+
+    {graph: trace.json.gz, format: kineto, host: none}          {kineto: trace.json.gz, host: none}
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from scenarios.document import Document
 from scenarios.quantities import Count, File, Name
@@ -20,9 +27,14 @@ Batch = Annotated[Count | None, Field(description="batch size; default: that of 
 
 
 class GraphFile(Workload):
-    """A graph in a file, of any format that `sim import` reads."""
+    """A graph in a file, of any format that `sim import` reads; further keys are options of its importer."""
+
+    model_config = ConfigDict(extra="allow")
 
     graph: Annotated[File, Field(description="a file, relative to this one")]
+    format: Annotated[
+        Name | None, Field(description="name of an importer, when the content does not tell (`sim import`)")
+    ] = None
     batch: Batch = None
     attributes: Annotated[
         dict[Name, dict[str, JsonValue]],
@@ -34,7 +46,15 @@ class GraphFile(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
-        graph = load_file(document, "graph", self.graph, batch=self.batch)
+        from scenarios.importers import takes
+
+        options = dict(self.__pydantic_extra__ or {})
+        with placed(document, "graph"):
+            if self.attributes and takes(document.file(self.graph), self.format, "attributes"):
+                options["attributes"] = self.attributes
+        graph = load_file(document, "graph", self.graph, batch=self.batch, format=self.format, **options)
+        if "attributes" in options:
+            return graph
         attributes = dict(graph.attributes)
         for name, more in self.attributes.items():
             try:
@@ -77,7 +97,14 @@ def load_file(document: Document, key: str, file: str, *, batch: int | None = No
     """Return the graph in a file that the key `key` of the workload names; an error has its place there."""
     from scenarios.importers import load_graph
 
-    try:
+    with placed(document, key):
         return load_graph(document.file(file), batch=batch, **options)
+
+
+@contextmanager
+def placed(document: Document, key: str) -> Iterator[None]:
+    """Give an error about the workload's file, or about an option of its importer, its place."""
+    try:
+        yield
     except InputError as error:
-        raise document.error(("workload", key), str(error)) from error
+        raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error

@@ -85,6 +85,11 @@ class Pipeline(Workload):
         ranks = fields.ranks or (stages or 1) // (fields.chunks or 1)
         return {"devices": {"rank": {"kind": "gpu", "count": max(1, ranks)}}}
 
+    def asks_cost_models(self) -> bool:
+        """Whether stages are timed where they run: those of a graph, or of a model that gives no rate."""
+        model = self.pipeline.model
+        return self.pipeline.graph is not None or (model is not None and model.rate is None)
+
     def work(
         self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0
     ) -> Work:

@@ -56,9 +56,7 @@ class Sessions(Workload):
         title = document.root.child("name")
         built = {}
         for name, spec in self.sessions.items():
-            node: Node | None = document.root
-            for part in ("workload", "sessions", name, "workload"):
-                node = node and node.child(part)
+            node = document.at(("workload", "sessions", name, "workload"))
             assert node is not None
             # Its errors stand where the session's workload stands.
             own = Document(Node({"workload": node}, node.place), document.path)

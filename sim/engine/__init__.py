@@ -1,17 +1,18 @@
-"""The engine: one loop over instants, on SimPy.
+"""The engine: what happens at an instant, on SimPy. It is the definition of what a run is.
 
-At each instant, in this order::
+At one time there may be several *rounds*: what takes no time begins in one round and ends in the next. In a
+round, in this order::
 
-    1. all completions, in the order in which they were scheduled     (_complete)
-    2. memory is released, then tasks become eligible                 (_complete)
-    3. every free issuer is asked, in machine order,                  (_ask_groups, _ask_all)
-       until none takes a task
-    4. streams start their heads, in machine order                    (_start_heads)
-    5. devices and links share what they have among those who run     (_settle)
+    1. complete   what ends now, by (start, round, lane, id): issuers, streams, shared resources and memory
+                  come free, then tasks become eligible, and transfers among them start
+    2. pay        issuers whose launch is paid for, in machine order: workers execute, hosts put on streams
+    3. ask        free issuers, in machine order, until the policy gives none of them a task
+    4. heads      streams start their first task, in machine order, if its events and its launch have arrived
+    5. settle     devices and links share what they have among those who run
 
-SimPy keeps the queue of future instants; callbacks only note what fired, and the whole instant is
-settled at once when no event of the same time is left. That is what makes the order above hold
-whatever the order of events inside an instant, and what makes ties reproducible.
+SimPy keeps the queue of what lies ahead. Its callbacks only note what fired, and a round begins when all of
+an instant has been noted, so **the order inside an instant is a function of what happened, never of how it
+was computed**: an observer, noise of width zero or another engine changes nothing.
 
 A task's way through it::
 
@@ -19,8 +20,7 @@ A task's way through it::
                                 └─ a CPU worker executes what it takes ──────────────────────────►┘
 """
 
+from sim.engine.engine import Engine
 from sim.engine.hooks import Memory, Observer
-from sim.engine.loop import Engine, simulate
-from sim.engine.state import State
 
-__all__ = ["Engine", "Memory", "Observer", "State", "simulate"]
+__all__ = ["Engine", "Memory", "Observer"]

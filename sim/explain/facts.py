@@ -36,7 +36,8 @@ class Facts:
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.job = trace, trace.job
-        self.devices, self.issuers = trace.job.machine.devices, trace.job.machine.issuers()
+        self.machine = trace.job.machine
+        self.devices, self.issuers = self.machine.devices, self.machine.issuers()
         tasks = trace.tasks
         live = tasks["dead"] == 0
         self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
@@ -48,7 +49,7 @@ class Facts:
         self.cost = np.where(live, issue_costs_ns(self.job)[tasks["op"]], 0)
         self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
         # An issuer passes a dead task by, as a worker would execute one that takes no time.
-        self.by_worker = (np.array([d.workers for d in self.devices])[self.device] > 0) | ~live
+        self.by_worker = ~self.job.launched[tasks["op"]] | ~live
 
     # -- data ---------------------------------------------------------------------------------
 
@@ -153,21 +154,13 @@ class Facts:
         return np.where(blocked, np.maximum(self.ready, free_since), self._paid_from)
 
     @cached_property
-    def group(self) -> IntArray:
-        """Group of issuers that serves each device (one entry per device)."""
-        group = np.full(len(self.devices), UNSET)
-        for issuer in self.issuers:
-            group[list(issuer.devices)] = issuer.group
-        return group
-
-    @cached_property
     def issuers_busy(self) -> Cover:
         """When all issuers of a group are busy: issuing, executing, copying pageable memory, or blocked."""
         size = np.bincount([issuer.group for issuer in self.issuers])
         moved, copied = self.trace.transfers, self.copied_by >= 0
         start = np.concatenate((self.taken, moved["ready_ns"][copied]))
         end = np.concatenate((self.let_go, moved["end_ns"][copied]))
-        group = np.concatenate((self.group[self.device], self.copied_by[copied]))
+        group = np.concatenate((self.machine.group_of[self.device], self.copied_by[copied]))
         return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
 
     @cached_property
@@ -205,7 +198,7 @@ class Facts:
 
     def way(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
-        moved, machine = self.trace.transfers, self.job.machine
+        moved, machine = self.trace.transfers, self.machine
         source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
         links = {machine.links[k].name for k in machine.route(source, destination)}
         host = int(self.copied_by[transfer])

@@ -142,7 +142,7 @@ def idle_pieces(trace: Trace, facts: Facts | None = None) -> IdlePieces:
     parts.append(_part(device, begin, length, "transfer", row))
 
     begin, length = until(f.taken[row])
-    busy = f.issuers_busy.between(begin, begin + length, f.group[device])
+    busy = f.issuers_busy.between(begin, begin + length, f.machine.group_of[device])
     parts.append(_part(device, begin, busy, "issue", row))
     parts.append(_part(device, begin, length - busy, "policy", row))
     begin, length = until(f.taken[row] + f.calls[row])

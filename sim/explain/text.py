@@ -134,7 +134,7 @@ def _issue(f: Facts, row: int, at_ns: int) -> str:
 
 
 def _policy(f: Facts, row: int, at_ns: int) -> str:
-    group = f.group[f.device]
+    group = f.machine.group_of[f.device]
     later = np.flatnonzero((group == group[row]) & (f.taken > at_ns))
     ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
     behind = f", behind {_task(f, ahead)}" if ahead != row else ""

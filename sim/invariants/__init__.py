@@ -8,6 +8,7 @@ The checks read the graph, the machine and the times, and nothing that the engin
                 have ended and travelled; who meets by key has the same key, frame and iteration
     lanes       a stream's tasks in issue order, one at a time, gap and launch latency kept; issuers do
                 one thing at a time, each at its cost; launch queues hold no more than they can
+    order       rows by start, round, lane and id: ties go by what happened, never by how it was computed
     resources   cores and serial links never in use twice; the makespan is at least every lower bound
 
 All times are integers and nothing has a tolerance.
@@ -19,6 +20,7 @@ from sim.invariants.columns import Columns
 from sim.invariants.data import DATA
 from sim.invariants.lanes import LANES
 from sim.invariants.meetings import MEETINGS
+from sim.invariants.order import ORDER
 from sim.invariants.resources import RESOURCES
 from sim.invariants.tasks import TASKS
 from sim.trace import Trace
@@ -53,5 +55,5 @@ def check(trace: Trace) -> None:
     sim.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     columns = Columns(trace)
-    for invariant in (*TASKS, *DATA, *MEETINGS, *LANES, *RESOURCES):
+    for invariant in (*TASKS, *DATA, *MEETINGS, *LANES, *ORDER, *RESOURCES):
         invariant(columns)

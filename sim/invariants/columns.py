@@ -61,7 +61,7 @@ class Columns:
     @cached_property
     def by_worker(self) -> BoolArray:
         """Whether a worker executes the task (else it was launched on a stream)."""
-        by_worker: BoolArray = np.array([d.workers for d in self.machine.devices])[self.device] > 0
+        by_worker: BoolArray = ~self.job.launched[self.op]
         return by_worker
 
     @cached_property

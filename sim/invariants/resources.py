@@ -78,13 +78,12 @@ def host_threads(c: Columns) -> None:
     hosted = host_groups(c.job, c.moved["source"], c.moved["destination"])
     if (hosted < 0).all():
         return
-    by_worker = np.array([d.workers for d in c.machine.devices])[c.device] > 0
     group_of = np.array([issuer.group for issuer in c.issuers])
     for group in np.unique(hosted[hosted >= 0]).tolist():
         copied = np.flatnonzero(hosted == group)
         rows = np.flatnonzero((group_of[c.issuer] == group) & c.live)
-        begin = np.where(by_worker, c.issue, c.issue - c.cost)[rows]
-        end = np.where(by_worker, c.end, c.issue)[rows]
+        begin = np.where(c.by_worker, c.issue, c.issue - c.cost)[rows]
+        end = np.where(c.by_worker, c.end, c.issue)[rows]
         start = np.concatenate((c.moved["start_ns"][copied], begin))
         over = np.concatenate((c.moved["end_ns"][copied], end))
         most, k = most_at_once(start, over, np.ones(len(start), np.int64))

@@ -113,7 +113,7 @@ def bars_of(trace: Trace, *, links: bool = True, issuers: bool = False) -> Bars:
         lanes.extend(names[k] for k in used.tolist())
 
     if issuers:
-        launched = ran[np.array([d.workers == 0 for d in machine.devices])[trace.device[ran]]]
+        launched = ran[trace.job.launched[tasks["op"][ran]]]
         paid = issue_costs_ns(trace.job)[tasks["op"][launched]]
         launched, paid = launched[paid > 0], paid[paid > 0]
         issue = tasks["issue_ns"][launched]

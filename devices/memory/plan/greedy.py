@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.plan.lifetimes import Lifetime, Plan, checked, peak_live
 
 __all__ = ["plan_greedy"]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from sim.errors import InputError, InvariantError
 
 __all__ = ["Lifetime", "Plan", "fullest_step", "peak_live"]

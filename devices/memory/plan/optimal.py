@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.plan.greedy import plan_greedy
 from devices.memory.plan.lifetimes import Lifetime, Plan
 from sim.errors import MissingExtraError

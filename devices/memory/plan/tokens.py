@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from devices.memory.base import round_up
+from devices.memory.blocks import round_up
 from devices.memory.plan.lifetimes import Lifetime, Plan, checked, peak_live
 from devices.memory.plan.program import Program
 

@@ -1,0 +1,540 @@
+"""One run of a job under a policy: the loop over instants (see `sim.engine`)."""
+
+from __future__ import annotations
+
+import warnings
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+from operator import attrgetter
+from typing import Any
+
+import simpy
+
+from sim.engine.collector import collector_paused
+from sim.engine.hooks import Memory, Observer
+from sim.engine.lanes import LaunchQueue, Stream
+from sim.engine.parts import holding_ops, host_threads, make_network, make_readiness
+from sim.errors import RunError, StuckError
+from sim.issue_costs import issue_costs_ns
+from sim.job import Job
+from sim.model import MANAGED, WAIT, Context, Issuer, Policy, Processor, Task
+from sim.rows import task_rows, transfer_rows
+from sim.stuck import stuck_error
+from sim.trace import Trace, Wait
+
+__all__ = ["Engine"]
+
+_by_index = attrgetter("index")
+_by_id = attrgetter("id")
+_by_issuer = attrgetter("issuer.index")
+_by_start = attrgetter("start_ns", "round", "stream", "id")
+
+
+class Engine:
+    """One run of a job under a policy; implements `sim.model.Context` for what devices and links share.
+
+    Parameters
+    ----------
+    job : Job
+    policy : Policy
+    memory : callable, optional
+        ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
+    observers : iterable of Observer
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        *,
+        memory: Callable[[Job, Context], Memory] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        machine = job.machine
+        self.job, self.policy = job, policy
+        self.observers = list(observers)
+        self.clock = simpy.Environment()
+        self.now_ns = self.round = 0
+        self.flow, self.readiness, self.rendezvous = make_readiness(job, policy, memory is not None, self)
+        self.asynchronous = self.readiness.asynchronous
+        # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
+        self.device_of: list[int] = job.device_of.tolist()
+        self.executed: list[bool] = (~job.launched).tolist()
+        self.issue_ns: list[int] = issue_costs_ns(job).tolist()
+        self.duration_ns: list[int] = job.duration_ns.tolist()
+        self.noisy_ns: list[list[int]] | None = None if job.noisy_ns is None else job.noisy_ns.tolist()
+        self.stream_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
+        self.holding = holding_ops(job)
+        # Who issues: the free issuers of each group, and the groups in which something has changed.
+        self.by_group = policy.scope == "group"
+        self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
+        for issuer in machine.issuers():
+            self.idle[issuer.group].append(issuer)
+        self.to_ask: set[int] = set()
+        self.hosts = host_threads(job, self.flow, self.idle)
+        # Where tasks are issued to, and what they share there.
+        self.streams = [
+            Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
+            for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
+            for lane in range(device.lanes)
+        ]
+        self.touched: set[int] = set()  # streams where something has changed
+        self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
+        self.processors: list[Processor | None] = [
+            device.processor(device, self) if device.processor else None for device in machine.devices
+        ]
+        self.network = make_network(job, self.flow, self)
+        self.memory = memory(job, self) if memory else None
+        self.gives_back = any(self.processors) or self.memory is not None or bool(self.observers)
+        # What has fired at the present instant, and who waits for something to come free.
+        self.ended: list[Task] = []
+        self.paid: list[Task] = []
+        self.placed: list[Task] = []  # launches that were parked and have a place now
+        self.retried: list[Task] = []  # tasks of workers that may try to start again
+        self.requested: list[Task] = []  # transfers whose request has arrived
+        self.blocked: list[deque[Task]] = [deque() for _ in machine.devices]  # refused by the processor
+        self.starved: list[Task] = []  # refused by the memory
+        self.settling: list[Callable[[], None]] = []
+        # What came out.
+        self.frames: dict[str, int] = {}
+        self.calls: dict[int, int] = {}  # task → ns its issuer spent on calls of the allocator, where it did
+        self.tasks = task_rows(job.graph, self.flow.n_ops * job.iterations, self.frames)
+        self.transfers = transfer_rows((self.flow.n_nodes - self.flow.n_ops) * job.iterations)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> Trace:
+        """Run to the end.
+
+        Raises
+        ------
+        StuckError
+            When tasks remain and nothing can happen any more.
+        """
+        self.policy.prepare(self.job)
+        clock = self.clock
+        with collector_paused():
+            self._eligible(self.readiness.roots())
+            while True:
+                if self.ended:
+                    self._complete()
+                self._pay()
+                self._ask()
+                if self.touched:
+                    self._start_heads()
+                if self.settling:
+                    self._settle()
+                next_ns = clock.peek()
+                if next_ns == inf:
+                    break
+                self._advance(next_ns)
+        return self._trace()
+
+    def _advance(self, to_ns: float) -> None:
+        """Go to the next instant, or to another round of this one, and note all that happens there."""
+        self.round = self.round + 1 if to_ns == self.now_ns else 0
+        self.now_ns = int(to_ns)
+        clock = self.clock
+        last = clock.timeout(to_ns - clock.now)  # what begins while this is noted is of the next round
+        while not last.processed:
+            clock.step()
+
+    def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
+        """Let SimPy call ``note(event)``, with ``event.value`` the value, after a delay."""
+        self.clock.timeout(delay_ns, value).callbacks.append(note)
+
+    # -- 1. complete ---------------------------------------------------------------------------
+
+    def _complete(self) -> None:
+        """End what ends now, and make eligible what waited for it."""
+        ended, self.ended = self.ended, []
+        if len(ended) > 1:
+            ended.sort(key=_by_start)
+        for task in ended:
+            task.end_ns = self.now_ns
+            self._leave(task)
+            (self.transfers if task.group < 0 else self.tasks).add(task)
+        if self.gives_back:
+            self._give_back(ended)
+        for task in ended:
+            # Under "issue" what is launched was told of when it was issued.
+            told = self.asynchronous and (task.group < 0 or not (task.dead or self.executed[task.op]))
+            now_ready = self.readiness.ended(task)
+            if now_ready or not told:
+                self._eligible(now_ready, task, not told)
+        if self.asynchronous:
+            for task in self.readiness.released():
+                if task.group < 0:
+                    self._carry(task)
+                else:
+                    self.touched.add(task.stream)
+
+    def _leave(self, task: Task) -> None:
+        """Free the issuer, or the stream and the place in the launch queue, that `task` had."""
+        issuer = task.issuer
+        if issuer is None:
+            if self.hosts is not None and (host := self.hosts.let_go(task)) is not None:
+                self._free(host)
+            return
+        if task.dead or self.executed[task.op]:
+            self._free(issuer)
+            return
+        if task.op in self.holding:
+            self._free(issuer)
+        stream = self.streams[task.stream]
+        stream.running = None
+        stream.free_ns = task.end_ns + stream.gap_ns
+        self.touched.add(stream.index)
+        parked = self.launch_queues[stream.device].leave()
+        if parked is not None:
+            self.placed.append(parked)
+
+    def _give_back(self, ended: list[Task]) -> None:
+        """Give back what tasks shared and the memory that nobody needs; who was refused tries again."""
+        for task in ended:
+            processor = None if task.group < 0 or task.dead else self.processors[self.device_of[task.op]]
+            if processor is not None and processor.end is not None:
+                processor.end(task)
+                blocked = self.blocked[self.device_of[task.op]]
+                while blocked:
+                    self._try_again(blocked.popleft())
+        for task in ended if self.observers else ():
+            self._tell("ended", task)
+        if self.memory is not None and self.memory.follows_ends:
+            freed = [self.memory.release(task) for task in ended]
+            if any(freed) and self.starved:
+                self._feed()
+
+    def _eligible(self, tasks: list[Task], cause: Task | None = None, tell: bool = True) -> None:
+        """Stamp new tasks and tell the policy of them (of none at all only if `tell`); issue transfers."""
+        issued = []
+        for task in tasks:
+            task.ready_ns = self.now_ns
+            if task.group >= 0:
+                issued.append(task)
+                self.to_ask.add(task.group)
+        if cause is None:
+            for task in issued:
+                self.policy.ready(task)
+        elif issued or tell:
+            self.policy.ended(cause, issued, cause.issuer)
+        if len(issued) < len(tasks):
+            for task in tasks:
+                if task.group < 0 and (self.hosts is None or self.hosts.take(task)):
+                    self._issue_transfer(task)
+
+    # -- transfers: issued by the engine itself ------------------------------------------------
+
+    def _issue_transfer(self, transfer: Task) -> None:
+        """Issue a transfer, and let it go when its tensor is there."""
+        transfer.issue_ns = self.now_ns
+        if self.asynchronous:
+            self._issued(transfer)
+            if not self.readiness.may_start(transfer):
+                return
+        self._carry(transfer)
+
+    def _carry(self, transfer: Task) -> None:
+        """Give a transfer to the network, once the request for it has arrived and there is memory for it."""
+        if transfer.floor_ns > self.now_ns:
+            self._later(transfer.floor_ns - self.now_ns, self._note_requested, transfer)
+        elif self.memory is not None and self.memory.acquire(transfer) == WAIT:
+            self.starved.append(transfer)
+        elif self.network is None or transfer.dead:  # a dead token weighs nothing
+            self.started(transfer)
+            self._later(0, self._note_end, transfer)
+        else:
+            self.network.start(transfer)
+
+    # -- 2. pay --------------------------------------------------------------------------------
+
+    def _pay(self) -> None:
+        """Go on with what was refused before, what was parked, and what is paid for."""
+        if self.retried:
+            retried, self.retried = self.retried, []
+            for task in retried:
+                self._start(task)
+        if self.placed:
+            placed, self.placed = self.placed, []
+            for task in placed:
+                self._push(task)
+        if self.paid:
+            paid, self.paid = sorted(self.paid, key=_by_issuer), []
+            for task in paid:
+                self._issue(task)
+        if self.requested:
+            requested, self.requested = sorted(self.requested, key=_by_id), []
+            for transfer in requested:
+                self._carry(transfer)
+        if self.hosts is not None:
+            while (waited := self.hosts.next()) is not None:
+                self._issue_transfer(waited)
+
+    def _issue(self, task: Task) -> None:
+        """Let a worker execute `task`; put it on its stream, or park it where the launch queue is full."""
+        if self.executed[task.op]:
+            self._start(task)
+        elif self.launch_queues[self.device_of[task.op]].enter(task):
+            self._push(task)
+
+    def _push(self, task: Task) -> None:
+        """Put a task on its stream; its issuer goes on, unless it holds it until it ends."""
+        stream = self.streams[self.stream_of[task.op]]
+        task.issue_ns = self.now_ns
+        task.stream = stream.index
+        stream.queue.append(task)
+        self.touched.add(stream.index)
+        if task.op not in self.holding:
+            self._free(task.issuer)
+        if self.asynchronous:
+            self._issued(task)
+
+    def _issued(self, task: Task) -> None:
+        self._eligible(self.readiness.issued(task), task, task.group >= 0)
+
+    # -- 3. ask --------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Ask free issuers until none takes a task: of groups where something changed, or all of them."""
+        ask = self.policy.next
+        if self.by_group:
+            while self.to_ask:
+                groups, self.to_ask = sorted(self.to_ask), set()
+                for group in groups:
+                    idle = self.idle[group]
+                    while idle and (task := ask(idle[0])) is not None:
+                        self._take(idle[0], task)
+            return
+        took = True
+        while took:
+            took = False
+            for idle in self.idle:
+                for issuer in idle[:]:
+                    if issuer in idle and (task := ask(issuer)) is not None:
+                        took = True
+                        self._take(issuer, task)
+
+    def _take(self, issuer: Issuer, task: Task) -> None:
+        """Let `issuer` take `task` from the policy."""
+        self._refuse_wrong(issuer, task)
+        task.issuer = issuer
+        self.idle[issuer.group].remove(issuer)
+        if task.dead:  # it executes nothing: the issuer passes it by
+            task.issue_ns = self.now_ns
+            self._begin(task, issuer.stream)
+            self._later(0, self._note_end, task)
+        else:
+            self._claim(task)
+
+    def _claim(self, task: Task) -> None:
+        """Take memory for `task`, where it is taken at issue, and pay for both."""
+        cost = self.issue_ns[task.op]
+        if self.memory is not None and self.memory.at_issue:
+            calls = self.memory.acquire(task)
+            if calls == WAIT:
+                task.wait = Wait.MEMORY
+                self.starved.append(task)
+                return
+            if calls:
+                self.calls[task.id] = calls
+                cost += calls
+        if self.executed[task.op]:
+            task.issue_ns = self.now_ns
+        if cost:
+            self._later(cost, self._note_paid, task)
+        else:
+            self._issue(task)
+
+    def _free(self, issuer: Issuer | None) -> None:
+        """Let an issuer be asked again."""
+        assert issuer is not None
+        insort(self.idle[issuer.group], issuer, key=_by_index)
+        self.to_ask.add(issuer.group)
+
+    def _refuse_wrong(self, issuer: Issuer, task: Task) -> None:
+        try:
+            wrong = task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group
+        except AttributeError:
+            what = f"{type(self.policy).__name__} gave {issuer.name} {task!r}"
+            raise RunError(f"policy {what}, which is no task: next() returns a task or None") from None
+        if wrong:
+            raise RunError(
+                f"policy {type(self.policy).__name__} gave {issuer.name} "
+                f"op {self.job.graph.op_names[task.op]!r}, "
+                + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
+            )
+
+    # -- 4. heads ------------------------------------------------------------------------------
+
+    def _start_heads(self) -> None:
+        """Start the first task of every stream where something changed."""
+        touched, self.touched = sorted(self.touched), set()
+        for index in touched:
+            stream = self.streams[index]
+            if stream.running is None and stream.queue and self._start_head(stream, stream.queue[0]):
+                stream.running = stream.queue.popleft()
+
+    def _start_head(self, stream: Stream, task: Task) -> bool:
+        if self.asynchronous and not self.readiness.may_start(task):
+            task.wait = Wait.EVENT
+            return False
+        at_ns = max(task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
+        if at_ns > self.now_ns:
+            task.wait = task.wait or Wait.LAUNCH
+            self._later(at_ns - self.now_ns, self._note_wake, stream.index)
+            return False
+        return self._start(task)
+
+    def _start(self, task: Task) -> bool:
+        """Start `task` if memory and what its device shares allow it now."""
+        if self.memory is not None and not self.memory.at_issue:
+            cost_ns = self.memory.acquire(task)
+            if cost_ns:
+                task.wait = Wait.MEMORY
+                if cost_ns == WAIT:
+                    self.starved.append(task)
+                else:
+                    task.floor_ns = self.now_ns + cost_ns
+                    self._later(cost_ns, self._note_retry, task)
+                return False
+        device = self.device_of[task.op]
+        processor = self.processors[device]
+        self._begin(task, task.issuer.stream if self.executed[task.op] else task.stream)  # type: ignore[union-attr]
+        if processor is None:
+            ns = self.duration_of(task)
+        else:
+            ns = processor.start(task)
+            if ns == WAIT:
+                task.start_ns = -1
+                task.wait = Wait.RESOURCES
+                self.blocked[device].append(task)
+                return False
+            if task.start_ns > self.now_ns:  # the processor puts it off, and knows until when
+                task.round = 0
+                self.call_at(task.start_ns, self.started, task)
+        if ns != MANAGED:
+            self._later(ns, self._note_end, task)
+        if task.start_ns == self.now_ns and self.observers:
+            self._tell("started", task)
+        return True
+
+    def _begin(self, task: Task, lane: int) -> None:
+        task.start_ns, task.round, task.stream = self.now_ns, self.round, lane
+
+    def _try_again(self, task: Task) -> None:
+        """Let a task that was refused try to start again in this round."""
+        if self.executed[task.op]:
+            self.retried.append(task)
+        else:
+            self.touched.add(task.stream)
+
+    def _feed(self) -> None:
+        """Memory was freed: let those who wait for it try again, first come first served."""
+        starved, self.starved = self.starved, []
+        assert self.memory is not None
+        while starved:
+            task = starved.pop(0)
+            if task.group < 0:
+                self._carry(task)
+            elif not self.memory.at_issue:
+                self._try_again(task)
+            else:
+                self._claim(task)
+                if self.starved and self.starved[-1] is task:  # nobody overtakes it
+                    self.starved += starved
+                    return
+
+    # -- 5. settle -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Let devices and networks share what they have, now that all that wants it is known."""
+        while self.settling:
+            settling, self.settling = self.settling, []
+            for callback in settling:
+                callback()
+
+    # -- for processors, networks and memory: `sim.model.Context` ------------------------------
+
+    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
+        """Call ``callback(value)`` at `time_ns`."""
+        self._later(time_ns - self.now_ns, _call, (callback, value))
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
+        self.settling.append(callback)
+
+    def started(self, task: Task) -> None:
+        """Put down that a task whose start was put off begins to execute now."""
+        if task.start_ns < self.now_ns:
+            self._begin(task, task.stream)
+        if self.observers:
+            self._tell("started", task)
+
+    def duration_of(self, task: Task) -> int:
+        """Return how long `task` takes when nothing else disturbs it."""
+        if self.noisy_ns is not None:
+            return self.noisy_ns[task.iteration][task.op]
+        return self.duration_ns[task.op]
+
+    def finish(self, task: Task) -> None:
+        """End a task at the present instant."""
+        self.ended.append(task)
+
+    # -- what SimPy calls: it only notes what fired --------------------------------------------
+
+    def _note_end(self, event: Any) -> None:
+        self.ended.append(event.value)
+
+    def _note_paid(self, event: Any) -> None:
+        self.paid.append(event.value)
+
+    def _note_requested(self, event: Any) -> None:
+        self.requested.append(event.value)
+
+    def _note_retry(self, event: Any) -> None:
+        self._try_again(event.value)
+
+    def _note_wake(self, event: Any) -> None:
+        self.touched.add(event.value)
+
+    # -- what came out -------------------------------------------------------------------------
+
+    def _tell(self, what: str, task: Task) -> None:
+        for observer in tuple(self.observers):
+            try:
+                getattr(observer, what)(task)
+            except Exception as error:
+                self.observers.remove(observer)
+                warnings.warn(
+                    f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
+                )
+
+    def _trace(self) -> Trace:
+        if len(self.tasks) + len(self.transfers) < self.readiness.total:
+            raise self._stuck()
+        return Trace.from_rows(
+            self.job,
+            self.flow,
+            self.policy,
+            self.tasks,
+            self.transfers,
+            frames=self.frames,
+            memory=self.memory.columns() if self.memory is not None else None,
+            calls=self.calls,
+            met=self.rendezvous.met if self.rendezvous is not None else (),
+        )
+
+    def _stuck(self) -> StuckError:
+        over = [rows.columns()["id"].tolist() for rows in (self.tasks, self.transfers)]
+        waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
+        lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
+        if self.rendezvous is not None:
+            lacks.update(self.rendezvous.lacks())
+        return stuck_error(self.readiness.name, waiting, self.policy, lacks)
+
+
+def _call(event: Any) -> None:
+    callback, value = event.value
+    callback(value)

@@ -1,0 +1,84 @@
+"""What a run is put together from: its nodes and their readiness, host threads, the network."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.control_flow import TaggedTokenReadiness
+from sim.errors import InfeasibleError, InputError
+from sim.frames import has_control_flow
+from sim.hosting import HostThreads, host_groups
+from sim.job import Job
+from sim.meeting import find_meetings
+from sim.model import Context, Issuer, Network, Policy
+from sim.program_order import decided
+from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
+from sim.rendezvous import Rendezvous, with_meeting_transfers
+from sim.transfers import Flow, check_routes, make_flow
+
+__all__ = ["holding_ops", "host_threads", "make_network", "make_readiness"]
+
+
+def make_readiness(
+    job: Job, policy: Policy, with_memory: bool, context: Context
+) -> tuple[Flow, Readiness, Rendezvous | None]:
+    """Return the nodes and edges of a run, what says when its tasks are eligible, and who meets by key.
+
+    Raises
+    ------
+    InputError
+        Control flow with an allocator.
+    """
+    flow = make_flow(job)
+    meetings = find_meetings(job.graph)
+    if meetings.recvs:
+        flow = with_meeting_transfers(job, flow, meetings)
+    at_issue = policy.synchronisation == "issue"
+    readiness: Readiness
+    if has_control_flow(job.graph):
+        if with_memory:
+            raise InputError(
+                "an allocator cannot follow tensors through frames: leave memory out for control flow"
+            )
+        readiness = TaggedTokenReadiness(job, flow, at_issue, decided(job, flow))
+    else:
+        readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, flow)
+    if not meetings.recvs:
+        return flow, readiness, None
+    rendezvous = Rendezvous(readiness, job, flow, meetings, context)
+    return flow, rendezvous, rendezvous
+
+
+def holding_ops(job: Job) -> frozenset[int]:
+    """Return the launched ops that keep their host thread until they end, as pageable copies do."""
+    return frozenset(
+        op
+        for op, given in job.graph.attributes.items()
+        if (given.get("host_waits") or given.get("pageable")) and job.launched[op]
+    )
+
+
+def host_threads(job: Job, flow: Flow, idle: list[list[Issuer]]) -> HostThreads | None:
+    """Return who makes the copies that need a host thread, if any do; `idle` are the free ones by group."""
+    groups = host_groups(job, flow.source, flow.destination)
+    needed = np.flatnonzero(groups >= 0)
+    if not len(needed):
+        return None
+    return HostThreads(dict(zip((flow.n_ops + needed).tolist(), groups[needed].tolist(), strict=True)), idle)
+
+
+def make_network(job: Job, flow: Flow, context: Context) -> Network | None:
+    """Return what carries the transfers of a run; None: they take no time.
+
+    Raises
+    ------
+    InfeasibleError
+        Links without a network, or devices that no route connects.
+    """
+    machine = job.machine
+    if flow.n_nodes == flow.n_ops or not machine.links:
+        return None
+    if machine.network is None:
+        raise InfeasibleError("the machine has links but no network to carry transfers over them")
+    check_routes(job, flow)
+    return machine.network(machine, context)

@@ -1,0 +1,64 @@
+"""Which engine runs a job: the kernel where it can, else the one on SimPy, which can run everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from sim.engine import Engine, Memory, Observer
+from sim.errors import InputError, UnknownNameError
+from sim.job import Job
+from sim.kernel.run import STUCK, run
+from sim.model import Context, Policy
+from sim.trace import Trace
+
+__all__ = ["ENGINES", "NotOnKernelError", "run_job"]
+
+ENGINES: Final = ("auto", "simpy", "kernel")
+
+
+class NotOnKernelError(InputError):
+    """The kernel was asked for, and something stands in its way."""
+
+
+def run_job(
+    job: Job,
+    policy: Policy,
+    engine: str = "auto",
+    *,
+    memory: Callable[[Job, Context], Memory] | None = None,
+    observers: Iterable[Observer] = (),
+) -> Trace:
+    """Run a job on the engine that is wanted; the trace says which one that was.
+
+    Parameters
+    ----------
+    job : Job
+    policy : Policy
+    engine : str
+        ``auto``: the kernel where it can; ``simpy``; ``kernel``.
+    memory, observers
+        As for `sim.simulate`.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such engine.
+    NotOnKernelError
+        The kernel is wanted and cannot run this.
+    StuckError
+        Nothing can happen any more and tasks remain.
+    """
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    observers = list(observers)
+    which = "simpy"
+    if engine != "simpy":
+        found = run(job, policy, memory=memory, observers=observers)
+        if isinstance(found, Trace):
+            return found
+        if engine == "kernel" and found != STUCK:
+            raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
+        which = f"simpy: {found}"
+    return replace(Engine(job, policy, memory=memory, observers=observers).run(), engine=which)

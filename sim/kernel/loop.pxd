@@ -1,0 +1,121 @@
+# The types of loop.py, with which Cython compiles it.
+cimport cython
+
+from sim.kernel.maxmin cimport i64
+from sim.kernel.network cimport Net
+
+cdef i64 EVENT, LAUNCH, RESOURCES, NEVER, GROUPS, WIDTH
+
+
+@cython.final
+cdef class Run:
+    cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
+    cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming
+    cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed
+    cdef public bint counts_cores, cores_freed, something, keeping, keep_first, tangled
+    cdef public Net net
+    cdef public i64[::1] ns, group, executed, cost, device, lane_of, hop, holds, first_edge, edge, pending
+    cdef public i64[::1] running, floor, follower, turn, ready, issue, start, end, stream, issuer, wait
+    cdef public i64[::1] gap, latency, lane_device, head, tail, busy, free, touched, is_touched, partition
+    cdef public i64[::1] waking, loads, waves, n_instants, instant, free_sms, turn_at, turn_sms, after_at
+    cdef public i64[::1] after_sms, depth, outstanding, parked, parked_last, cores, free_cores, waits
+    cdef public i64[::1] waits_last, issuer_group, issuer_lane, issuer_queue, idle, idle_first, n_idle
+    cdef public i64[::1] asked, is_asked, batch, slots, queue_first, queue_head, queue_tail, kept, label
+    cdef public i64[::1] blocks, may_block, program, program_first, place, window_end, in_flight
+    cdef public i64[::1] event_key, event_task, ended, paid, placed, released, rows, coming
+
+    @cython.locals(going=bint)
+    cpdef void run(self) noexcept
+    @cython.locals(node=i64, who=i64, task=i64)
+    cdef void open(self) noexcept
+    cdef i64 node_of(self, i64 task) noexcept
+    @cython.locals(task=i64, node=i64, k=i64)
+    cdef void complete(self) noexcept
+    @cython.locals(device=i64, task=i64)
+    cdef void free_lane(self, i64 lane) noexcept
+    @cython.locals(base=i64, other=i64, follower=i64, k=i64)
+    cdef void record_event(self, i64 task, i64 node) noexcept
+    @cython.locals(base=i64, moving=bint, other=i64, left=i64, consumer=i64, k=i64)
+    cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
+    @cython.locals(group=i64, length=i64, place=i64)
+    cdef void eligible(self, i64 task, i64 node) noexcept
+    cdef void move(self, i64 task, i64 node) noexcept
+    cdef void carry(self, i64 task) noexcept
+    @cython.locals(task=i64, k=i64)
+    cdef void note_begun(self) noexcept
+    @cython.locals(who=i64, first=i64, mine=i64, queue=i64)
+    cdef void keep_or_queue(self, i64 task, i64 node) noexcept
+    cdef void done_with(self, i64 task) noexcept
+    @cython.locals(task=i64, node=i64, k=i64)
+    cdef void pay(self) noexcept
+    @cython.locals(device=i64, need=i64)
+    cdef void execute(self, i64 task, i64 node) noexcept
+    @cython.locals(task=i64, node=i64, device=i64)
+    cdef void give_cores(self) noexcept
+    cdef void launch(self, i64 task, i64 node) noexcept
+    @cython.locals(device=i64)
+    cdef bint find_place(self, i64 task, i64 node) noexcept
+    @cython.locals(lane=i64)
+    cdef void put_on_stream(self, i64 task, i64 node) noexcept
+    cdef void ask(self) noexcept
+    @cython.locals(n=i64, group=i64, who=i64, task=i64, k=i64)
+    cdef void ask_groups(self) noexcept
+    @cython.locals(took=bint, task=i64, who=i64)
+    cdef bint ask_everybody(self) noexcept
+    @cython.locals(queue=i64, first=i64, task=i64, place=i64)
+    cdef i64 choose(self, i64 who) noexcept
+    @cython.locals(first=i64, length=i64)
+    cdef i64 task_at(self, i64 queue, i64 place) noexcept
+    @cython.locals(total=i64, head=i64, end=i64, place=i64)
+    cdef void slide(self, i64 queue) noexcept
+    @cython.locals(node=i64, cost=i64)
+    cdef void take(self, i64 task, i64 who) noexcept
+    cdef void spend(self, i64 task, i64 who, i64 cost) noexcept
+    @cython.locals(group=i64)
+    cdef void free_issuer(self, i64 who) noexcept
+    @cython.locals(group=i64)
+    cdef void occupy(self, i64 who) noexcept
+    cdef void ask_later(self, i64 group) noexcept
+    cdef void touch(self, i64 lane) noexcept
+    @cython.locals(lane=i64, task=i64, at=i64, k=i64)
+    cdef void start_heads(self) noexcept
+    cdef void wake(self, i64 lane, i64 at) noexcept
+    @cython.locals(ns=i64)
+    cdef void begin(self, i64 task, i64 node, i64 at) noexcept
+    @cython.locals(turn=i64, fresh=i64)
+    cdef void note_start(self, i64 task, i64 at) noexcept
+    @cython.locals(ns=i64, first=i64, n=i64, at=i64, end=i64)
+    cdef void begin_on_sms(self, i64 task, i64 node, i64 partition) noexcept
+    @cython.locals(first=i64, sms=i64, rounds=i64, rest=i64, last=i64, end=i64, k=i64)
+    cdef i64 dispatch(self, i64 partition, i64 at, i64 loads, i64 waves, i64 ns) noexcept
+    @cython.locals(first=i64, n=i64, left=i64, total=i64, last=i64, at=i64, begin=i64, rounds=i64, n_after=i64, full=i64, rest=i64, end=i64, sms=i64, end_of_full=i64, k=i64)
+    cdef i64 dispatch_staggered(self, i64 partition, i64 loads, i64 waves, i64 ns) noexcept
+    @cython.locals(first=i64, n=i64, near=i64, sms=i64, area=i64, k=i64)
+    cdef void keep_few(self, i64 partition, i64 n_after) noexcept
+    @cython.locals(k=i64)
+    cdef void note_starts(self) noexcept
+    cdef bint earlier(self, i64 a, i64 b) noexcept
+    @cython.locals(key=i64, task=i64, k=i64)
+    cdef bint next_round(self) noexcept
+    @cython.locals(at=i64, up=i64, above=i64)
+    cdef void schedule(self, i64 key, i64 task) noexcept
+    @cython.locals(first=i64, n=i64, key=i64, task=i64, at=i64, kid=i64, below=i64)
+    cdef i64 pop_event(self) noexcept
+    cdef bint comes_first(self, i64 a, i64 b) noexcept
+    @cython.locals(at=i64)
+    cdef void push_coming(self, i64 task) noexcept
+    @cython.locals(first=i64, n=i64, task=i64, at=i64, kid=i64)
+    cdef i64 pop_coming(self) noexcept
+    @cython.locals(at=i64, up=i64)
+    cdef void push_slot(self, i64 first, i64 n, i64 value) noexcept
+    @cython.locals(least=i64, value=i64, at=i64, kid=i64)
+    cdef i64 pop_slot(self, i64 first, i64 n) noexcept
+@cython.locals(moves=i64, value=i64, at=i64, k=i64)
+cdef void sort(i64[::1] column, i64 n) noexcept
+@cython.locals(value=i64, k=i64)
+cdef void sort_by_heap(i64[::1] column, i64 n) noexcept
+@cython.locals(value=i64, kid=i64)
+cdef void sift_down(i64[::1] column, i64 at, i64 n) noexcept
+@cython.locals(a=i64, b=i64, at=i64, k=i64)
+cdef void sort_pairs(i64[::1] first, i64[::1] second, i64 n) noexcept

@@ -1,0 +1,1044 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False
+# cython: wraparound=False, initializedcheck=False, cdivision=True
+"""The fast path: what happens at an instant, as plain Python over columns of whole numbers.
+
+::
+
+    next round ──► complete ──► pay ──► ask ──► heads ──► note the starts ──► next round
+                   what ended   issue   free     of       in the order of
+                   and whom it  costs   issuers  streams  the trace's rows
+                   makes ready
+
+The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It
+follows the same definition as the engine on SimPy (`sim.engine`), and tests hold every column of their traces
+equal. `sim.kernel.layout` makes the columns of a job.
+
+A task's number is ``iteration * n + node``, as in a trace; ops are the nodes below `n_ops`, transfers the
+others.
+Every list inside is a column with a counter beside it, since there is nothing else in C.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.kernel.network import Net
+
+__all__ = ["Run"]
+
+Column = list[int]
+
+EVENT = 4
+LAUNCH = 5
+RESOURCES = 6
+NEVER = (1 << 63) - 2
+GROUPS = 8  # times at which SMs come free that are told apart
+WIDTH = 24  # room for more of them while they are merged
+
+
+class Run:
+    """One run: the columns of a job, the state of its queues, and what came of every task.
+
+    `sim.kernel.layout` sets the columns; `run` goes to the end, or to where nothing can happen any more.
+    """
+
+    # Sizes and switches.
+    n: int
+    n_ops: int
+    n_tasks: int
+    n_lanes: int
+    n_issuers: int
+    once: bool  # one iteration: a task's number is its node's
+    drawn: bool  # durations are those of tasks, not of nodes
+    at_issue: bool  # an op that is launched makes others eligible when it is issued
+    by_group: bool  # only groups in which something changed are asked
+    networked: bool  # there are transfers
+    limited: bool  # some launch queue has a bound
+    fifo: bool
+    lifo: bool
+    windowed: bool  # the least place in the window first; else each queue follows its program strictly
+
+    # One entry a node, or a task where noise is drawn.
+    ns: Column
+
+    # One entry a node.
+    group: Column  # -1: a transfer
+    executed: Column  # by a worker; else launched on a stream
+    cost: Column
+    device: Column
+    lane_of: Column  # stream on which it is launched
+    hop: Column  # how long an event of another stream takes to arrive
+    holds: Column  # whether it keeps its host thread until it ends
+    first_edge: Column  # rows of `edge`: n that count when the node is issued, then n that count when it ends
+    edge: Column  # distance * n + consumer
+
+    # One entry a task.
+    pending: Column  # edges that have not counted
+    running: Column  # events that have not arrived
+    floor: Column  # when the last of them arrives on this stream
+    follower: Column  # who stands behind it in a queue of launches
+    turn: Column  # place among the starts of one time: round, then lane; of a task being paid, its issuer
+    ready: Column
+    issue: Column
+    start: Column
+    end: Column
+    stream: Column
+    issuer: Column
+    wait: Column
+
+    # One entry a lane.
+    gap: Column
+    latency: Column
+    lane_device: Column
+    head: Column  # first and last in the queue
+    tail: Column
+    busy: Column
+    free: Column  # when it is, and the gap over
+    touched: Column  # lanes to look at
+    is_touched: Column
+    n_touched: int
+
+    # SMs that kernels share: when how many of each partition come free.
+    partition: Column  # of each lane; -1: its kernels share nothing
+    waking: Column  # when the head of each lane will be looked at
+    loads: Column  # of each node: SMs that it fills, one after another or at once
+    waves: Column
+    n_instants: Column
+    instant: Column  # earliest first, `WIDTH` for each partition
+    free_sms: Column
+    turn_at: Column  # what is computed on the way
+    turn_sms: Column
+    after_at: Column
+    after_sms: Column
+
+    # One entry a device.
+    depth: Column
+    outstanding: Column
+    parked: Column  # first and last launch that found no place
+    parked_last: Column
+
+    n_devices: int
+    counts_cores: bool
+    cores: Column  # of each node: cores that it needs; 0 where they are not counted
+    free_cores: Column
+    cores_freed: bool
+    waits: Column  # first and last task that waits for cores
+    waits_last: Column
+
+    # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first.
+    issuer_group: Column
+    issuer_lane: Column
+    issuer_queue: Column  # whose program it follows
+    idle: Column
+    idle_first: Column
+    n_idle: Column
+    asked: Column  # groups to ask
+    is_asked: Column
+    n_asked: int
+    batch: Column
+    something: bool  # whether anything changed for an issuer
+
+    # Queues of eligible tasks, one a group or a program: a heap of places, a stack or a queue in `slots`.
+    slots: Column
+    queue_first: Column
+    queue_head: Column
+    queue_tail: Column
+
+    # Executors in which an issuer keeps some of what it made eligible, last in, first out.
+    keeping: bool
+    keep_first: bool  # the first only; else what has the label of what it ended
+    kept: Column  # of each issuer: the last
+    label: Column  # of each op
+    blocks: Column  # whether it is for issuers that may block, and for no others
+    may_block: Column
+    maker: int
+    maker_label: int
+    n_made: int
+
+    # Programs, repeated each iteration.
+    program: Column
+    program_first: Column
+    place: Column
+    stride: int  # from a task of one repetition to the same one of the next
+    window: int
+    window_end: Column
+    in_flight: Column
+    most_in_flight: int
+
+    # What lies ahead.
+    event_key: Column  # twice the time, and one more for what takes no time: it ends in a round of its own
+    event_task: Column
+    n_events: int
+    now: int
+    round: int
+    ended: Column
+    n_ended: int
+    n_done: int
+    paid: Column
+    n_paid: int
+    placed: Column  # launches that were parked and have a place now
+    n_placed: int
+
+    # Transfers.
+    net: Net
+    released: Column  # those whose event has arrived
+    n_released: int
+
+    # The rows of the trace.
+    rows: Column
+    n_rows: int
+    n_fresh: int  # starts of this round, behind the rows
+    tangled: bool  # not in the order of lanes
+    coming: Column  # a heap of starts that lie ahead
+    n_coming: int
+
+    def run(self) -> None:
+        """Go from round to round until nothing lies ahead."""
+        self.open()
+        going = True
+        while going:
+            if self.n_ended:
+                self.complete()
+            if self.n_paid or self.n_placed or self.cores_freed:
+                self.pay()
+            if self.something:
+                self.ask()
+            if self.n_touched:
+                self.start_heads()
+            if self.n_fresh or self.n_coming:
+                self.note_starts()
+            if self.networked:
+                self.net.settle(self.now)
+            going = self.next_round()
+
+    def open(self) -> None:
+        """At time 0 every issuer is idle, and what waits for nothing is eligible."""
+        self.maker = -1
+        for who in range(self.n_issuers):
+            self.free_issuer(who)
+        for task in range(self.n_tasks):
+            if self.pending[task] == 0:
+                node = self.node_of(task)
+                if node < self.n_ops:
+                    self.eligible(task, node)
+        for task in range(self.n_tasks if self.networked else 0):
+            if self.pending[task] == 0 and self.ready[task] < 0:
+                self.move(task, self.node_of(task))
+
+    def node_of(self, task: int) -> int:
+        """Return the node of which `task` is an execution."""
+        return task if self.once else task % self.n
+
+    # 1. Completions.
+
+    def complete(self) -> None:
+        """End what ended, all of it before anybody is told."""
+        for k in range(self.n_ended):
+            task = self.ended[k]
+            node = self.node_of(task)
+            self.end[task] = self.now
+            if node >= self.n_ops:
+                continue
+            if self.executed[node]:
+                self.free_issuer(self.issuer[task])
+                if self.counts_cores and self.cores[node]:
+                    self.free_cores[self.device[node]] += self.cores[node]
+                    self.cores_freed = True
+            else:
+                self.free_lane(self.stream[task])
+                if self.holds[node]:
+                    self.free_issuer(self.issuer[task])
+        for k in range(self.n_ended):
+            task = self.ended[k]
+            node = self.node_of(task)
+            if self.at_issue:
+                self.record_event(task, node)
+            if node < self.n_ops and (self.executed[node] or not self.at_issue):
+                self.done_with(task)
+            self.count_down(task, node, self.n + node)
+        self.n_done += self.n_ended
+        self.n_ended = 0
+        for k in range(self.n_released):
+            self.carry(self.released[k])
+        self.n_released = 0
+
+    def free_lane(self, lane: int) -> None:
+        """Free the stream of a task that ended, and its place in the launch queue."""
+        self.busy[lane] = 0
+        self.free[lane] = self.now + self.gap[lane]
+        if self.head[lane] >= 0:
+            self.touch(lane)
+        if self.limited:
+            device = self.lane_device[lane]
+            task = self.parked[device]
+            if task < 0:
+                self.outstanding[device] -= 1
+            else:
+                self.parked[device] = self.follower[task]
+                self.placed[self.n_placed] = task
+                self.n_placed += 1
+
+    def record_event(self, task: int, node: int) -> None:
+        """Let those who were issued behind `task` know that it is over, on other streams a hop later."""
+        base = task - node
+        for k in range(self.first_edge[node], self.first_edge[node + 1]):
+            other = base + self.edge[k]
+            if other < self.n_tasks:
+                follower = self.node_of(other)
+                self.running[other] -= 1
+                if self.hop[follower] and self.lane_of[follower] != self.stream[task]:
+                    self.floor[other] = self.now + self.hop[follower]
+                if self.running[other] == 0 and self.issue[other] >= 0:
+                    if follower >= self.n_ops:
+                        self.released[self.n_released] = other
+                        self.n_released += 1
+                    elif self.head[self.lane_of[follower]] == other:
+                        self.touch(self.lane_of[follower])
+
+    def count_down(self, task: int, node: int, row: int) -> None:
+        """Count an edge for each consumer; who has no other left is eligible."""
+        base = task - node
+        moving = False
+        if self.keeping:
+            self.maker = self.issuer[task]
+            if self.maker >= 0 and not self.keep_first:
+                self.maker_label = self.label[node]
+            self.n_made = 0
+        for k in range(self.first_edge[row], self.first_edge[row + 1]):
+            other = base + self.edge[k]
+            if other < self.n_tasks:
+                left = self.pending[other] - 1
+                self.pending[other] = left
+                if left == 0:
+                    consumer = self.node_of(other)
+                    if consumer < self.n_ops:
+                        self.eligible(other, consumer)
+                    else:
+                        moving = True
+        if moving:  # transfers begin when all others are told
+            for k in range(self.first_edge[row], self.first_edge[row + 1]):
+                other = base + self.edge[k]
+                if other < self.n_tasks and self.pending[other] == 0 and self.ready[other] < 0:
+                    self.move(other, self.node_of(other))
+
+    def eligible(self, task: int, node: int) -> None:
+        """Stamp a task whose inputs are there, and queue it."""
+        self.ready[task] = self.now
+        group = self.group[node]
+        self.ask_later(group)
+        if self.keeping:
+            self.keep_or_queue(task, node)
+        elif self.fifo or self.lifo:
+            self.slots[self.queue_first[group] + self.queue_tail[group]] = task
+            self.queue_tail[group] += 1
+        elif self.windowed:
+            length = self.program_first[group + 1] - self.program_first[group]
+            place = self.place[node] if self.once else self.place[node] + task // self.n * length
+            if place < self.window_end[group]:
+                self.push_slot(self.queue_first[group], self.queue_tail[group], place)
+                self.queue_tail[group] += 1
+
+    def move(self, task: int, node: int) -> None:
+        """Issue a transfer, which nobody is asked for, and let it go when its tensor is there."""
+        self.ready[task] = self.now
+        self.issue[task] = self.now
+        if self.at_issue:
+            self.count_down(task, node, node)
+            if self.running[task]:
+                return
+        self.carry(task)
+
+    def carry(self, task: int) -> None:
+        """Give a transfer to the network."""
+        self.net.start(task, self.node_of(task) - self.n_ops, self.now)
+        self.note_begun()
+
+    def note_begun(self) -> None:
+        """Stamp the transfers that the network began."""
+        for k in range(self.net.n_begun):
+            task = self.net.begun[k]
+            self.start[task] = self.now
+            self.turn[task] = self.round * (self.n_lanes + 1)
+        self.net.n_begun = 0
+
+    def keep_or_queue(self, task: int, node: int) -> None:
+        """Let the issuer that made a task eligible keep it, else queue it; what blocks is apart."""
+        who = self.maker
+        first = self.n_made == 0
+        self.n_made += 1
+        mine = who >= 0 and self.issuer_group[who] == self.group[node]
+        if mine and self.blocks[node] == self.may_block[who]:
+            mine = first if self.keep_first else self.label[node] == self.maker_label
+            if mine:
+                self.follower[task] = self.kept[who]
+                self.kept[who] = task
+                return
+        queue = 2 * self.group[node] + self.blocks[node]
+        self.slots[self.queue_first[queue] + self.queue_tail[queue]] = task
+        self.queue_tail[queue] += 1
+
+    def done_with(self, task: int) -> None:
+        """Count a task less in flight: it was computed, or issued where that is enough."""
+        if self.most_in_flight:
+            self.in_flight[self.issuer_queue[self.issuer[task]]] -= 1
+            self.something = True
+
+    # 2. Issue costs that are paid, and places in launch queues that came free.
+
+    def pay(self) -> None:
+        """Go on with who waited for cores, launches that were parked, and what is paid for, by issuer."""
+        if self.cores_freed:
+            self.give_cores()
+        for k in range(self.n_placed):
+            task = self.placed[k]
+            self.launch(task, self.node_of(task))
+        self.n_placed = 0
+        for k in range(self.n_paid):
+            task = self.paid[k]
+            node = self.node_of(task)
+            if self.executed[node]:
+                self.execute(task, node)
+            elif self.find_place(task, node):
+                self.launch(task, node)
+        self.n_paid = 0
+
+    def execute(self, task: int, node: int) -> None:
+        """Let a worker execute what it took; where cores are counted, in turn when they are free."""
+        if self.counts_cores:
+            device = self.device[node]
+            need = self.cores[node]
+            if need and (self.waits[device] >= 0 or need > self.free_cores[device]):
+                self.wait[task] = RESOURCES
+                self.follower[task] = -1
+                if self.waits[device] < 0:
+                    self.waits[device] = task
+                else:
+                    self.follower[self.waits_last[device]] = task
+                self.waits_last[device] = task
+                return
+            self.free_cores[device] -= need
+        self.begin(task, node, self.now)
+
+    def give_cores(self) -> None:
+        """Start who waited for cores that came free, first come, first served."""
+        self.cores_freed = False
+        for device in range(self.n_devices):
+            task = self.waits[device]
+            while task >= 0:
+                node = self.node_of(task)
+                if self.cores[node] > self.free_cores[device]:
+                    break
+                self.free_cores[device] -= self.cores[node]
+                self.waits[device] = self.follower[task]
+                self.begin(task, node, self.now)
+                task = self.waits[device]
+
+    def launch(self, task: int, node: int) -> None:
+        """Put a launch on its stream; its issuer goes on, unless it holds it until it ends."""
+        if not self.holds[node]:
+            self.free_issuer(self.issuer[task])
+        self.put_on_stream(task, node)
+
+    def find_place(self, task: int, node: int) -> bool:
+        """Take a place in the device's launch queue, or park `task`."""
+        if not self.limited:
+            return True
+        device = self.device[node]
+        if self.outstanding[device] < self.depth[device]:
+            self.outstanding[device] += 1
+            return True
+        self.follower[task] = -1
+        if self.parked[device] < 0:
+            self.parked[device] = task
+        else:
+            self.follower[self.parked_last[device]] = task
+        self.parked_last[device] = task
+        return False
+
+    def put_on_stream(self, task: int, node: int) -> None:
+        """Queue a launch; where issuing is enough, its consumers have one input more."""
+        lane = self.lane_of[node]
+        self.issue[task] = self.now
+        self.stream[task] = lane
+        self.follower[task] = -1
+        if self.head[lane] < 0:
+            self.head[lane] = task
+            if not self.busy[lane]:
+                self.touch(lane)
+        else:
+            self.follower[self.tail[lane]] = task
+        self.tail[lane] = task
+        if self.at_issue:
+            self.done_with(task)
+            self.count_down(task, node, node)
+
+    # 3. Free issuers.
+
+    def ask(self) -> None:
+        """Ask free issuers until none takes a task."""
+        self.something = False
+        if self.by_group:
+            while self.n_asked:
+                self.ask_groups()
+        else:
+            while self.ask_everybody():
+                pass
+
+    def ask_groups(self) -> None:
+        """Ask the groups where something changed, in machine order; what that changes comes after them."""
+        n = self.n_asked
+        self.n_asked = 0
+        for k in range(n):
+            self.batch[k] = self.asked[k]
+        if n > 1:
+            sort(self.batch, n)
+        for k in range(n):
+            group = self.batch[k]
+            self.is_asked[group] = 0
+            while self.n_idle[group]:
+                who = self.slots[self.idle_first[group]]
+                task = self.choose(who)
+                if task < 0:
+                    break
+                self.take(task, who)
+
+    def ask_everybody(self) -> bool:
+        """Ask every free issuer of the machine once; return whether one took a task."""
+        took = False
+        for who in range(self.n_issuers):
+            if self.idle[who]:
+                task = self.choose(who)
+                if task >= 0:
+                    took = True
+                    self.take(task, who)
+        return took
+
+    def choose(self, who: int) -> int:
+        """Return the task that `who`, which is free, takes now; -1: none."""
+        queue = self.issuer_queue[who]
+        first = self.queue_first[queue]
+        if self.keeping and self.kept[who] >= 0:
+            task = self.kept[who]
+            self.kept[who] = self.follower[task]
+            self.issuer[task] = who
+        elif self.fifo:
+            if self.queue_head[queue] == self.queue_tail[queue]:
+                return -1
+            task = self.slots[first + self.queue_head[queue]]
+            self.queue_head[queue] += 1
+            self.issuer[task] = who
+        elif self.lifo:
+            if self.queue_tail[queue] == 0:
+                return -1
+            self.queue_tail[queue] -= 1
+            task = self.slots[first + self.queue_tail[queue]]
+            self.issuer[task] = who
+        elif self.windowed:
+            if self.queue_tail[queue] == 0:
+                return -1
+            place = self.pop_slot(first, self.queue_tail[queue])
+            self.queue_tail[queue] -= 1
+            task = self.task_at(queue, place)
+            self.issuer[task] = who
+            if place == self.queue_head[queue]:
+                self.slide(queue)
+        else:
+            if self.queue_head[queue] == self.queue_tail[queue]:
+                return -1
+            task = self.task_at(queue, self.queue_head[queue])
+            if self.ready[task] < 0 or self.group[self.node_of(task)] != self.issuer_group[who]:
+                return -1
+            if self.most_in_flight:
+                if self.in_flight[queue] == self.most_in_flight:
+                    return -1
+                self.in_flight[queue] += 1
+            self.queue_head[queue] += 1
+            self.issuer[task] = who
+        return task
+
+    def task_at(self, queue: int, place: int) -> int:
+        """Return the task at a place of a program, which is repeated each iteration."""
+        first = self.program_first[queue]
+        if self.once:
+            return self.program[first + place]
+        length = self.program_first[queue + 1] - first
+        return place // length * self.stride + self.program[first + place % length]
+
+    def slide(self, queue: int) -> None:
+        """Move the window to the oldest place that nobody took; queue what is eligible at its end."""
+        total = self.queue_first[queue + 1] - self.queue_first[queue]
+        head = self.queue_head[queue]
+        while head < total and self.issuer[self.task_at(queue, head)] >= 0:
+            head += 1
+        self.queue_head[queue] = head
+        end = min(head + self.window, total)
+        for place in range(self.window_end[queue], end):
+            if self.ready[self.task_at(queue, place)] >= 0:
+                self.push_slot(self.queue_first[queue], self.queue_tail[queue], place)
+                self.queue_tail[queue] += 1
+        self.window_end[queue] = end
+
+    def take(self, task: int, who: int) -> None:
+        """Let the issuer pay for the task it took, and go on at once where that costs nothing."""
+        node = self.node_of(task)
+        cost = self.cost[node]
+        if self.executed[node]:
+            self.occupy(who)
+            self.stream[task] = self.issuer_lane[who]
+            self.issue[task] = self.now
+            if cost:
+                self.spend(task, who, cost)
+            else:
+                self.execute(task, node)
+        elif cost:
+            self.occupy(who)
+            self.spend(task, who, cost)
+        elif self.find_place(task, node):
+            if self.holds[node]:
+                self.occupy(who)
+            self.put_on_stream(task, node)
+        else:
+            self.occupy(who)
+
+    def spend(self, task: int, who: int, cost: int) -> None:
+        """Let an issuer's time pass."""
+        self.turn[task] = who
+        self.schedule(2 * (self.now + cost), task)
+
+    def free_issuer(self, who: int) -> None:
+        """Let an issuer be asked again."""
+        group = self.issuer_group[who]
+        self.idle[who] = 1
+        if self.by_group:
+            self.push_slot(self.idle_first[group], self.n_idle[group], who)
+            self.n_idle[group] += 1
+        self.ask_later(group)
+
+    def occupy(self, who: int) -> None:
+        """Ask an issuer no more. By groups, it is always the first of its group."""
+        self.idle[who] = 0
+        if self.by_group:
+            group = self.issuer_group[who]
+            self.pop_slot(self.idle_first[group], self.n_idle[group])
+            self.n_idle[group] -= 1
+
+    def ask_later(self, group: int) -> None:
+        """Note that something changed in a group of issuers."""
+        self.something = True
+        if not self.is_asked[group] and self.by_group:
+            self.is_asked[group] = 1
+            self.asked[self.n_asked] = group
+            self.n_asked += 1
+
+    # 4. Heads of streams.
+
+    def touch(self, lane: int) -> None:
+        """Look at the head of a stream in this round."""
+        if not self.is_touched[lane]:
+            self.is_touched[lane] = 1
+            self.touched[self.n_touched] = lane
+            self.n_touched += 1
+
+    def start_heads(self) -> None:
+        """Start the heads whose stream is free and whose events are there.
+
+        What may start later starts then for certain, so that it is put down at once.
+        """
+        if self.n_touched > 1:
+            sort(self.touched, self.n_touched)
+        for k in range(self.n_touched):
+            lane = self.touched[k]
+            self.is_touched[lane] = 0
+            task = self.head[lane]
+            if task < 0 or self.busy[lane]:
+                continue
+            if self.at_issue and self.running[task]:
+                self.wait[task] = EVENT
+                continue
+            at = max(self.issue[task] + self.latency[lane], self.free[lane])
+            if self.at_issue:
+                at = max(at, self.floor[task])
+            if at > self.now:
+                if not self.wait[task]:
+                    self.wait[task] = LAUNCH
+                if self.partition[lane] >= 0:  # then others may come before it
+                    self.wake(lane, at)
+                    continue
+            else:
+                at = self.now
+            self.head[lane] = self.follower[task]
+            self.busy[lane] = 1
+            if self.partition[lane] >= 0:
+                self.begin_on_sms(task, self.node_of(task), self.partition[lane])
+            else:
+                self.begin(task, self.node_of(task), at)
+        self.n_touched = 0
+
+    def wake(self, lane: int, at: int) -> None:
+        """Look at a stream again later. Its number in the heap of events comes after those of tasks."""
+        if self.waking[lane] != at:
+            self.waking[lane] = at
+            self.schedule(2 * at, self.n_tasks + lane)
+
+    def begin(self, task: int, node: int, at: int) -> None:
+        """Start a task, now or later, that nothing can hold up any more."""
+        ns = self.ns[task] if self.drawn else self.ns[node]
+        self.note_start(task, at)
+        if ns:
+            self.schedule(2 * (at + ns), task)
+        else:
+            self.schedule(2 * at + 1, task)
+
+    def note_start(self, task: int, at: int) -> None:
+        """Put down when a task starts, now or later."""
+        self.start[task] = at
+        if at > self.now:
+            self.turn[task] = 1 + self.stream[task]
+            self.push_coming(task)
+        else:
+            turn = self.round * (self.n_lanes + 1) + 1 + self.stream[task]
+            self.turn[task] = turn
+            fresh = self.n_rows + self.n_fresh
+            if self.n_fresh and turn < self.turn[self.rows[fresh - 1]]:
+                self.tangled = True
+            self.rows[fresh] = task
+            self.n_fresh += 1
+
+    # SMs of a GPU, which kernels get in the order of their arrival (see `devices.processor.leftover`).
+
+    def begin_on_sms(self, task: int, node: int, partition: int) -> None:
+        """Start a kernel whose loads get the SMs of a partition as they come free."""
+        ns = self.ns[task] if self.drawn else self.ns[node]
+        if ns == 0:
+            self.begin(task, node, self.now)
+            return
+        first = partition * WIDTH
+        n = self.n_instants[partition]
+        if n > 1 and self.instant[first + n - 1] > self.now:
+            at = max(self.instant[first], self.now)
+            end = self.dispatch_staggered(partition, self.loads[node], self.waves[node], ns)
+        else:
+            at = max(self.instant[first], self.now)
+            end = self.dispatch(partition, at, self.loads[node], self.waves[node], ns)
+        if at > self.now:
+            self.wait[task] = RESOURCES
+        self.note_start(task, at)
+        self.schedule(2 * end, task)
+
+    def dispatch(self, partition: int, at: int, loads: int, waves: int, ns: int) -> int:
+        """Give a kernel the SMs of a partition, all of which come free at one time; return when it ends."""
+        first = partition * WIDTH
+        sms = 0
+        for k in range(first, first + self.n_instants[partition]):
+            sms += self.free_sms[k]
+        rounds = loads // sms
+        rest = loads % sms
+        last = at + (rounds * ns + waves - 1) // waves
+        end = last
+        if rest:
+            end = at + ((rounds + 1) * ns + waves - 1) // waves
+        self.n_instants[partition] = 1
+        self.instant[first] = end
+        self.free_sms[first] = sms
+        if end > last:
+            self.n_instants[partition] = 2
+            self.instant[first] = last
+            self.free_sms[first] = sms - rest
+            self.instant[first + 1] = end
+            self.free_sms[first + 1] = rest
+        return end
+
+    def dispatch_staggered(self, partition: int, loads: int, waves: int, ns: int) -> int:
+        """Do so where they come free at several times; in units of 1 / waves ns, a load takes `ns`."""
+        first = partition * WIDTH
+        n = self.n_instants[partition]
+        left = 0
+        total = 0
+        last = n - 1
+        while last >= 0:  # else all is dispatched before the last of these come free
+            at = max(self.instant[first + last], self.now) * waves
+            left = loads
+            total = 0
+            for k in range(last + 1):
+                begin = max(self.instant[first + k], self.now) * waves
+                rounds = (at - begin + ns - 1) // ns
+                left -= rounds * self.free_sms[first + k]
+                total += self.free_sms[first + k]
+                self.turn_at[k] = begin + rounds * ns
+                self.turn_sms[k] = self.free_sms[first + k]
+            if left > 0:
+                break
+            last -= 1
+        sort_pairs(self.turn_at, self.turn_sms, last + 1)
+        n_after = 0
+        for k in range(last + 1, n):
+            self.after_at[n_after] = self.instant[first + k]
+            self.after_sms[n_after] = self.free_sms[first + k]
+            n_after += 1
+        full = left // total
+        rest = left % total
+        end = 0
+        for k in range(last + 1):
+            sms = self.turn_sms[k]
+            end_of_full = self.turn_at[k] + full * ns
+            if rest < sms:
+                self.after_at[n_after] = (end_of_full + waves - 1) // waves
+                self.after_sms[n_after] = sms - rest
+                n_after += 1
+                if rest == 0:
+                    end = max(end, end_of_full)
+                    continue
+                sms = rest
+            rest -= sms  # these take one more
+            end = end_of_full + ns
+            self.after_at[n_after] = (end + waves - 1) // waves
+            self.after_sms[n_after] = sms
+            n_after += 1
+        sort_pairs(self.after_at, self.after_sms, n_after)
+        self.keep_few(partition, n_after)
+        return (end + waves - 1) // waves
+
+    def keep_few(self, partition: int, n_after: int) -> None:
+        """Add up what comes free at the same time, and merge the nearest times when there are too many."""
+        first = partition * WIDTH
+        n = 0
+        for k in range(n_after):
+            if n and self.instant[first + n - 1] == self.after_at[k]:
+                self.free_sms[first + n - 1] += self.after_sms[k]
+            else:
+                self.instant[first + n] = self.after_at[k]
+                self.free_sms[first + n] = self.after_sms[k]
+                n += 1
+        while n > GROUPS:
+            near = first
+            for k in range(first, first + n - 1):
+                if self.instant[k + 1] - self.instant[k] < self.instant[near + 1] - self.instant[near]:
+                    near = k
+            sms = self.free_sms[near] + self.free_sms[near + 1]
+            area = self.instant[near] * self.free_sms[near] + self.instant[near + 1] * self.free_sms[near + 1]
+            self.instant[near] = (area + sms - 1) // sms
+            self.free_sms[near] = sms
+            for k in range(near + 1, first + n - 1):
+                self.instant[k] = self.instant[k + 1]
+                self.free_sms[k] = self.free_sms[k + 1]
+            n -= 1
+        self.n_instants[partition] = n
+
+    # The rows of the trace.
+
+    def note_starts(self) -> None:
+        """Put the starts up to now into rows, by (start, round, lane)."""
+        if not self.tangled and (self.n_coming == 0 or self.start[self.coming[0]] > self.now):
+            self.n_rows += self.n_fresh
+        else:
+            for k in range(self.n_fresh):
+                self.push_coming(self.rows[self.n_rows + k])
+            while self.n_coming and self.start[self.coming[0]] <= self.now:
+                self.rows[self.n_rows] = self.pop_coming()
+                self.n_rows += 1
+        self.n_fresh = 0
+        self.tangled = False
+
+    def earlier(self, a: int, b: int) -> bool:
+        """Whether task `a` comes before `b`: by start, round in which it started, lane, number."""
+        if self.start[a] != self.start[b]:
+            return self.start[a] < self.start[b]
+        if self.turn[a] != self.turn[b]:
+            return self.turn[a] < self.turn[b]
+        return a < b
+
+    # Heaps.
+
+    def next_round(self) -> bool:
+        """Go on to what lies ahead next, in a further round of this instant or at a later one."""
+        key = self.event_key[0] if self.n_events else NEVER
+        if self.networked:
+            if self.net.status:
+                return False
+            key = min(key, max(2 * self.net.next_ns, 2 * self.now + 1))
+        if key >= NEVER:
+            return False
+        if key == 2 * self.now + 1:
+            self.round += 1
+        else:
+            self.now = key >> 1
+            self.round = key & 1
+        if self.networked and self.net.next_ns <= self.now:
+            self.net.advance(self.now)
+            self.note_begun()
+            for k in range(self.net.n_ended):
+                self.schedule(key, self.net.ended[k])
+            self.net.n_ended = 0
+        while self.n_events and self.event_key[0] == key:
+            task = self.pop_event()
+            if task >= self.n_tasks:
+                self.touch(task - self.n_tasks)
+            elif self.start[task] < 0:
+                self.paid[self.n_paid] = task
+                self.n_paid += 1
+            else:
+                self.ended[self.n_ended] = task
+                self.n_ended += 1
+        return True
+
+    def schedule(self, key: int, task: int) -> None:
+        """Put what happens to a task into the heap of events."""
+        at = self.n_events
+        self.n_events += 1
+        while at > 0:
+            up = (at - 1) >> 1
+            above = self.event_key[up]
+            if above < key or (above == key and self.earlier(self.event_task[up], task)):
+                break
+            self.event_key[at] = above
+            self.event_task[at] = self.event_task[up]
+            at = up
+        self.event_key[at] = key
+        self.event_task[at] = task
+
+    def pop_event(self) -> int:
+        """Take the first event off the heap; equal times by the order of starts."""
+        first = self.event_task[0]
+        self.n_events -= 1
+        n = self.n_events
+        key = self.event_key[n]
+        task = self.event_task[n]
+        at = 0
+        while True:
+            kid = 2 * at + 1
+            if kid >= n:
+                break
+            if kid + 1 < n and self.comes_first(kid + 1, kid):
+                kid += 1
+            below = self.event_key[kid]
+            if key < below or (key == below and self.earlier(task, self.event_task[kid])):
+                break
+            self.event_key[at] = below
+            self.event_task[at] = self.event_task[kid]
+            at = kid
+        self.event_key[at] = key
+        self.event_task[at] = task
+        return first
+
+    def comes_first(self, a: int, b: int) -> bool:
+        """Whether the event at one place of the heap comes before that at another."""
+        if self.event_key[a] != self.event_key[b]:
+            return self.event_key[a] < self.event_key[b]
+        return self.earlier(self.event_task[a], self.event_task[b])
+
+    def push_coming(self, task: int) -> None:
+        """Put a start into the heap of those to come."""
+        at = self.n_coming
+        self.n_coming += 1
+        while at > 0 and self.earlier(task, self.coming[(at - 1) >> 1]):
+            self.coming[at] = self.coming[(at - 1) >> 1]
+            at = (at - 1) >> 1
+        self.coming[at] = task
+
+    def pop_coming(self) -> int:
+        """Take the first start off the heap."""
+        first = self.coming[0]
+        self.n_coming -= 1
+        n = self.n_coming
+        task = self.coming[n]
+        at = 0
+        while True:
+            kid = 2 * at + 1
+            if kid >= n:
+                break
+            if kid + 1 < n and self.earlier(self.coming[kid + 1], self.coming[kid]):
+                kid += 1
+            if self.earlier(task, self.coming[kid]):
+                break
+            self.coming[at] = self.coming[kid]
+            at = kid
+        self.coming[at] = task
+        return first
+
+    def push_slot(self, first: int, n: int, value: int) -> None:
+        """Push a number onto the heap of `n` numbers that begins at a slot."""
+        at = n
+        while at > 0:
+            up = (at - 1) >> 1
+            if self.slots[first + up] < value:
+                break
+            self.slots[first + at] = self.slots[first + up]
+            at = up
+        self.slots[first + at] = value
+
+    def pop_slot(self, first: int, n: int) -> int:
+        """Take the least number off the heap of `n` numbers that begins at a slot."""
+        least = self.slots[first]
+        n -= 1
+        value = self.slots[first + n]
+        at = 0
+        while True:
+            kid = 2 * at + 1
+            if kid >= n:
+                break
+            if kid + 1 < n and self.slots[first + kid + 1] < self.slots[first + kid]:
+                kid += 1
+            if value < self.slots[first + kid]:
+                break
+            self.slots[first + at] = self.slots[first + kid]
+            at = kid
+        self.slots[first + at] = value
+        return least
+
+
+def sort(column: Column, n: int) -> None:
+    """Sort the first `n` numbers, which are few or nearly in order (else by a heap)."""
+    moves = 0
+    for k in range(1, n):
+        value = column[k]
+        at = k
+        while at > 0 and column[at - 1] > value:
+            column[at] = column[at - 1]
+            at -= 1
+        column[at] = value
+        moves += k - at
+        if moves > 16 * n:
+            sort_by_heap(column, n)
+            return
+
+
+def sort_by_heap(column: Column, n: int) -> None:
+    """Sort the first `n` numbers, in whatever order they are."""
+    for k in range(n // 2 - 1, -1, -1):
+        sift_down(column, k, n)
+    for k in range(n - 1, 0, -1):
+        value = column[k]
+        column[k] = column[0]
+        column[0] = value
+        sift_down(column, 0, k)
+
+
+def sift_down(column: Column, at: int, n: int) -> None:
+    """Let a number sink in a heap of `n` whose greatest comes first."""
+    value = column[at]
+    while True:
+        kid = 2 * at + 1
+        if kid >= n:
+            break
+        if kid + 1 < n and column[kid + 1] > column[kid]:
+            kid += 1
+        if value >= column[kid]:
+            break
+        column[at] = column[kid]
+        at = kid
+    column[at] = value
+
+
+def sort_pairs(first: Column, second: Column, n: int) -> None:
+    """Sort a few pairs."""
+    for k in range(1, n):
+        a = first[k]
+        b = second[k]
+        at = k
+        while at > 0 and (first[at - 1] > a or (first[at - 1] == a and second[at - 1] > b)):
+            first[at] = first[at - 1]
+            second[at] = second[at - 1]
+            at -= 1
+        first[at] = a
+        second[at] = b

@@ -1,0 +1,357 @@
+# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
+"""Max-min fair rates that follow changes: only what a change can reach is solved anew.
+
+An allocation is max-min fair if and only if every route has a *bottleneck* among its links: a full link on
+which no other route has a higher rate (Bertsekas and Gallager, *Data Networks*, 2nd edition 1992, section
+6.5.2). A bottleneck can be checked locally, so rates elsewhere may be presumed until something touches them::
+
+    changed routes ──► open: they have no rate, their links have slack
+    a level rises from 0; at each level, the first link that asks for attention:
+        it is full for its open routes    who has more there is opened as well; if nobody has, its open
+                                          routes get this level, and it is their bottleneck
+        its own presumed routes get       it is not full any more: they are opened, they may get more
+        this level, and it has slack
+
+The level only rises, each route is opened at most once and gets its rate once, and a link that neither fills
+nor comes free passes nothing on. The result is that of progressive filling from nothing, and exact: rates and
+slack are fractions of two int64, compared by products of 128 bits. Where a fraction does not fit, `status`
+becomes `TOO_LARGE`, and the caller has to start again with Python's numbers.
+
+This is plain Python on int64 columns; `maxmin.pxd` gives Cython the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+
+import numpy as np
+
+from sim.graph import IntArray
+
+__all__ = ["MaxMin"]
+
+LIMIT = 1 << 62
+"""Numerators and denominators stay below it."""
+
+IDLE, PRESUMED, OPEN = 0, 1, 2
+
+
+COMPILED = not __file__.endswith(".py")
+
+
+def column(values: Sequence[int] | IntArray) -> MutableSequence[int]:
+    """Return a column: 64 bits an entry where this is compiled, else a list, which Python reads faster."""
+    entries = np.array(values, np.int64)
+    return entries if COMPILED else entries.tolist()  # type: ignore[return-value]
+
+
+def zeros(n: int) -> MutableSequence[int]:
+    """Return a column of n zeros; memory that is never written to costs nothing where this is compiled."""
+    return np.zeros(n, np.int64) if COMPILED else [0] * n  # type: ignore[return-value]
+
+
+def gcd(a: int, b: int) -> int:
+    """Return the greatest common divisor of two numbers that are not negative."""
+    while b:
+        a, b = b, a % b
+    return a
+
+
+class MaxMin:
+    """Links, routes over them with so many flows each, and the max-min fair rate of a flow of each route.
+
+    Parameters
+    ----------
+    capacity : sequence of int
+        Of each link, at least 1; its unit is that of the rates.
+    first : sequence of int
+        Route r uses the links ``links[first[r]:first[r + 1]]``, at least one, each once.
+    links : sequence of int
+
+    Attributes
+    ----------
+    status : int
+        0, or 1 (too large) when a fraction did not fit: then rates are not valid any more.
+    flows : column of int64
+        How many flows each route has.
+    rate_n, rate_d : columns of int64
+        The rate of each, a reduced fraction; of no meaning for a route without flows.
+    changed : column of int64
+        The routes with flows to which the last `solve` gave a rate that may be another one (the first
+        `n_changed` entries): those whose number of flows changed, and those that it reached.
+    at : column of int64
+        The bottleneck of each route with flows.
+
+    Examples
+    --------
+    Flows of route 1 use both links, the others one:
+
+    >>> rates = MaxMin([10, 4], [0, 1, 3, 4], [0, 0, 1, 1])
+    >>> for route in range(3):
+    ...     rates.count(route, 1)
+    >>> rates.solve()
+    0
+    >>> [rates.rate_n[r] / rates.rate_d[r] for r in range(3)]
+    [8.0, 2.0, 2.0]
+    >>> rates.count(2, -1)
+    >>> _ = rates.solve()
+    >>> [rates.rate_n[r] / rates.rate_d[r] for r in range(2)]
+    [6.0, 4.0]
+    """
+
+    def __init__(self, capacity: Sequence[int], first: Sequence[int], links: Sequence[int]) -> None:
+        n_links, n_routes, n_hops = len(capacity), len(first) - 1, len(links)
+        self.status = 0
+        # Links. Slack is what no route with a rate uses; open flows have no rate yet.
+        self.slack_n, self.slack_d = column(capacity), column([1] * n_links)
+        self.open_flows, self.held, self.head = zeros(n_links), zeros(n_links), column([-1] * n_links)
+        self.level_n, self.level_d = zeros(n_links), column([1] * n_links)
+        # Routes, and hops: the entries of `links`, each in the list of the active routes of its link.
+        self.first, self.links = column(first), column(links)
+        self.route_of = column([r for r in range(n_routes) for _ in range(first[r], first[r + 1])])
+        self.after, self.before = zeros(n_hops), zeros(n_hops)
+        self.flows, self.counted, self.state = zeros(n_routes), zeros(n_routes), zeros(n_routes)
+        self.rate_n, self.rate_d = zeros(n_routes), column([1] * n_routes)
+        self.at = column([-1] * n_routes)
+        self.is_marked, self.marked, self.changed = zeros(n_routes), zeros(n_routes), zeros(n_routes)
+        self.n_marked = self.n_changed = 0
+        # A heap of links by the level at which they ask for attention.
+        self.heap, self.place, self.size = zeros(n_links), column([-1] * n_links), 0
+        self.touched, self.is_touched, self.n_touched = zeros(n_links), zeros(n_links), 0
+        self.key_n, self.key_d, self.fills = zeros(n_links), zeros(n_links), zeros(n_links)
+
+    def count(self, route: int, more: int) -> None:
+        """Put down that a route has so many more flows, or fewer, from the next `solve` on."""
+        self.flows[route] += more
+        if not self.is_marked[route]:
+            self.is_marked[route] = 1
+            self.marked[self.n_marked] = route
+            self.n_marked += 1
+
+    def solve(self) -> int:
+        """Give rates to the routes that the changes reach; return the status."""
+        self.n_changed = 0
+        for i in range(self.n_marked):
+            route = self.marked[i]
+            if self.flows[route] != self.counted[route]:
+                self._open(route)
+        while self._asked() and not self.status:
+            link = self.heap[0]
+            if self.fills[link]:
+                if not self._open_higher(link):
+                    self._fill(link)
+            else:
+                self._open_held(link)
+        for i in range(self.n_marked):
+            route = self.marked[i]
+            if self.is_marked[route]:  # as many came as went
+                self._note(route)
+        self.n_marked = 0
+        return self.status
+
+    def _asked(self) -> int:
+        """Let the links that were touched ask; return how many do."""
+        for i in range(self.n_touched):
+            link = self.touched[i]
+            self.is_touched[link] = 0
+            self._ask(link)
+        self.n_touched = 0
+        return self.size
+
+    def _touch(self, link: int) -> None:
+        """Put down that a link may ask for attention at another level, or not any more."""
+        if not self.is_touched[link]:
+            self.is_touched[link] = 1
+            self.touched[self.n_touched] = link
+            self.n_touched += 1
+
+    def _note(self, route: int) -> None:
+        """Put down that a route may have another rate."""
+        self.is_marked[route] = 0
+        if self.flows[route]:
+            self.changed[self.n_changed] = route
+            self.n_changed += 1
+
+    def _open(self, route: int) -> None:
+        """Take a route's rate away, if it has one, and let its links look for a new one if it has flows."""
+        begin, end = self.first[route], self.first[route + 1]
+        flows, counted = self.flows[route], self.counted[route]
+        if self.state[route] == IDLE and flows:
+            for hop in range(begin, end):
+                link = self.links[hop]
+                head = self.head[link]
+                self.after[hop], self.before[hop] = head, -1
+                if head >= 0:
+                    self.before[head] = hop
+                self.head[link] = hop
+        elif self.state[route] == PRESUMED and not flows:
+            for hop in range(begin, end):
+                link = self.links[hop]
+                after, before = self.after[hop], self.before[hop]
+                if after >= 0:
+                    self.before[after] = before
+                if before >= 0:
+                    self.after[before] = after
+                else:
+                    self.head[link] = after
+        if self.state[route] == PRESUMED:
+            self.held[self.at[route]] -= 1
+        self.state[route] = OPEN if flows else IDLE
+        for hop in range(begin, end):
+            link = self.links[hop]
+            if counted:
+                self._spare(link, counted, self.rate_n[route], self.rate_d[route])
+            self.open_flows[link] += flows
+            self._touch(link)
+        self.counted[route] = 0
+        self._note(route)
+
+    def _spare(self, link: int, flows: int, n: int, d: int) -> None:
+        """Add `flows` times n / d, which may be negative, to the slack of a link."""
+        had = self.slack_d[link]
+        common = had if d == had else 1 if d == 1 or had == 1 else gcd(had, d)
+        top = flows
+        top *= n
+        if top >= LIMIT or top <= -LIMIT:
+            self.status = 1
+            return
+        top *= had // common
+        more = self.slack_n[link]
+        more *= d // common
+        top += more
+        bottom = had // common
+        bottom *= d
+        if common > 1:  # only what divides that can divide both
+            rest = top % common
+            common = gcd(common, rest)
+            top //= common
+            bottom //= common
+        if top >= LIMIT or bottom >= LIMIT:
+            self.status = 1
+            return
+        self.slack_n[link] = top
+        self.slack_d[link] = bottom
+
+    def _ask(self, link: int) -> None:
+        """Put a link into the heap at the level at which it asks for attention, if there is one."""
+        held, flows = self.held[link], self.open_flows[link]
+        asks = fills = flows > 0
+        if fills:
+            n, d = self.slack_n[link], self.slack_d[link]
+            wide = d
+            wide *= flows
+            if wide >= LIMIT:
+                common = gcd(flows, n)
+                n //= common
+                wide //= common
+                if wide >= LIMIT:
+                    self.status = 1
+                    return
+            d = wide
+            if held and not_above(n, d, self.level_n[link], self.level_d[link]):
+                held = 0
+        if held and (fills or self.slack_n[link]):
+            asks, fills = True, False
+            n, d = self.level_n[link], self.level_d[link]
+        place = self.place[link]
+        if asks:
+            self.key_n[link], self.key_d[link], self.fills[link] = n, d, fills
+            if place < 0:
+                place = self.size
+                self.size += 1
+            self._sift(link, place)
+        elif place >= 0:
+            self.place[link] = -1
+            self.size -= 1
+            last = self.heap[self.size]
+            if last != link:
+                self._sift(last, place)
+
+    def _open_higher(self, link: int) -> int:
+        """Open the routes that have more than the level at which a link is full; return how many."""
+        n, d = self.key_n[link], self.key_d[link]
+        opened = 0
+        hop = self.head[link]
+        while hop >= 0:
+            route = self.route_of[hop]
+            hop = self.after[hop]
+            if self.state[route] == PRESUMED and not not_above(self.rate_n[route], self.rate_d[route], n, d):
+                self._open(route)
+                opened += 1
+        return opened
+
+    def _open_held(self, link: int) -> None:
+        """Open the routes whose bottleneck a link was: it has slack now."""
+        hop = self.head[link]
+        while hop >= 0:
+            route = self.route_of[hop]
+            hop = self.after[hop]
+            if self.state[route] == PRESUMED and self.at[route] == link:
+                self._open(route)
+
+    def _fill(self, link: int) -> None:
+        """Give the open routes of a full link its level as their rate."""
+        n, d = self.key_n[link], self.key_d[link]
+        common = gcd(d, n)
+        n //= common
+        d //= common
+        self.level_n[link], self.level_d[link] = n, d
+        hop = self.head[link]
+        while hop >= 0:
+            route = self.route_of[hop]
+            hop = self.after[hop]
+            if self.state[route] != OPEN:
+                continue
+            flows = self.flows[route]
+            self.state[route] = PRESUMED
+            self.rate_n[route], self.rate_d[route], self.counted[route] = n, d, flows
+            self.at[route] = link
+            self.held[link] += 1
+            for other in range(self.first[route], self.first[route + 1]):
+                used = self.links[other]
+                self.open_flows[used] -= flows
+                if used != link:
+                    self._spare(used, -flows, n, d)
+                self._touch(used)
+        self.slack_n[link], self.slack_d[link] = 0, 1
+
+    def _sift(self, link: int, place: int) -> None:
+        """Let a link find its place in the heap, from a place that is its own to fill."""
+        n, d = self.key_n[link], self.key_d[link]
+        while place > 0:
+            up = (place - 1) >> 1
+            other = self.heap[up]
+            if not_above(self.key_n[other], self.key_d[other], n, d):
+                break
+            self.heap[place] = other
+            self.place[other] = place
+            place = up
+        while True:
+            kid = 2 * place + 1
+            if kid >= self.size:
+                break
+            other = self.heap[kid]
+            if kid + 1 < self.size:
+                second = self.heap[kid + 1]
+                if not not_above(
+                    self.key_n[other], self.key_d[other], self.key_n[second], self.key_d[second]
+                ):
+                    kid += 1
+                    other = second
+            if not_above(n, d, self.key_n[other], self.key_d[other]):
+                break
+            self.heap[place] = other
+            self.place[other] = place
+            place = kid
+        self.heap[place] = link
+        self.place[link] = place
+
+
+def not_above(n: int, d: int, other_n: int, other_d: int) -> bool:
+    """Return whether n / d is at most the other fraction."""
+    left = n
+    left *= other_d
+    right = other_n
+    right *= d
+    return left <= right

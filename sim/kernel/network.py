@@ -1,0 +1,486 @@
+# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
+"""The network of a run on columns: serial links, copy engines, latency, and links shared max-min fairly.
+
+It does to the nanosecond what `devices.network.carrier.Carrier` does. The loop of the kernel says::
+
+    net.start(task, move, now)    a transfer is ready: it begins now, or when what it holds is free
+    net.next_ns                   when something happens next (NEVER: nothing is on its way)
+    net.advance(now)              at that time, at the beginning of a round: `ended` and `begun` are filled
+    net.settle(now)               when all that happens at this instant is known: new rates and ends
+
+    net.ended[:net.n_ended]       tasks that ended, since the loop set n_ended = 0
+    net.begun[:net.n_begun]       tasks that began (``start_ns`` is now), since the loop set n_begun = 0
+    net.status                    not 0: this arithmetic cannot go on; run it all again on the SimPy engine
+
+A transfer that takes no time ends at the next call of `advance` at the same instant.
+
+Flows of one route have one rate, so a route is a queue in virtual time: a flow ends when virtual time, the
+work that a flow has had done since the route was last empty, has passed its tag. The unit of work is the
+greatest common divisor of all bandwidths, a second long: then bandwidths are whole numbers a ns.
+
+Exactness without long numbers: virtual time is kept to 2**-124 units of work, rounded down, together with
+how often it was rounded and a common denominator of all that was added. What it is compared with differs from
+it by a multiple of one over that denominator, so a difference smaller than the rounding is none at all, as
+long as the denominator is small enough; where it is not, and only then, `status` becomes `TIE`.
+"""
+
+from __future__ import annotations
+
+from sim.kernel.maxmin import MaxMin, column, gcd, zeros
+from sim.kernel.routes import LARGEST, NEVER, Routes
+
+__all__ = ["Net"]
+
+TOO_LARGE, TIE = 1, 2
+
+LIMIT = 1 << 62
+MASK = LIMIT - 1
+BITS = 62
+WIDE = LIMIT
+WIDE <<= BITS
+
+
+class Net:
+    """The network of one run.
+
+    Parameters
+    ----------
+    routes : Routes
+    most : int
+        How many transfers there are in the run: as many can be on their way at once.
+
+    Attributes
+    ----------
+    status : int
+        0; 1: a number is too large; 2: two instants or amounts are too close to tell whether they are equal.
+    next_ns : int
+        When `advance` has something to do.
+    ended, begun : columns of int64
+        Tasks; the first `n_ended` and `n_begun` entries count, and the loop sets those to 0.
+
+    Examples
+    --------
+    Two transfers of 10 units share a link of 1 unit a ns:
+
+    >>> routes = Routes([0, 0], [10, 10], [0, 0], [0], [0, 0], [], [0], [0, 1], [0], [1])
+    >>> net = Net(routes, 2)
+    >>> net.start(7, 0, 0)
+    >>> net.start(8, 1, 0)
+    >>> net.settle(0)
+    >>> net.next_ns
+    20
+    >>> net.advance(20)
+    >>> list(net.ended[:net.n_ended]), list(net.begun[:net.n_begun])
+    ([7, 8], [7, 8])
+    """
+
+    def __init__(self, routes: Routes, most: int) -> None:
+        n_ways, n_routes = len(routes.latency_ns), len(routes.first) - 1
+        n_keys = max(routes.held, default=-1) + 1
+        self.status = 0
+        self.next_ns = NEVER
+        self.way, self.work = column(routes.way), column(routes.work)
+        self.alone_ns, self.latency_ns = column(routes.alone_ns), column(routes.latency_ns)
+        self.route, self.held_first = column(routes.route), column(routes.held_first)
+        self.held = column(routes.held)
+        self.rates = MaxMin(routes.capacity, routes.first, routes.links)
+        # Slots: transfers on their way; a free one is used again, so that few are touched.
+        self.task, self.move, self.free = zeros(most), zeros(most), zeros(most)
+        self.n_slots = self.n_free = 0
+        self.ended, self.begun = zeros(most), zeros(most)
+        self.n_ended = self.n_begun = 0
+        self.due, self.n_due = zeros(most), 0
+        # Queues for what is held; a slot stands in those of its keys, with as many places as a way has keys.
+        self.places = max((routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0)
+        self.before, self.behind = zeros(most), zeros(most * self.places)
+        self.front, self.back = column([-1] * n_keys), column([-1] * n_keys)
+        # A heap of what is foreseen for certain: first bytes, and last bytes of those that are alone.
+        self.timer_ns, self.timer, self.n_timers = zeros(most), zeros(most), 0
+        # Routes in virtual time: whole units and two times 62 bits after the point.
+        self.virtual, self.virtual_1, self.virtual_2 = zeros(n_routes), zeros(n_routes), zeros(n_routes)
+        self.speed_n, self.speed_d = zeros(n_routes), column([1] * n_routes)
+        self.since_ns, self.rounded = zeros(n_routes), zeros(n_routes)
+        self.common_1, self.common_2 = column([1] * n_routes), column([1] * n_routes)
+        # Flows by tag: a pairing heap for each route.
+        self.root = column([-1] * n_routes)
+        self.tag, self.tag_1, self.tag_2 = zeros(most), zeros(most), zeros(most)
+        self.child, self.sibling, self.flowing = zeros(most), zeros(most), zeros(most)
+        # A heap of routes by the time at which their first flow ends.
+        self.end_ns, self.end, self.end_place = zeros(n_routes), zeros(n_routes), column([-1] * n_routes)
+        self.n_ends = 0
+
+    # -- what the loop says
+
+    def start(self, task: int, move: int, now: int) -> None:
+        """Take a transfer that is ready."""
+        if self.n_free:
+            self.n_free -= 1
+            slot = self.free[self.n_free]
+        else:
+            slot = self.n_slots
+            self.n_slots += 1
+        self.task[slot] = task
+        self.move[slot] = move
+        way = self.way[move]
+        before = 0
+        place = slot * self.places
+        for k in range(self.held_first[way], self.held_first[way + 1]):
+            key = self.held[k]
+            if self.front[key] < 0:
+                self.front[key] = place
+            else:
+                self.behind[self.back[key]] = place
+                before += 1
+            self.back[key] = place
+            self.behind[place] = -1
+            place += 1
+        self.before[slot] = before
+        if not before:
+            self._begin(slot, now)
+
+    def advance(self, now: int) -> None:
+        """Let end what ends at this instant, and begin who waited for it."""
+        self.n_due = 0
+        while self.n_timers and self.timer_ns[0] <= now:
+            self._note(self.timer[0])
+            self._drop_timer()
+        over = self.n_due  # what was foreseen; flows that end follow
+        while self.n_ends and self.end_ns[self.end[0]] <= now:
+            self._take_out(self.end[0], now)
+        for i in range(self.n_due):
+            slot = self.due[i]
+            if i < over and self.work[self.move[slot]]:
+                self._flow(slot, now)
+            else:
+                self._arrive(slot, now)
+        self._look_ahead()
+
+    def settle(self, now: int) -> None:
+        """Give new rates to whom the changes of this instant reach, and foresee their ends."""
+        rates = self.rates
+        if rates.n_marked:
+            if rates.solve():
+                self.status = TOO_LARGE
+                return
+            for i in range(rates.n_changed):
+                route = rates.changed[i]
+                n, d = rates.rate_n[route], rates.rate_d[route]
+                if n != self.speed_n[route] or d != self.speed_d[route] or self.since_ns[route] == now:
+                    self._advance_route(route, now)
+                    self.speed_n[route], self.speed_d[route] = n, d
+                    self._foresee(route, now)
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        at = NEVER
+        if self.n_timers:
+            at = self.timer_ns[0]
+        if self.n_ends and self.end_ns[self.end[0]] < at:
+            at = self.end_ns[self.end[0]]
+        self.next_ns = at
+
+    # -- a transfer's way
+
+    def _begin(self, slot: int, now: int) -> None:
+        """Let a transfer begin that holds all it needs."""
+        self.begun[self.n_begun] = self.task[slot]
+        self.n_begun += 1
+        move = self.move[slot]
+        if self.work[move]:
+            latency = self.latency_ns[self.way[move]]
+            if latency:
+                self._foresee_slot(slot, now + latency)
+            else:
+                self._flow(slot, now)
+        else:
+            self._foresee_slot(slot, now + self.alone_ns[move])
+
+    def _arrive(self, slot: int, now: int) -> None:
+        """Let a transfer end, and give back what it held."""
+        self.ended[self.n_ended] = self.task[slot]
+        self.n_ended += 1
+        self.free[self.n_free] = slot
+        self.n_free += 1
+        way = self.way[self.move[slot]]
+        place = slot * self.places
+        for k in range(self.held_first[way], self.held_first[way + 1]):
+            key = self.held[k]
+            following = self.behind[place]
+            self.front[key] = following
+            place += 1
+            if following >= 0:
+                other = following // self.places
+                self.before[other] -= 1
+                if not self.before[other]:
+                    self._begin(other, now)
+
+    def _flow(self, slot: int, now: int) -> None:
+        """Let the bytes of a transfer flow from now on."""
+        route = self.route[self.way[self.move[slot]]]
+        self._advance_route(route, now)
+        self.tag[slot] = self.virtual[route] + self.work[self.move[slot]]
+        self.tag_1[slot], self.tag_2[slot] = self.virtual_1[route], self.virtual_2[route]
+        self.child[slot] = self.sibling[slot] = -1
+        self.flowing[slot] = 1 + route
+        self.root[route] = slot if self.root[route] < 0 else self._meld(self.root[route], slot)
+        self.rates.count(route, 1)
+
+    def _note(self, slot: int) -> None:
+        self.due[self.n_due] = slot
+        self.n_due += 1
+
+    # -- virtual time
+
+    def _advance_route(self, route: int, now: int) -> None:
+        """Bring the virtual time of a route up to date."""
+        passed = now - self.since_ns[route]
+        self.since_ns[route] = now
+        n, d = self.speed_n[route], self.speed_d[route]
+        if not passed or not n:
+            return
+        wide = n
+        wide *= passed
+        whole = wide if d == 1 else wide // d
+        if whole >= LARGEST:
+            self.status = TOO_LARGE
+            return
+        self.virtual[route] += whole
+        if d > 1:
+            rest = wide % d
+            if rest:
+                self._add_part(route, rest, d)
+        if self.virtual[route] >= LARGEST:
+            self._rebase(route)
+
+    def _add_part(self, route: int, rest: int, d: int) -> None:
+        """Add rest / d, less than 1, to the virtual time of a route."""
+        wide = rest
+        wide <<= BITS
+        part_1 = wide // d
+        left = wide % d
+        part_2 = 0
+        if left:
+            wide = left
+            wide <<= BITS
+            part_2 = wide // d
+            if wide % d:
+                self.rounded[route] += 1
+        part_2 += self.virtual_2[route]
+        part_1 += self.virtual_1[route] + (part_2 >> BITS)
+        self.virtual_2[route] = part_2 & MASK
+        self.virtual_1[route] = part_1 & MASK
+        self.virtual[route] += part_1 >> BITS
+        if self.common_1[route] % d == 0 or not self.common_2[route] or self.common_2[route] % d == 0:
+            return
+        d //= gcd(d, rest)
+        wide = d // gcd(self.common_1[route], d)
+        wide *= self.common_1[route]
+        if wide < LIMIT:
+            self.common_1[route] = wide
+            return
+        wide = d // gcd(self.common_2[route], d)
+        wide *= self.common_2[route]
+        self.common_2[route] = wide if wide < LIMIT else 0  # 0: no common denominator is known any more
+
+    def _rebase(self, route: int) -> None:
+        """Count virtual time from now on, so that numbers stay small."""
+        past = self.virtual[route]
+        self.virtual[route] = 0
+        for slot in range(self.n_slots):
+            if self.flowing[slot] == 1 + route:
+                self.tag[slot] -= past
+
+    def _is_decided(self, route: int, more: int) -> bool:
+        """Return whether a difference below the rounding, times `more`, can only be none."""
+        wide = self.common_1[route]
+        wide *= self.common_2[route]
+        if not wide:
+            return False
+        bound = self.rounded[route]
+        bound *= more
+        return wide < WIDE // bound
+
+    def _is_over(self, slot: int, route: int) -> bool:
+        """Return whether the virtual time of a route has passed the tag of a flow."""
+        wide = self.tag[slot] - self.virtual[route]
+        if wide > 1:
+            return False
+        wide <<= BITS
+        wide += self.tag_1[slot] - self.virtual_1[route]
+        if wide > 1 or wide < -1:
+            return wide < 0
+        wide <<= BITS
+        wide += self.tag_2[slot] - self.virtual_2[route]
+        if wide <= 0:
+            return True
+        if wide >= self.rounded[route]:
+            return False
+        if not self._is_decided(route, 1):
+            self.status = TIE
+        return True
+
+    def _foresee(self, route: int, now: int) -> None:
+        """Put down when the first flow of a route ends, if its speed stays; virtual time is up to date."""
+        slot = self.root[route]
+        n, d = self.speed_n[route], self.speed_d[route]
+        whole = self.tag[slot] - self.virtual[route]
+        part_1 = self.tag_1[slot] - self.virtual_1[route]
+        part_2 = self.tag_2[slot] - self.virtual_2[route]
+        if part_2 < 0:
+            part_2 += LIMIT
+            part_1 -= 1
+        if part_1 < 0:
+            part_1 += LIMIT
+            whole -= 1
+        # What is left, times d: the rate is then a whole number, and the parts only matter where they decide.
+        left = whole
+        left *= d
+        fine = 0
+        if part_1 or part_2:
+            fine = part_2
+            fine *= d
+            coarse = part_1
+            coarse *= d
+            coarse += fine >> BITS
+            fine &= MASK
+            left += coarse >> BITS
+            fine += (coarse & MASK) << BITS
+        steps = left // n
+        left -= steps * n
+        if left or fine:
+            steps += 1
+        if not left and fine and self.rounded[route]:
+            bound = self.rounded[route]
+            bound *= d
+            if fine < bound:  # a ns less, or not
+                if not self._is_decided(route, d):
+                    self.status = TIE
+                steps -= 1
+        if steps >= LARGEST:
+            self.status = TOO_LARGE
+            return
+        self.end_ns[route] = now + steps
+        place = self.end_place[route]
+        if place < 0:
+            place = self.n_ends
+            self.n_ends += 1
+        self._sift_end(route, place)
+
+    def _take_out(self, route: int, now: int) -> None:
+        """Note the flows of a route that are over at this instant."""
+        self._advance_route(route, now)
+        self._drop_end(route)
+        over = 0
+        slot = self.root[route]
+        while slot >= 0 and self._is_over(slot, route):
+            self._note(slot)
+            self.flowing[slot] = 0
+            over += 1
+            slot = self._without_root(slot)
+        self.root[route] = slot
+        if slot < 0:  # begin anew, with small numbers
+            self.virtual[route] = self.virtual_1[route] = self.virtual_2[route] = self.rounded[route] = 0
+            self.common_1[route] = self.common_2[route] = 1
+            self.speed_n[route] = 0
+        self.rates.count(route, -over)
+
+    # -- heaps
+
+    def _meld(self, one: int, other: int) -> int:
+        """Return the first of two flows by tag; the second becomes the first of its children."""
+        if self.tag[other] < self.tag[one] or (
+            self.tag[other] == self.tag[one]
+            and (
+                self.tag_1[other] < self.tag_1[one]
+                or (self.tag_1[other] == self.tag_1[one] and self.tag_2[other] < self.tag_2[one])
+            )
+        ):
+            one, other = other, one
+        self.sibling[other] = self.child[one]
+        self.child[one] = other
+        return one
+
+    def _without_root(self, root: int) -> int:
+        """Return the root of what is left of a pairing heap, -1 for nothing."""
+        pairs, one = -1, self.child[root]
+        while one >= 0:
+            other = self.sibling[one]
+            following = -1
+            if other >= 0:
+                following = self.sibling[other]
+                one = self._meld(one, other)
+            self.sibling[one] = pairs
+            pairs, one = one, following
+        one = -1
+        while pairs >= 0:
+            other = self.sibling[pairs]
+            one = pairs if one < 0 else self._meld(one, pairs)
+            pairs = other
+        return one
+
+    def _foresee_slot(self, slot: int, at: int) -> None:
+        """Put down that something happens to a transfer at a certain time."""
+        place = self.n_timers
+        self.n_timers += 1
+        while place > 0:
+            up = (place - 1) >> 1
+            if self.timer_ns[up] <= at:
+                break
+            self.timer_ns[place], self.timer[place] = self.timer_ns[up], self.timer[up]
+            place = up
+        self.timer_ns[place], self.timer[place] = at, slot
+        self._look_ahead()
+
+    def _drop_timer(self) -> None:
+        """Take the first entry out of the heap of timers."""
+        self.n_timers -= 1
+        size = self.n_timers
+        at, slot = self.timer_ns[size], self.timer[size]
+        place = 0
+        while True:
+            kid = 2 * place + 1
+            if kid >= size:
+                break
+            if kid + 1 < size and self.timer_ns[kid + 1] < self.timer_ns[kid]:
+                kid += 1
+            if at <= self.timer_ns[kid]:
+                break
+            self.timer_ns[place], self.timer[place] = self.timer_ns[kid], self.timer[kid]
+            place = kid
+        self.timer_ns[place], self.timer[place] = at, slot
+
+    def _drop_end(self, route: int) -> None:
+        """Take a route out of the heap of ends."""
+        place = self.end_place[route]
+        self.end_place[route] = -1
+        self.n_ends -= 1
+        last = self.end[self.n_ends]
+        if last != route:
+            self._sift_end(last, place)
+
+    def _sift_end(self, route: int, place: int) -> None:
+        """Let a route find its place in the heap of ends, from a place that is its own to fill."""
+        at = self.end_ns[route]
+        while place > 0:
+            up = (place - 1) >> 1
+            other = self.end[up]
+            if self.end_ns[other] <= at:
+                break
+            self.end[place] = other
+            self.end_place[other] = place
+            place = up
+        while True:
+            kid = 2 * place + 1
+            if kid >= self.n_ends:
+                break
+            if kid + 1 < self.n_ends and self.end_ns[self.end[kid + 1]] < self.end_ns[self.end[kid]]:
+                kid += 1
+            other = self.end[kid]
+            if at <= self.end_ns[other]:
+                break
+            self.end[place] = other
+            self.end_place[other] = place
+            place = kid
+        self.end[place] = route
+        self.end_place[route] = place

@@ -1,0 +1,92 @@
+"""`simulate`, the way in: a graph, a machine and a policy become a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sim.engine import Memory, Observer
+from sim.engine.collector import collector_paused
+from sim.graph import Graph
+from sim.job import Job, make_job
+from sim.kernel.choose import run_job
+from sim.model import Context, Linearizer, Machine, Placement, Policy, StreamAssignment
+from sim.noise import Noise
+from sim.trace import Trace
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    graph: Graph,
+    machine: Machine,
+    policy: Policy,
+    *,
+    placement: Placement | None = None,
+    streams: StreamAssignment | None = None,
+    linearize: Linearizer | None = None,
+    memory: Callable[[Job, Context], Memory] | None = None,
+    iterations: int = 1,
+    knowledge: str = "exact",
+    estimate_error: float = 0.2,
+    noise: Noise | None = None,
+    seed: int = 0,
+    engine: str = "auto",
+    observers: Iterable[Observer] = (),
+) -> Trace:
+    """Run `graph` on `machine` under `policy` and return what happened.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    policy : Policy
+        Issues tasks; prepared anew for every run.
+    placement, streams, linearize, iterations, knowledge, estimate_error, noise, seed
+        The other decisions; see `sim.job.make_job`.
+    memory : callable, optional
+        ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
+    engine : str
+        ``simpy`` runs everything; ``kernel`` what is data, much faster, with the same result; ``auto`` takes
+        the kernel where it can. `Trace.engine` says which ran.
+    observers : iterable of Observer
+        Told of every start and end.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    InputError
+        A wrong number, name or pin.
+    InfeasibleError
+        Refused before time 0: an op that no device can run, devices no link connects.
+    StuckError
+        Nothing can happen any more and tasks remain.
+    OutOfMemoryError
+        An allocation failed.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("fork")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), ReadyQueue()).makespan_ns
+    20
+    """
+    with collector_paused():
+        job = make_job(
+            graph,
+            machine,
+            placement=placement,
+            streams=streams,
+            linearize=linearize,
+            iterations=iterations,
+            knowledge=knowledge,
+            estimate_error=estimate_error,
+            noise=noise,
+            seed=seed,
+        )
+        return run_job(job, policy, engine, memory=memory, observers=observers)

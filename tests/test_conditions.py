@@ -1,0 +1,336 @@
+"""A key that has no effect is refused: each row of the table, once without and once with one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scenario_texts import write
+
+from scenarios.conditions import RULES
+from scenarios.load import load_scenario
+from scenarios.run import job_of, run_scenario
+from sim.errors import ScenarioError
+
+OPS = "workload: {ops: {a: {duration: 10us, output: 1MB}, b: {duration: 10us, inputs: [a]}}}"
+INNER = OPS.partition(" ")[2]
+TIMED = "workload: {ops: {a: {kind: matmul, flops: 1GFLOP, output: 1MB, dtype: fp32}}}"
+ISSUE = "{name: ready-queue, synchronisation: issue}"
+LINKED = "links: [{from: d, to: e, bandwidth: 1GB/s}]"
+PAIR = "{ops: {a: {duration: 10us, output: 1MB, device: d}, b: {duration: 10us, inputs: [a], device: e}}}"
+
+
+def on(device: str, machine: str = "", work: str = OPS, policy: str = "ready-queue", more: str = "") -> str:
+    """Return a scenario with a device `d` (and a CPU `e` where links need it)."""
+    other = ", e: {kind: cpu}" if "to: e" in machine else ""
+    machine = f", {machine}" if machine else ""
+    return f"machine: {{devices: {{d: {{{device}}}{other}}}{machine}}}\n{work}\npolicy: {policy}\n{more}\n"
+
+
+def pipeline(fields: str, schedule: str = "1f1b", more: str = "") -> str:
+    """Return a pipeline of two stages."""
+    own = "" if re.search(r"\b(stages|layers|model|graph):", fields) else "stages: 2, "
+    times = "" if re.search(r"\b(forward|model|graph|layers):", fields) else "forward: 1ms, backward: 2ms, "
+    work = f"workload: {{pipeline: {{{own}{times}micro_batches: 4, {fields}}}}}"
+    return f"{work}\npolicy: {schedule}\n{more}\n"
+
+
+def device(key: str, bad: str, good: str, **also: str) -> Iterator[tuple[str, str, str]]:
+    """Return one case of a device's key; `also` changes the good one."""
+    yield f"machine.devices.*.{key}", on(bad), on(good, **also)
+
+
+SM = "kind: gpu, sms: 8, sharing: sm, streams: 2"
+SPLIT = "forward: 1ms, input_grad: 1ms, weight_grad: 1ms"
+STAGE = "{forward: 1ms, backward: 2ms"
+MODEL = "stages: 2, model: {layers: 4, hidden: 64, heads: 4, sequence: 32, rate: 1TFLOP/s"
+GRAPH_LAYERS = "layers: [{forward: 1ms, backward: 2ms}, {forward: 1ms, backward: 2ms}], stages: 2"
+
+CASES: list[tuple[str, str, str]] = [
+    *device("copy_engines", "kind: gpu, copy_engines: 1", "kind: gpu, copy_engines: 1", machine=LINKED),
+    *device(
+        "host_memory", "kind: cpu, host_memory: pageable", "kind: cpu, host_memory: pageable", machine=LINKED
+    ),
+    *device(
+        "staging_bandwidth",
+        "kind: cpu, staging_bandwidth: 1GB/s, host_memory: pageable",
+        "kind: cpu, staging_bandwidth: 1GB/s, host_memory: pageable",
+        machine=LINKED,
+    ),
+    *device(
+        "graph_gap",
+        "kind: gpu, graph_gap: 1us",
+        "kind: gpu, graph_gap: 1us",
+        policy="{name: in-order, synchronisation: issue, launch: cuda-graph}",
+    ),
+    *device(
+        "graph_launch",
+        "kind: gpu, graph_launch: 1us",
+        "kind: gpu, graph_launch: 1us",
+        policy="{name: in-order, synchronisation: issue, launch: cuda-graph}",
+    ),
+    *device(
+        "event_record",
+        "kind: gpu, streams: 2, event_record: 1us",
+        "kind: gpu, streams: 2, event_record: 1us",
+        policy=ISSUE,
+    ),
+    *device(
+        "event_wait", "kind: gpu, event_wait: 1us", "kind: gpu, streams: 2, event_wait: 1us", policy=ISSUE
+    ),
+    *device("event_hop", "kind: gpu, event_hop: 1us", "kind: gpu, event_hop: 1us", policy=ISSUE),
+    *device("legacy_stream", "kind: gpu, legacy_stream: true", "kind: gpu, streams: 2, legacy_stream: true"),
+    *device("sharing", "kind: cpu, cores: 2, sharing: cores", "kind: cpu, inter_op: 2, sharing: cores"),
+    *device("max_resident", "kind: gpu, streams: 2, max_resident: 1", f"{SM}, max_resident: 1"),
+    *device("blocks_per_sm", "kind: gpu, sms: 8, blocks_per_sm: 2", f"{SM}, blocks_per_sm: 2"),
+    *device("fitted_grids", "kind: gpu, sms: 8, fitted_grids: false", f"{SM}, fitted_grids: false"),
+    *device(
+        "oversubscription_cost",
+        "kind: cpu, cores: 2, oversubscription_cost: 0.1",
+        "kind: cpu, inter_op: 2, oversubscription_cost: 0.1",
+    ),
+    *device(
+        "partition_step", f"{SM}, partition_step: 2", f"{SM}, partition_step: 2, partitions: {{a: 4, b: 4}}"
+    ),
+    *device("sms", "kind: gpu, sms: 8", SM),
+    *device("use_sms", "kind: gpu, sms: 8, use_sms: 4", f"{SM}, use_sms: 4"),
+    *(
+        (
+            f"machine.devices.*.{key}",
+            on(f"kind: {kind}, {key}: {value}{more}"),
+            on(f"kind: {kind}, {key}: {value}{more}", work=TIMED),
+        )
+        for kind, key, value, more in [
+            ("gpu", "peak", "1TFLOP/s", ""),
+            ("npu", "matrix_peak", "1TFLOP/s", ""),
+            ("npu", "vector_peak", "1TFLOP/s", ""),
+            ("npu", "matrix_block", "16", ", matrix_peak: 1TFLOP/s"),
+            ("gpu", "default_dtype", "bf16", ", peak: 1TFLOP/s"),
+            ("gpu", "op_overhead", "1us", ""),
+            ("gpu", "bandwidth", "1TB/s", ""),
+            ("gpu", "efficiency", "0.5", ", peak: 1TFLOP/s"),
+            ("gpu", "half_flops", "1GFLOP", ", peak: 1TFLOP/s"),
+            ("gpu", "memory_efficiency", "0.5", ", bandwidth: 1TB/s"),
+            ("gpu", "half_bytes", "1MB", ", bandwidth: 1TB/s"),
+            ("cpu", "core_bandwidth", "1GB/s", ", bandwidth: 2GB/s"),
+            ("cpu", "serial_fraction", "0.1", ", peak: 1TFLOP/s, cores: 2, intra_op: 2"),
+            ("cpu", "speedup", "{2: 1.5}", ", peak: 1TFLOP/s, cores: 2, intra_op: 2"),
+            ("gpu", "cost", "{fixed: 1us}", ""),
+        ]
+    ),
+    (
+        "cost",
+        on("kind: gpu", more="cost: {fixed: 1us}"),
+        on("kind: gpu", work=TIMED, more="cost: {fixed: 1us}"),
+    ),
+    ("machine.devices.*.ideal", on("kind: gpu, ideal: true"), on("preset: h200-sxm, ideal: true")),
+    ("machine.ideal", on("kind: gpu", "ideal: true"), on("preset: h200-sxm", "ideal: true")),
+    (
+        "machine.links.*.efficiency",
+        on("kind: gpu", "links: [{from: d, to: e, efficiency: 0.5}]"),
+        on("kind: gpu", "links: [{from: d, to: e, efficiency: 0.5, bandwidth: 1GB/s}]"),
+    ),
+    (
+        "machine.links.*.on_request",
+        on("kind: gpu", "links: [{from: d, to: e, on_request: true}]"),
+        on(
+            "kind: gpu",
+            "links: [{from: d, to: e, on_request: true}]",
+            "workload: {ops: {s: {kind: send, duration: 1us, attributes: {key: k}, output: 1MB, device: d}, "
+            "r: {kind: recv, duration: 1us, attributes: {key: k}, device: e}}}",
+        ),
+    ),
+    ("knowledge", pipeline("transfer: 1us", more="knowledge: none"), on("kind: gpu", more="knowledge: none")),
+    (
+        "policy.knowledge",
+        pipeline("transfer: 1us", "{name: 1f1b, knowledge: none}"),
+        on("kind: gpu", policy="{name: ready-queue, knowledge: none}"),
+    ),
+    (
+        "compare.*.knowledge",
+        pipeline("transfer: 1us", more="compare: [{name: gpipe, knowledge: none}]"),
+        on("kind: gpu", more="compare: [{name: ready-queue, knowledge: none}]"),
+    ),
+    (
+        "estimate_error",
+        on("kind: gpu", more="estimate_error: 0.1"),
+        on("kind: gpu", more="estimate_error: 0.1\nknowledge: estimate"),
+    ),
+    (
+        "noise.straggler_factor",
+        on("kind: gpu", more="noise: {straggler_factor: 2}"),
+        on("kind: gpu", more="noise: {straggler_factor: 2, straggler_probability: 1%}"),
+    ),
+    (
+        "noise.straggler_probability",
+        on("kind: gpu", more="noise: {straggler_probability: 1%}"),
+        on("kind: gpu", more="noise: {straggler_probability: 1%, straggler_factor: 2}"),
+    ),
+    (
+        "memory.allocator",
+        on("kind: gpu, memory: 1GB", more="memory: {allocator: bfc, devices: {d: bfc}}"),
+        on("kind: gpu, memory: 1GB", more="memory: {allocator: bfc}"),
+    ),
+    (
+        "memory.when_full",
+        on("kind: gpu", more="memory: {when_full: wait}"),
+        on("kind: gpu, memory: 1GB", more="memory: {when_full: wait}"),
+    ),
+    (
+        "policy.launch",
+        on("kind: cpu", policy="{name: in-order, launch: op}"),
+        on("kind: gpu", policy="{name: in-order, launch: op}"),
+    ),
+    (
+        "compare.*.launch",
+        on("kind: cpu", more="compare: [{name: in-order, launch: op}]"),
+        on("kind: gpu", more="compare: [{name: in-order, launch: op}]"),
+    ),
+    *(
+        (
+            "workload.sessions.*.inter_op_thread_pool",
+            *(
+                on(
+                    "kind: cpu, cores: 2",
+                    work=f"workload: {{sessions: {{t: {{workload: {INNER}, inter_op_thread_pool: 0}}}}}}",
+                    policy=policy,
+                )
+                for policy in (
+                    "ready-queue",
+                    "{name: tensorflow-executor, session_inter_op_thread_pool: [1]}",
+                )
+            ),
+        )
+        for _ in range(1)
+    ),
+    *(
+        (f"workload.pipeline.{at}{key}", pipeline(text), pipeline(f"checkpoint: always, {text}"))
+        for key in ("recompute", "stage_input")
+        for value in ("1ms" if key == "recompute" else "1MB",)
+        for at, text in [
+            ("", f"{key}: {value}"),
+            ("stages.*.", f"stages: [{STAGE}, {key}: {value}}}, {STAGE}}}]"),
+            ("layers.*.", f"layers: [{STAGE}, {key}: {value}}}, {STAGE}}}], stages: 2"),
+        ]
+    ),
+    (
+        "workload.pipeline.backward_dependency",
+        pipeline("backward_dependency: false"),
+        pipeline("backward_dependency: false, checkpoint: always", "gpipe"),
+    ),
+    *(
+        (f"workload.pipeline.{at}kept_for_weight_grad", pipeline(text), pipeline(text, "zb-h1"))
+        for key in ("kept: 2MB, kept_for_weight_grad: 1MB",)
+        for at, text in [
+            ("", f"{SPLIT}, {key}"),
+            ("stages.*.", f"stages: [{{{SPLIT}, {key}}}, {{{SPLIT}}}]"),
+            ("layers.*.", f"layers: [{{{SPLIT}, {key}}}, {{{SPLIT}}}], stages: 2"),
+        ]
+    ),
+    *(
+        (f"workload.pipeline.{at}overlapped", pipeline(text), pipeline(text, "dualpipe"))
+        for at, text in [
+            ("", f"{SPLIT}, overlapped: 2ms"),
+            ("stages.*.", f"stages: [{{{SPLIT}, overlapped: 2ms}}, {{{SPLIT}, overlapped: 2ms}}]"),
+            ("layers.*.", f"layers: [{{{SPLIT}, overlapped: 2ms}}, {{{SPLIT}, overlapped: 2ms}}], stages: 2"),
+        ]
+    ),
+    (
+        "workload.pipeline.partition",
+        pipeline("partition: block"),
+        pipeline(f"{GRAPH_LAYERS}, partition: block"),
+    ),
+    (
+        "workload.pipeline.bandwidth",
+        pipeline(f"{GRAPH_LAYERS}, bandwidth: 1GB/s"),
+        pipeline(f"{GRAPH_LAYERS}, bandwidth: 1GB/s, partition: pipedream", "pipedream"),
+    ),
+    (
+        "workload.pipeline.backward_ratio",
+        pipeline("backward_ratio: 3"),
+        pipeline(
+            "graph: g.json, stages: 1, backward_ratio: 3",
+            more="machine: {devices: {d: {kind: gpu, peak: 1TFLOP/s}}}",
+        ),
+    ),
+    (
+        "workload.pipeline.portals",
+        pipeline("stages: 3, portals: false"),
+        pipeline("stages: 3, portals: false, skips: [{from: 0, to: 2, size: 1MB}]"),
+    ),
+    (
+        "workload.pipeline.devices",
+        pipeline("devices: [d0, d1]"),
+        pipeline("devices: [d0, d1]", more="machine: {devices: {d: {kind: gpu, count: 2}}}"),
+    ),
+    (
+        "workload.pipeline.model.tensor_bandwidth",
+        pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s}}"),
+        pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s, tensor_parallel: 2}}"),
+    ),
+]
+
+
+def check(folder: Path, text: str) -> None:
+    """Build the job of every run that a scenario describes."""
+    (folder / "g.json").write_text(
+        '{"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "kind": "matmul", "flops": 1000000}]}'
+    )
+    scenario = load_scenario(write(folder, text))
+    for case in [scenario.case(), *(scenario.entry(i) for _, i in scenario.variants)]:
+        job_of(case)
+
+
+def test_every_row_is_tried() -> None:
+    assert sorted(key for key, _, _ in CASES) == sorted(key for rule in RULES for key in rule.keys)
+
+
+@pytest.mark.parametrize(("key", "bad", "good"), CASES, ids=[key for key, _, _ in CASES])
+def test_a_key_without_effect_is_refused_and_one_with_effect_is_not(
+    tmp_path: Path, key: str, bad: str, good: str
+) -> None:
+    check(tmp_path, good)
+    with pytest.raises(ScenarioError) as caught:
+        check(tmp_path, bad)
+    place = re.escape(key).replace(r"\*", r"[^.]+")
+    rule = next(rule for rule in RULES if key in rule.keys)
+    assert re.search(
+        rf"s\.yaml:\d+:\d+: {place}: has no effect: {re.escape(rule.why)}$", str(caught.value), re.MULTILINE
+    )
+
+
+def test_a_virtual_device_that_no_op_belongs_to(tmp_path: Path) -> None:
+    text = on("kind: gpu, memory: 1GB, virtual_devices: {a: 1MB, c: 1MB}")
+    with pytest.raises(
+        ScenarioError, match=r"s\.yaml:1:78: machine\.devices\.d\.virtual_devices\.c: unknown model"
+    ):
+        check(tmp_path, text)
+    check(tmp_path, text.replace(", c: 1MB", ""))
+
+
+def test_a_key_that_an_entry_needs_is_accepted(tmp_path: Path) -> None:
+    links = "{machine.links: [{from: d, to: d2}], machine.devices.d2: {kind: gpu}}"
+    more = f"compare: [{{label: links, set: {links}}}]"
+    scenario = load_scenario(write(tmp_path, on("kind: gpu, copy_engines: 1", more=more)))
+    assert run_scenario(scenario).trace.makespan_ns == 20_000
+
+
+def test_a_key_that_an_entry_sets_has_to_count_there(tmp_path: Path) -> None:
+    more = "compare: [{label: x, set: {machine.devices.d.copy_engines: 1}}]"
+    scenario = load_scenario(write(tmp_path, on("kind: gpu", more=more)))
+    run_scenario(scenario)
+    with pytest.raises(
+        ScenarioError, match=r"s\.yaml:4:60: machine\.devices\.d\.copy_engines: has no effect"
+    ):
+        run_scenario(scenario, "x")
+
+
+def test_settings(tmp_path: Path) -> None:
+    path = write(tmp_path, on("kind: gpu, copy_engines: 1", LINKED))
+    key = "machine.devices.d.copy_engines"
+    job_of(load_scenario(path, sets=["machine.links=[]"]).case())  # the file's key is let be
+    with pytest.raises(ScenarioError, match=rf"--set {key}=2: {key}: has no effect"):
+        job_of(load_scenario(path, sets=["machine.links=[]", f"{key}=2"]).case())
+    job_of(load_scenario(path, sets=["machine.links=[]"], vary=[f"{key}=2"]).case())

@@ -1,0 +1,115 @@
+"""A scenario laid over another: mappings key by key, lists as a whole, and each mistake in its own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scenario_texts import write
+
+from scenarios.check import is_scenario
+from scenarios.document import Document
+from scenarios.load import load_scenario
+from scenarios.run import run_scenario
+from sim.errors import ScenarioError
+
+BASE = """\
+machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
+workload:
+  ops:
+    a: {duration: 10us}
+    b: {duration: 20us, inputs: [a]}
+    c: {duration: 30us, inputs: [a]}
+compare: [in-order, ready-queue]
+expect: {makespan: 60us}
+"""
+
+
+def laid(folder: Path, over: str, base: str = BASE) -> Path:
+    """Write a file over another one."""
+    write(folder, base, "base.yaml")
+    return write(folder, f"extends: base.yaml\n{over}")
+
+
+def test_mappings_are_merged_and_the_rest_is_replaced(tmp_path: Path) -> None:
+    over = "machine: {devices: {cpu0: {cores: 2}}}\nworkload: {ops: {b: {inputs: []}}}\ncompare: [in-order]\n"
+    scenario = load_scenario(laid(tmp_path, over + "expect: {makespan: 40us}"))
+    assert scenario.name == "s"
+    assert [label for label, _ in scenario.variants] == ["in-order"]
+    assert scenario.graph.op_names == ["a", "b", "c"]
+    result = run_scenario(scenario)
+    assert (result.trace.makespan_ns, result.passed) == (40_000, True)
+
+
+def test_what_is_expected_of_the_base_is_expected_of_all_that_say_nothing_else(tmp_path: Path) -> None:
+    assert run_scenario(load_scenario(laid(tmp_path, "name: other"))).passed
+    assert not run_scenario(load_scenario(laid(tmp_path, "machine: {devices: {cpu0: {cores: 2}}}"))).passed
+
+
+def test_a_chain_in_several_folders(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    write(tmp_path, BASE, "base.yaml")
+    write(tmp_path, "extends: base.yaml\nname: middle\nseed: 3", "middle.yaml")
+    scenario = load_scenario(write(tmp_path / "below", "extends: ../middle.yaml\nseed: 4"))
+    assert (scenario.name, scenario.content.seed) == ("middle", 4)
+
+
+@pytest.mark.parametrize(
+    ("over", "base", "says"),
+    [
+        ("seed: x", BASE, "s.yaml:2:7: seed: "),
+        ("seed: 1", f"{BASE}iterations: x", "base.yaml:9:13: iterations: "),
+        (
+            "workload: {ops: {b: {inputs: [d]}}}",
+            BASE,
+            "s.yaml:2:31: workload.ops.b.inputs.0: unknown input 'd'",
+        ),
+        ("seed: 1", BASE.replace("cores", "core"), "base.yaml:1:39: machine.devices.cpu0.core: no such key"),
+        ("estimate_error: 0.1", BASE, "s.yaml:2:17: estimate_error: has no effect"),
+        ("seed: 1", f"{BASE}estimate_error: 0.1", "base.yaml:9:17: estimate_error: has no effect"),
+        (
+            "seed: 1",
+            f"{BASE}extends: s.yaml",
+            "base.yaml:9:10: extends: a scenario cannot extend itself: s.yaml",
+        ),
+        ("seed: 1", f"{BASE}extends: none.yaml", "base.yaml:9:10: extends: "),
+        (
+            "seed: 1",
+            f"{BASE}version: 2",
+            "base.yaml:9:10: version: unknown version 2 of the format; known: 1",
+        ),
+        ("seed: 1", "[1]", "base.yaml:1:1: a scenario is a mapping"),
+        ("seed: 1", "a: [", "base.yaml:2:1: not YAML"),
+    ],
+)
+def test_a_mistake_has_the_place_in_its_own_file(tmp_path: Path, over: str, base: str, says: str) -> None:
+    path = laid(tmp_path, over, base)
+    with pytest.raises(ScenarioError) as caught:
+        run_scenario(load_scenario(path))
+    assert str(caught.value).replace(f"{tmp_path}/", "").startswith(says)
+
+
+def test_a_file_that_is_not_there_and_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"s\.yaml:1:10: extends: .*none\.yaml: no such file"):
+        load_scenario(write(tmp_path, "extends: none.yaml"))
+    with pytest.raises(ScenarioError, match=r"s\.yaml:1:10: extends: should be a file, not \['a'\]"):
+        load_scenario(write(tmp_path, "extends: [a]"))
+    with pytest.raises(ScenarioError, match=r"extends: .*is an absolute path"):
+        load_scenario(write(tmp_path, f"extends: {laid(tmp_path, 'seed: 1').with_name('base.yaml')}"))
+    with pytest.raises(ScenarioError, match=r"--set extends=x: extends: is read before anything is set"):
+        load_scenario(write(tmp_path, BASE), sets=["extends=x"])
+
+
+@pytest.mark.parametrize("version", ["2", "true", "'1'", "[1]", "0"])
+def test_unknown_versions(tmp_path: Path, version: str) -> None:
+    load_scenario(write(tmp_path, f"{BASE}version: 1"))
+    with pytest.raises(ScenarioError, match=r"s\.yaml:9:10: version: unknown version .* known: 1"):
+        load_scenario(write(tmp_path, f"{BASE}version: {version}"))
+
+
+def test_a_base_without_a_workload_is_no_scenario_and_what_extends_it_may_be_one(tmp_path: Path) -> None:
+    base, _, rest = BASE.partition("workload:")
+    path = laid(tmp_path, f"workload:{rest}", base)
+    assert not is_scenario(path.with_name("base.yaml"))
+    assert is_scenario(path)
+    assert Document.read(path).root.child("machine") is not None

@@ -1,0 +1,368 @@
+"""The kernel gives the trace of the engine on SimPy, in every column, compiled and as it is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from devices.network import make_network
+from devices.processor.cores import CorePool
+from devices.processor.leftover import LeftoverSMs
+from policies.issue.critical_path import CriticalPath
+from policies.issue.in_order import InOrder
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from policies.issue.replay import Replay
+from policies.issue.sequential import Sequential
+from policies.issue.work_queues import KeepFirst, StreamStacks
+from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
+from sim.errors import InputError, StuckError
+from sim.job import make_job
+from sim.kernel.layout import why_not
+from sim.kernel.run import compiled, run
+from sim.model import Placement
+from sim.noise import Noise
+from sim.trace import Wait
+from tests.kernel_helpers import KERNELS, same
+from tests.policy_helpers import dags
+
+MANY = 3 * settings().max_examples
+"""Examples of what matters most; the nightly profile has thousands."""
+
+
+class Drawn(Placement):
+    """A placement and streams as drawn: numbers that are taken modulo what there is."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: object) -> list[int]:
+        """Return one device index per op."""
+        return [self.numbers[op % len(self.numbers)] % len(machine.devices) for op in range(len(graph))]
+
+    def assign(self, job: Job) -> list[int]:
+        """Return one lane per op."""
+        lanes = [job.machine.devices[d].lanes for d in job.device_of.tolist()]
+        return [self.numbers[-1 - op % len(self.numbers)] % n for op, n in enumerate(lanes)]
+
+    def order(self, job: Job) -> list[int]:
+        """Return a topological order in which what is free comes in the order of the numbers."""
+        graph = job.graph
+        rank = {op: (self.numbers[op % len(self.numbers)], op) for op in range(len(graph))}
+        edges = graph.edges
+        now = edges.distance == 0
+        before = [set() for _ in rank]  # type: list[set[int]]
+        for a, b in zip(edges.producer[now].tolist(), edges.consumer[now].tolist(), strict=True):
+            before[b].add(a)
+        order: list[int] = []
+        while len(order) < len(rank):
+            op = min(
+                (op for op in rank if op not in order and before[op] <= set(order)), key=rank.__getitem__
+            )
+            order.append(op)
+        return order
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Draw CPUs and GPUs with overheads that are small, so that much happens at one time."""
+    ns = st.integers(0, 4)
+    devices = []
+    for d in range(draw(st.integers(1, 3))):
+        issue: dict[str, Any] = {"issue_ns": draw(ns), "issue_ns_by_kind": {"copy": draw(ns)}}
+        if draw(st.booleans()):
+            if draw(st.booleans()):
+                issue |= {
+                    "processor": CorePool,
+                    "cores": draw(st.integers(2, 5)),
+                    "cores_per_op": draw(st.integers(1, 2)),
+                }
+            devices.append(Device(f"d{d}", "cpu", workers=draw(st.integers(1, 3)), **issue))
+        else:
+            launch = {"launch_latency_ns": draw(ns), "gap_ns": draw(ns), "event_ns": draw(ns)}
+            depth = draw(st.none() | st.integers(1, 3))
+            streams = draw(st.integers(1, 3))
+            if draw(st.booleans()):
+                launch |= {"processor": LeftoverSMs, "details": draw(sms(streams))}
+            devices.append(Device(f"d{d}", streams=streams, queue_depth=depth, **launch, **issue))
+    served = [d.name for d in devices if not d.workers]
+    if draw(st.booleans()):
+        served += [d.name for d in devices if d.workers][:1]
+    hosts = (Host("host", tuple(served), draw(st.integers(1, 2))),) if served and draw(st.booleans()) else ()
+    links = draw(rings([d.name for d in devices])) if len(devices) > 1 and draw(st.booleans()) else ()
+    if links and draw(st.integers(0, 3)) == 0:
+        devices[0] = replace(
+            devices[0], details={**devices[0].details, "copy_engines": draw(st.integers(1, 2))}
+        )
+    return Machine(tuple(devices), links, hosts, make_network if links else None)
+
+
+@st.composite
+def sms(draw: st.DrawFn, streams: int) -> dict[str, Any]:
+    """Draw the SMs of a GPU, in partitions or not."""
+    n = draw(st.integers(2, 12))
+    if draw(st.integers(0, 3)):
+        return {"sms_in_use": n}
+    some = draw(st.integers(1, n - 1))
+    of = draw(st.lists(st.integers(0, 1), min_size=streams, max_size=streams))
+    return {"sms_in_use": n, "partition_sms": [some, n - some], "partition_of": of}
+
+
+@st.composite
+def rings(draw: st.DrawFn, names: list[str]) -> tuple[Link, ...]:
+    """Draw links both ways around the devices, so that some routes have several; all alike, or not."""
+    kinds = draw(st.sampled_from((["serial"], ["shared"], ["independent"], ["serial", "shared"])))
+    links = []
+    for a, b in pairwise([*names, names[0]]):
+        for source, destination in ((a, b), (b, a)):
+            sharing, latency = draw(st.sampled_from(kinds)), draw(st.integers(0, 3))
+            rate = draw(st.none() | st.integers(1, 12).map(lambda n: n * 10**9 // 4))
+            links.append(Link(f"{source}>{destination}", source, destination, latency, rate, sharing))
+    return tuple({link.name: link for link in links}.values())
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Draw a policy that is data, of either synchronisation."""
+    word = draw(st.sampled_from(("completion", "issue")))
+    return draw(
+        st.sampled_from(
+            [
+                lambda: ReadyQueue("fifo", word),
+                lambda: ReadyQueue("lifo", word),
+                lambda: CriticalPath(word),
+                lambda: InOrder(synchronisation=word),
+                lambda: InOrder(per="machine", synchronisation=word),
+                lambda: InOrder(in_flight=2),
+                lambda: InOrder(in_flight=1, per="machine"),
+                lambda: OutOfOrder(2, word),
+                lambda: OutOfOrder(5, word),
+                lambda: OutOfOrder(None, word),
+                Sequential,
+                KeepFirst,
+                StreamStacks,
+                lambda: StreamStacks(blocking_threads=1),
+            ]
+        )
+    )()
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw the arguments of `simulate`."""
+    iterations = draw(st.integers(1, 3))
+    graph = draw(dags(max_ops=14, max_ns=draw(st.sampled_from((5, 40))), distances=iterations > 1))
+    some = st.sets(st.integers(0, len(graph) - 1))
+    attributes: dict[int, dict[str, Any]] = {op: {} for op in range(len(graph))}
+    for op in draw(some):
+        attributes[op] = {"grid": draw(st.integers(1, 30)), "cores": draw(st.integers(1, 2))}
+    for op in draw(some):
+        attributes[op] |= {"stream_id": draw(st.integers(0, 2)), "blocking": draw(st.booleans())}
+    if draw(st.integers(0, 3)) == 0:  # ops that keep their host thread
+        for op in draw(some):
+            attributes[op]["host_waits"] = True
+    graph = with_attributes(graph, attributes)
+    decisions = Drawn(draw(st.lists(st.integers(0, 11), min_size=3, max_size=6)))
+    return {
+        "graph": graph,
+        "machine": draw(machines()),
+        "policy": draw(policies()),
+        "placement": decisions,
+        "streams": decisions,
+        "linearize": draw(st.sampled_from((None, decisions))),
+        "iterations": iterations,
+        "noise": draw(st.sampled_from((None, Noise(sigma=0.5, straggler_probability=0.1)))),
+        "seed": draw(st.integers(0, 3)),
+    }
+
+
+def with_attributes(graph: Graph, attributes: dict[int, dict[str, Any]]) -> Graph:
+    """Return the graph with other attributes."""
+    return replace(graph, attributes=attributes)
+
+
+def job_of(given: dict[str, Any]) -> tuple[Job, Policy]:
+    """Return the job and the policy of the arguments of `simulate`."""
+    decided = dict(given)
+    graph, machine, policy = (decided.pop(name) for name in ("graph", "machine", "policy"))
+    return make_job(graph, machine, **decided), policy
+
+
+def agree(given: dict[str, Any]) -> Trace | None:
+    """Assert that all engines do the same; return the trace, None when the run got stuck."""
+    expected: Trace | None = None
+    job, policy = job_of(given)
+    try:
+        with suppress(StuckError):
+            expected = simulate(**given, engine="simpy")
+    except InputError as error:
+        for pure in KERNELS:
+            with pytest.raises(InputError, match=re.escape(str(error))):
+                run(job, policy, pure=pure)
+        return None
+    for pure in KERNELS:
+        found = run(job, policy, pure=pure)
+        if expected is None:
+            assert isinstance(found, str), "the kernel ran what gets stuck on SimPy"
+            assert "tasks remain" in found
+            continue
+        assert not isinstance(found, str), found
+        same(expected.tasks, found.tasks)
+        same(expected.transfers, found.transfers)
+    return expected
+
+
+@given(runs())
+@settings(max_examples=MANY)
+def test_the_kernel_does_what_simpy_does(given: dict[str, Any]) -> None:
+    trace = agree(given)
+    event("stuck" if trace is None else "transfers" if len(trace.transfers["id"]) else "no transfers")
+
+
+@given(runs())
+def test_a_replay_does_too(given: dict[str, Any]) -> None:
+    trace = agree(given)
+    if trace is not None:
+        plan = trace.plan()
+        agree({**given, "policy": Replay(plan, synchronisation=given["policy"].synchronisation)})
+
+
+def chain(n: int = 3, **of: Any) -> Graph:
+    b = GraphBuilder("chain")
+    for i in range(n):
+        b.op(f"o{i}", inputs=[f"o{i - 1}"] if i else [], duration_ns=10, **of)
+    return b.build()
+
+
+class ByNext(ReadyQueue):
+    def next(self, issuer: Issuer) -> Task | None:
+        return super().next(issuer)
+
+
+class ByReady(ReadyQueue):
+    def ready(self, task: Task) -> None:
+        super().ready(task)
+
+
+class ByEnded(ReadyQueue):
+    def ended(self, task: Task, now_ready: Any, issuer: Any) -> None:
+        super().ended(task, now_ready, issuer)
+
+
+class ByPrepare(ReadyQueue):
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+
+
+class ByScope(ReadyQueue):
+    scope = "machine"
+
+
+class ByHelper(ReadyQueue):
+    def _helper(self) -> None:
+        pass
+
+
+class OnlyInit(ReadyQueue):
+    def __init__(self) -> None:
+        super().__init__("lifo")
+
+
+class Below(ByNext):
+    pass
+
+
+def refusal(
+    policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any
+) -> str | None:
+    job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
+    return why_not(job, policy)
+
+
+@pytest.mark.parametrize("policy", [ByNext, ByReady, ByEnded, ByPrepare, ByScope, ByHelper, Below])
+def test_a_class_of_ones_own_is_asked_task_by_task(policy: Callable[[], Policy]) -> None:
+    assert refusal(policy()) == f"the policy {policy.__name__} has to be asked task by task"  # type: ignore[attr-defined]
+
+
+def test_another_default_changes_nothing_that_matters() -> None:
+    assert refusal(OnlyInit()) is None
+
+
+def test_a_verb_that_is_replaced_on_the_object_counts() -> None:
+    policy = ReadyQueue()
+    policy.next = lambda issuer: None  # type: ignore[method-assign]
+    assert "ReadyQueue has to be asked" in str(refusal(policy))
+
+
+def test_what_64_bits_cannot_count_is_refused() -> None:
+    b = GraphBuilder("long")
+    for i in range(3):
+        b.op(f"o{i}", duration_ns=1 << 60)
+    assert refusal(ReadyQueue(), b.build()) == "the run may last longer than 64 bits can count"
+
+
+def test_other_obstacles_are_named() -> None:
+    graph = with_attributes(chain(), {1: {"strict": False}})
+    cpu = Machine((Device("cpu0", "cpu", workers=1),))
+    assert "strict: false" in str(refusal(ReadyQueue(), graph, cpu))
+
+
+def test_a_trace_says_which_engine_ran() -> None:
+    graph, machine = chain(), Machine((Device("gpu0"),))
+    which = "kernel" if compiled() else "kernel (pure Python)"
+    assert simulate(graph, machine, ReadyQueue()).engine == which
+    assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine == which
+    assert simulate(graph, machine, ReadyQueue(), engine="simpy").engine == "simpy"
+    why = "the policy ByNext has to be asked task by task"
+    assert simulate(graph, machine, ByNext()).engine == f"simpy: {why}"
+    with pytest.raises(InputError, match=f"the kernel cannot run this: {why}"):
+        simulate(graph, machine, ByNext(), engine="kernel")
+    with pytest.raises(InputError, match="did you mean 'kernel'"):
+        simulate(graph, machine, ByNext(), engine="kernal")
+
+
+def test_who_gets_stuck_is_told_why_whatever_the_engine() -> None:
+    graph, machine = chain(), Machine((Device("cpu0", "cpu", workers=1),))
+    for engine in ("simpy", "kernel", "auto"):
+        with pytest.raises(StuckError, match="o0 has all its inputs"):
+            simulate(graph, machine, InOrder(), linearize=Backwards(), engine=engine)
+
+
+class Backwards:
+    def order(self, job: Job) -> list[int]:
+        return list(range(len(job.graph)))[::-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_that_splinter_the_sms_take_the_same_course(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    b = GraphBuilder("odd")
+    for i in range(250):
+        before = {int(j) for j in rng.integers(max(0, i - 12), i, 2)} if i else set()
+        b.op(
+            f"o{i}",
+            inputs=[f"o{j}" for j in sorted(before)],
+            duration_ns=int(rng.integers(1, 3000)),
+            attributes={"grid": int(rng.integers(1, 600)), "blocks_per_sm": int(rng.integers(1, 3))},
+        )
+    gpu = Device("gpu0", streams=8, processor=LeftoverSMs, details={"sms_in_use": 132}, gap_ns=3, event_ns=5)
+    decisions = Drawn(rng.integers(0, 100, 250).tolist())
+    policy = ReadyQueue(synchronisation="issue")
+    given = {
+        "graph": b.build(),
+        "machine": Machine((gpu,)),
+        "policy": policy,
+        "streams": decisions,
+        "seed": 0,
+    }
+    trace = agree(given)
+    assert trace is not None
+    assert (trace.tasks["wait"] == Wait.RESOURCES).sum() > 20
