@@ -87,7 +87,7 @@ _LAUNCHED = ("gpu", "npu", "other")
 
 _DEVICE = [
     Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
-    Field("kind", "word", "cpu, gpu or npu; any other word: a device with streams, no more", example="gpu"),
+    Field("kind", "word", "cpu, gpu or npu; any other word: a device that only has streams", example="gpu"),
     Field("ideal", "flag", "drop every overhead and loss of the preset"),
     Field("description", "word", "what it is, in one line", example="the GPU of my desk"),
     Field("sources", "mapping", "where each number comes from; not used for anything else"),
@@ -107,7 +107,12 @@ _DEVICE = [
         most=MOST_LANES,
     ),
     Field("intra_op", "positive count", "cores that one op uses; default 1", _CPU),
-    Field("cores_per_op", "positive count", "cores that one op uses; cores / cores_per_op queues", _NPU),
+    Field(
+        "cores_per_op",
+        "positive count",
+        "cores that one op uses; the device has cores / cores_per_op queues",
+        _NPU,
+    ),
     Field(
         "queues_per_core",
         "positive count",
@@ -119,7 +124,7 @@ _DEVICE = [
     Field(
         "oversubscription_cost",
         "factor",
-        "what each thread per core beyond the first adds to the time of all ops; 0 is fair time slicing",
+        "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
         _CPU,
         True,
     ),
@@ -132,11 +137,11 @@ _DEVICE = [
     ),
     Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", _GPU),
     # -- overheads of issuing
-    Field("issue_cost", "duration by kind", "what issuing an op costs its issuer", overhead=True),
+    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op", overhead=True),
     Field(
         "launch_latency",
         "duration",
-        "from being put on an idle stream to the earliest start",
+        "time from issue on an idle stream to the earliest start",
         _LAUNCHED,
         True,
     ),
@@ -144,28 +149,28 @@ _DEVICE = [
     Field(
         "event_hop",
         "duration",
-        "from a task's end to one on another stream that waits for it",
+        "time from a task's end to a task on another stream that waits for it",
         _LAUNCHED,
         True,
     ),
     Field(
         "event_record",
         "duration",
-        "what recording an event costs the host: once for an op that other streams wait for",
+        "cost to the host of recording an event: once for each op that other streams wait for",
         _GPU,
         True,
     ),
     Field(
         "event_wait",
         "duration",
-        "what making a stream wait costs the host: once for each other stream that an op reads of",
+        "cost to the host of making a stream wait: once for each other stream that an op reads from",
         _GPU,
         True,
     ),
     Field(
         "graph_launch",
         "duration",
-        "what launching a CUDA graph costs; default the cost of one op",
+        "cost of launching a CUDA graph; default the cost of one op",
         _GPU,
         True,
     ),
@@ -180,8 +185,8 @@ _DEVICE = [
     ),
     # -- what an op costs
     Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
-    Field("matrix_peak", "flop rate by dtype", "that of the matrix units; default peak", _NPU),
-    Field("vector_peak", "flop rate by dtype", "that of the vector units; default peak", _NPU),
+    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak", _NPU),
+    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak", _NPU),
     Field(
         "matrix_block",
         "positive count",
@@ -197,15 +202,17 @@ _DEVICE = [
         example="[matmul, conv]",
     ),
     Field("default_dtype", "word", "dtype of ops that name none; default fp32", example="bf16"),
-    Field("bandwidth", "bandwidth", "of the device's memory; default no limit"),
-    Field("core_bandwidth", "bandwidth", "what one core can draw; default its share of bandwidth", _CPU),
+    Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
+    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", _CPU),
     Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
     Field(
         "memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach", overhead=True
     ),
-    Field("half_flops", "flops by kind", "work at which half of that rate is reached", overhead=True),
-    Field("half_bytes", "bytes by kind", "traffic at which half of that bandwidth is reached", overhead=True),
-    Field("op_overhead", "duration by kind", "time on the device that every op takes besides", overhead=True),
+    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate", overhead=True),
+    Field(
+        "half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth", overhead=True
+    ),
+    Field("op_overhead", "duration by kind", "extra time on the device for every op", overhead=True),
     Field(
         "cost",
         "anything",
@@ -213,7 +220,7 @@ _DEVICE = [
         overhead=True,  # a preset's: measured and fitted costs hold losses, what is left is the roofline
         example="roofline",
     ),
-    Field("supports", "words", "kinds of op that it can run; default all"),
+    Field("supports", "words", "kinds of op that the device can run; default all"),
     # -- what its tasks share
     Field(
         "sharing",
@@ -225,32 +232,40 @@ _DEVICE = [
     ),
     Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
     Field(
-        "use_sms", "count or share", "use only so many of them, or this part; peak is cut in proportion", _GPU
+        "use_sms",
+        "count or share",
+        "use only this many or this share of the SMs; peak is cut in proportion",
+        _GPU,
     ),
-    Field("partitions", "counts by name", "split the SMs: SMs of each partition (green contexts)", _GPU),
+    Field(
+        "partitions",
+        "counts by name",
+        "split the SMs: how many SMs each partition has (green contexts)",
+        _GPU,
+    ),
     Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
     Field(
         "fitted_grids",
         "flag",
-        "blocks of a matrix product that gives none are those of the fitted model, if there is one; default "
-        "true, false: it fills the device",
+        "take the blocks of a matrix product that gives none from the fitted model, if there is one; false: "
+        "it fills the device; default true",
         _GPU,
     ),
     Field("max_resident", "positive count", "kernels resident at once; default 128", _GPU),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", _GPU),
     # -- memory and copies
-    Field("memory", "bytes", "capacity; default unlimited"),
+    Field("memory", "bytes", "memory capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
     Field(
         "virtual_devices",
         "sizes",
-        "cut the memory into named parts, each with an allocator: that of NAME holds tensors of ops NAME/...",
+        "cut the memory into named parts, each with an allocator: part NAME holds tensors of ops NAME/...",
     ),
     Field(
         "host_memory",
         "word",
-        "pinned (default): copy engines read it themselves; pageable: copies to and from GPUs and NPUs hold "
+        "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs occupy "
         "the host thread that launches there",
         _CPU,
         True,
@@ -259,7 +274,7 @@ _DEVICE = [
     Field(
         "staging_bandwidth",
         "bandwidth",
-        "with pageable memory: of copies through the driver's buffers; default no limit",
+        "bandwidth of copies through the driver's buffers, with pageable memory; default no limit",
         _CPU,
         True,
         example="6GB/s",
@@ -274,18 +289,23 @@ _DEVICE = [
     Field(
         "vector_scratchpad",
         "bytes",
-        "that of the vector unit, where it has its own; default scratchpad",
+        "scratchpad of the vector unit, if it has its own; default scratchpad",
         _NPU,
         example="256KiB",
     ),
     Field(
         "double_buffered",
         "flag",
-        "the next tile is loaded while one is computed on; default true, false: one after another",
+        "load the next tile while computing on one; false: one after another; default true",
         _NPU,
     ),
-    Field("dma_bandwidth", "bandwidth", "of a core's DMA, each way; default its share of bandwidth", _NPU),
-    Field("dma_latency", "duration", "what starting a DMA costs, for each tile and way", _NPU, True),
+    Field(
+        "dma_bandwidth",
+        "bandwidth",
+        "bandwidth of a core's DMA, each way; default its share of bandwidth",
+        _NPU,
+    ),
+    Field("dma_latency", "duration", "cost of starting a DMA, for each tile and direction", _NPU, True),
     Field("granule", "bytes", "smallest tile of an operand; default 64B", _NPU, example="512B"),
     Field(
         "copy_engines",
@@ -305,7 +325,7 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         Field("from", "word", "device, or pattern such as gpu*: one link for each", example="gpu0"),
         Field("to", "word", "device, or pattern such as gpu*: one link for each", example="gpu1"),
         Field("latency", "duration", "time before the first byte arrives; default 0", overhead=True),
-        Field("bandwidth", "bandwidth", "one way; default no limit"),
+        Field("bandwidth", "bandwidth", "bandwidth in one direction; default no limit"),
         Field(
             "efficiency", "fraction", "part of the bandwidth that transfers reach; default all", overhead=True
         ),
@@ -318,10 +338,9 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         Field(
             "on_request",
             "flag",
-            "what a recv finds by key travels when its request has arrived (between processes); default "
-            "false",
+            "a recv that finds its tensor by key sends a request first (between processes); default false",
         ),
-        Field("duplex", "flag", "a link of the same kind in each direction; default true"),
+        Field("duplex", "flag", "make one such link in each direction; default true"),
         Field(
             "sources",
             "anything",
@@ -355,7 +374,7 @@ MACHINE_FIELDS: Final[Mapping[str, Field]] = {
             "list of links; without any, transfers take no time",
             example="[{from: gpu0, to: gpu1}]",
         ),
-        Field("hosts", "mapping", "name to host; default one host thread a device without workers"),
+        Field("hosts", "mapping", "name to host; default one host thread per device without workers"),
     ]
 }
 """Every key of a machine."""

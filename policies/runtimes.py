@@ -42,12 +42,12 @@ class Runtime(Mapping[str, Any]):
 
 
 tensorflow: Final = Runtime(
-    "TensorFlow's executor: ready ops inline or to a work-stealing pool; GPU kernels are done when enqueued",
+    "TensorFlow's executor: ready ops inline or to a work-stealing pool; a GPU kernel is done once enqueued",
     name="tensorflow-executor",
     streams="single",
 )
 tensorflow_caller_thread: Final = Runtime(
-    "TensorFlow with the calling thread as its only one (an inter-op pool of -1): breadth first",
+    "TensorFlow with only the calling thread (an inter-op pool of -1): breadth first",
     name="tensorflow-executor",
     threads="caller",
     streams="single",
@@ -87,7 +87,7 @@ tfrt: Final = Runtime(
     streams="single",
 )
 pytorch_eager: Final = Runtime(
-    "PyTorch eager: a thread launches op after op on one stream; Python's time an op goes into issue_cost",
+    "PyTorch eager: a thread launches op after op on one stream; Python's time per op belongs in issue_cost",
     name="sequential",
     linearize="topological",
     streams="single",

@@ -161,7 +161,7 @@ def markdown(rows: Sequence[Row]) -> str:
         return format_bytes(nbytes, iec=True)
 
     lines = [
-        "| allocator | makespan | asked for | in use | reserved | of it in vain at the peak | fits into |",
+        "| allocator | makespan | asked for | in use | reserved | unused at the peak | fits into |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [

@@ -26,7 +26,7 @@ def explanation(result: Result, *, gaps: int = 20) -> dict[str, Any]:
         How many of the longest idle gaps are told.
     """
     trace = result.trace
-    facts = Facts(trace)
+    facts = Facts(trace, result.policy)
     return {
         "schema": EXPLANATION_SCHEMA,
         "scenario": result.scenario,

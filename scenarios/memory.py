@@ -38,9 +38,10 @@ class MemoryFields(Strict):
         Literal["execution", "issue"] | None,
         Field(
             description="tensors live from start to the end of the last reader, or from issue to issue; "
-            "default: as the policy synchronises (issue, or completion)"
+            "default: issue if the policy synchronises at issue, else execution"
         ),
     ] = None
     when_full: Annotated[
-        Literal["error", "wait"], Field(description="out of memory is an error, or the task waits")
+        Literal["error", "wait"],
+        Field(description="when memory is full: stop with an error, or let the task wait"),
     ] = "error"

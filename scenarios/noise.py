@@ -46,16 +46,19 @@ Probability = Annotated[
 
 
 class NoiseFields(Strict):
-    """How durations vary; a policy never knows."""
+    """How durations vary; policies do not see this."""
 
     sigma: Annotated[
-        Spread, Field(description="of the logarithm of each task's factor; 0.05 is about 5 %")
+        Spread,
+        Field(description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %"),
     ] = 0.0
     devices: Annotated[
         dict[Name, Factor],
         Field(default_factory=dict, description="factor of each device: 1.2 is 20 % slower"),
     ]
-    straggler_probability: Annotated[Probability, Field(description="of a task to be a straggler")] = 0.0
+    straggler_probability: Annotated[
+        Probability, Field(description="probability that a task is a straggler")
+    ] = 0.0
     straggler_factor: Annotated[Factor, Field(description="how many times longer a straggler takes")] = 1.0
 
     def noise(self) -> Noise:

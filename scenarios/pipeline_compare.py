@@ -28,7 +28,7 @@ COLUMNS = (
     "longest span",
     "bubble",
     "span bubble",
-    "by formula",
+    "formula",
     "of",
     "activations",
     "peak memory",

@@ -76,27 +76,27 @@ def _workload(value: Any) -> Workload:
 
 
 class Policy(Strict):
-    """Who decides what is issued next, and the other decisions; further keys are the policy's options."""
+    """The policy and the other decisions; further keys are the policy's options."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
     runtime: Annotated[Name | None, Field(description="a named set of decisions (`sim runtimes`)")] = None
     placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
-    streams: Annotated[AnyChoice | None, Field(description="on which stream each op is launched")] = None
+    streams: Annotated[AnyChoice | None, Field(description="which stream each op is launched on")] = None
     linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
     compile: Annotated[
         list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
     ] = None
     synchronisation: Annotated[
         Literal["completion", "issue"] | None,
-        Field(description="eligible when inputs are computed, or when they are issued"),
+        Field(description="tasks are eligible when their inputs are computed, or when they are issued"),
     ] = None
     launch: Annotated[
         Literal["op", "cuda-graph"] | None,
-        Field(description="ops are launched one by one (default), or those of a device as one CUDA graph"),
+        Field(description="launch ops one by one (default), or those of a device as one CUDA graph"),
     ] = None
-    knowledge: Annotated[Knowledge | None, Field(description="in place of the scenario's")] = None
+    knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -155,10 +155,10 @@ Expect = Annotated[
 class Variant(Policy):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
-    label: Annotated[Name | None, Field(description="what it is called; default: the policy's name")] = None
+    label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
     set: Annotated[
         dict[str, JsonValue],
-        Field(default_factory=dict, description="what else differs: dotted path to value, as for --set"),
+        Field(default_factory=dict, description="other changes: dotted path to value, as for --set"),
     ]
     expect: Expect
 
@@ -173,18 +173,18 @@ class ScenarioFile(Strict):
     """A computation graph, the machine it runs on, and who decides in which order."""
 
     schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
-    version: Annotated[Literal[1], Field(description="of the format; default: the latest")] = 1
+    version: Annotated[Literal[1], Field(description="version of the format; default: the latest")] = 1
     extends: Annotated[
-        File | None, Field(description="a scenario over which this one is laid, mapping by mapping")
+        File | None, Field(description="a scenario that this one changes, mapping by mapping")
     ] = None
-    name: Annotated[Name | None, Field(description="default: the file's name")] = None
+    name: Annotated[Name | None, Field(description="name in results; default: the file's name")] = None
     description: str | None = None
     machine: AnyMachine | None = None
     workload: Annotated[Workload, PlainValidator(_workload)]
     policy: AnyPolicy = Policy.model_construct(name="ready-queue")
-    knowledge: Annotated[Knowledge, Field(description="what policies know of durations")] = "exact"
+    knowledge: Annotated[Knowledge, Field(description="what policies know about durations")] = "exact"
     estimate_error: Annotated[
-        Spread, Field(description="of an estimate's logarithm, with knowledge: estimate")
+        Spread, Field(description="standard deviation of an estimate's logarithm, with knowledge: estimate")
     ] = 0.2
     memory: Annotated[
         MemoryFields | None, Field(description="lifetimes of tensors, and what happens when memory is full")
@@ -201,8 +201,8 @@ class ScenarioFile(Strict):
     engine: Annotated[
         Literal["auto", "simpy", "kernel"],
         Field(
-            description="what runs it, always with the same result: simpy runs everything, the kernel what is "
-            "data and much faster, auto takes the kernel where it can"
+            description="all engines give the same result: simpy runs everything, kernel is much faster but "
+            "does not run everything, auto takes the kernel where it can"
         ),
     ] = "auto"
     compare: Annotated[

@@ -99,7 +99,7 @@ _Link = _model("Link", "A link between devices.", LINK_FIELDS)
 _Host = _model("Host", "Host threads that launch ops on several devices.", HOST_FIELDS)
 MachineSpec = _model(
     "Machine",
-    "Devices, the links between them, and who issues to which.",
+    "Devices, the links between them, and the hosts that issue to them.",
     MACHINE_FIELDS,
     devices=dict[Name, _Device],  # type: ignore[valid-type]
     links=list[_Link],  # type: ignore[valid-type]

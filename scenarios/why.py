@@ -6,7 +6,7 @@ makespan, and the parts of a difference to the difference::
 
     a executing 40 │ b executing 10                      50 us  out of order: nothing waits
     d held back by the policy 50 │ d executing 30        80 us  in order
-                                                         +30 = +50 held back by the policy, -20 executing
+                                                         30 slower: +50 held back by the policy, -20 executing
 
 `sim.explain.executed_path` steps back along lanes and issuers too, to whoever was in the way; here one
 asks not who, but what for.
@@ -40,6 +40,23 @@ PARTS: Final[Mapping[str, str]] = {
     "memory": "waiting for memory",
 }
 """Parts of a makespan, and what they are called."""
+
+_NAMES: Final[Mapping[str, str]] = {**PARTS, "device": "waiting for the device"}
+
+_BECAUSE: Final[Mapping[str, str]] = {
+    "executing": "its chain of ops takes longer to execute",
+    "transfer": "its chain moves more data",
+    "link": "its transfers wait for links",
+    "issuer": "ops wait for the host or a worker",
+    "policy": "the policy holds ready ops back",
+    "stream": "ops queue on their streams",
+    "event": "ops wait for events",
+    "launch": "launch latency is exposed",
+    "resources": "ops wait for resources of the device",
+    "device": "ops wait for the device",
+    "memory": "ops wait for memory",
+}
+"""Why a run is slower, when the largest increase is in this part."""
 
 
 def makespan_parts(trace: Trace) -> dict[str, int]:
@@ -115,20 +132,48 @@ def _sum(ns: IntArray) -> int:
 def difference(trace: Trace, best: Trace) -> str:
     """Say in one line why `trace` took longer than `best`.
 
-    The largest parts come first, three at most; the rest, and what is below a twentieth of the largest,
-    is summed up.
+    The largest increase is the main cause; the other parts follow. A task that is issued waits for the device
+    on a stream or for its resources: where both changed, their sum is one part.
     """
     mine, other = makespan_parts(trace), makespan_parts(best)
     more = {part: mine.get(part, 0) - other.get(part, 0) for part in PARTS}
     total = trace.makespan_ns - best.makespan_ns
-    largest = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))
+    if not any(more.values()):
+        return "the same"
     if not total:
-        return "as fast" if largest else "the same"
+        return "equally fast"
+    if more["stream"] and more["resources"]:
+        more["device"] = more.pop("stream") + more.pop("resources")
+    if total < 0:
+        return f"{format_duration(-total)} faster: {_terms(more, total)}"
+    cause = max(more, key=lambda part: more[part])
+    slower, because = f"{format_duration(total)} slower", _because(trace, best, cause)
+    ns = more.pop(cause)
+    if not any(more.values()):
+        return f"{slower} because {because}"
+    return f"{slower}, mainly because {because} ({_signed(ns)}); {_terms(more, total - ns)}"
+
+
+def _terms(more: Mapping[str, int], total: int) -> str:
+    """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
+    largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
+    terms = [f"{_signed(more[part])} {_NAMES[part]}" for part in shown]
     rest = total - sum(more[part] for part in shown)
-    terms = [f"{_signed(more[part])} {PARTS[part]}" for part in shown]
-    terms += [f"{_signed(rest)} other"] if rest else []
-    return f"{_signed(total)}: {', '.join(terms)}"
+    return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
+
+
+def _because(trace: Trace, best: Trace, part: str) -> str:
+    """Say what makes a part of the makespan longer; for the host's part, whether it waits for kernels."""
+    if part == "issuer" and not _launches_ahead(trace) and _launches_ahead(best):
+        return "the host waits for each kernel"
+    return _BECAUSE[part]
+
+
+def _launches_ahead(trace: Trace) -> bool:
+    """Whether any launched task was taken before its inputs were there."""
+    f = Facts(trace)
+    return bool((~f.by_worker & (f.taken < f.data[: f.n])).any())
 
 
 def why_fast(trace: Trace, bound_ns: int | None = None) -> str:

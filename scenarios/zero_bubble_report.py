@@ -34,34 +34,34 @@ _TEXT = """
 
 Written by `python -m scenarios.zero_bubble_report docs/zero_bubble.md`; do not edit.
 
-Measured are samples per GPU and second of four schedules in twelve configurations (Qi et al., Zero Bubble
-Pipeline Parallelism, arXiv 2401.10241, tables 4 and 9). The profiled times of F, I, W and of a transfer are
-the paper's too. Orders of ZB-1p and ZB-2p are searched from them (`zb-auto`); 1F1B-I has a chunk for each
-layer.
+This page compares simulated with measured throughputs, for readers who want to know how far to trust a
+simulated schedule. Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 4 and 9) measured
+the samples per GPU and second of four schedules in twelve configurations, and profiled the times of F, I, W
+and of a transfer. The orders of ZB-1p and ZB-2p are searched for these times (`zb-auto`); 1F1B-I has a
+chunk for each layer.
 
 The bare schedule is off by {bare} on average, always too fast. With two parameters, fitted on the third of
 the rows with the middle number of micro-batches, the prediction is off by **{mean}** on the other {rest}
-rows, and at most by {largest} ({where}).
+rows, and by at most {largest} ({where}).
 
 ## What is fitted, and what it may mean
 
-**Dispatch of a slot: {dispatch:.2f} ms.** Every F, B, I or W of a device costs so much more than its kernels.
-Sends and receives between stages end with a wait of the host for the device, after which it launches the
-first kernels of the next slot while the device waits for them: half a millisecond is what a framework
-written in Python takes for that. It explains why interleaving, with its many short slots, loses most of what
-its smaller bubble gains.
+**Dispatch of a slot: {dispatch:.2f} ms.** Every F, B, I or W takes this much longer than its kernels. After
+a send or receive between stages the host waits for the device; then it launches the first kernels of the
+next slot while the device waits. A framework written in Python takes about half a millisecond for this. It
+explains why interleaving, with its many short slots, loses most of what its smaller bubble gains.
 
 **Slow-down against the profile: {slow_down:.3f}.** Slots of a whole run are slower than profiled ones:
-communication kernels take SMs and bandwidth, clocks drop under load, and a pipeline waits for the slowest of
-devices whose times vary.
+communication kernels take SMs and bandwidth, clocks drop under load, and a pipeline waits for the slowest
+of its devices, whose times vary.
 
 ## What is not fitted
 
-The optimizer step: {optimizer_bytes} bytes a parameter over {bandwidth:.2f} TB/s, {least:.0f} to
+The optimizer step: {optimizer_bytes} bytes per parameter over {bandwidth:.2f} TB/s, {least:.0f} to
 {most:.0f} ms a step. A much larger constant would show in the rows with few micro-batches, and does not.
 
-Synchronisation: 1F1B and 1F1B-I wait for all devices before the step, so that a step takes the makespan. The
-zero-bubble schedules check afterwards, and a step takes the longest span of a device.
+Synchronisation: 1F1B and 1F1B-I wait for all devices before the step, so a step takes the makespan. The
+zero-bubble schedules check afterwards, so a step takes the longest span of a device.
 """
 
 _GROUPS = ("fewest", "middle", "most")
@@ -117,7 +117,7 @@ def _table(rows: Sequence[Measured], by: Fit) -> list[str]:
     lines = [
         "## Every row",
         "",
-        "Samples per GPU and second; errors as a share of what was measured.",
+        "Samples per GPU and second; errors as a share of the measured value.",
         "",
         "| model | GPUs | micro-batches | schedule | measured | bare | error | predicted | error | |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -306,7 +306,7 @@ def test_activations_are_held_from_forward_to_backward() -> None:
     assert "layer1.norm1.grad" in consumers["layer0.add2"]
 
 
-@pytest.mark.filterwarnings("ignore:.* take the plain roofline")
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
     text = "model: gpt, layers: 2, hidden: 64, heads: 4, sequence: 16, vocabulary: 100, training: true"
     trace = run(tmp_path, text, "machine: {devices: {gpu0: {preset: h200-sxm}}}\niterations: 2\n")

@@ -29,7 +29,7 @@ def test_one_row_an_allocator(trace: Path) -> None:
     assert result.exit_code == 0
     rows = [line.split()[0] for line in result.stdout.splitlines()[1:6]]
     assert rows == ["bfc", "caching", "counted", "planned", "pool"]
-    assert "most is in use after event 4: b 2.861 MiB, c 1.431 MiB" in result.stdout
+    assert "peak after event 4: b 2.861 MiB, c 1.431 MiB" in result.stdout
     assert "2 allocations are never freed" in result.stdout
 
 

@@ -23,7 +23,7 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.* take the plain roofline")
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 @pytest.mark.parametrize("text", BLOCKS, ids=range(len(BLOCKS)))
 def test_a_scenario_of_the_page_runs(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)

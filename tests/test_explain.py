@@ -26,6 +26,7 @@ from sim.explain import (
     idle_reasons,
     largest_gaps,
 )
+from sim.explain.facts import Facts
 from sim.metrics import device_use
 from sim.trace import Wait
 
@@ -146,7 +147,10 @@ def test_policy() -> None:
     assert idle_reasons(trace)["gpu1"] == {"policy": 50}
     gap = largest_gaps(trace)[0]
     assert (gap.device, gap.start_ns, gap.length_ns, gap.reason) == ("gpu1", 0, 50, "policy")
-    assert gap.blame == "'c' is ready and an issuer is free, but InOrder holds it back, behind 'b'"
+    assert gap.blame == "'c' is ready and an issuer is free, but InOrder runs 'b' first"
+    assert largest_gaps(trace, facts=Facts(trace, "in-order"))[0].blame.endswith(
+        "but in-order runs 'b' first"
+    )
     assert final_waits(trace).tolist() == [0, 0, Wait.POLICY]
     for other in (ReadyQueue(), OutOfOrder(window=2)):
         trace = head_of_line(other)
@@ -159,7 +163,7 @@ def test_stream() -> None:
     trace = head_of_line(InOrder(synchronisation="issue"))
     assert trace.tasks["op"].tolist() == [0, 1, 2]
     assert idle_reasons(trace)["gpu1"] == {"stream": 50}
-    assert largest_gaps(trace)[0].blame == "'c' is issued and stands behind 'b' on gpu1/0"
+    assert largest_gaps(trace)[0].blame == "'c' is issued and queued behind 'b' on gpu1/0"
     assert final_waits(trace).tolist() == [0, Wait.EVENT, Wait.STREAM]
     assert steps(trace) == [(0, 50, "task a"), (50, 60, "task b"), (60, 70, "task c")]
 
@@ -172,7 +176,7 @@ def test_event() -> None:
     trace = simulate(b.build(), machine, ISSUE, streams=Lanes(0, 1))
     assert idle_reasons(trace) == {"gpu0": {"event": 3}}
     assert steps(trace) == [(0, 10, "task a"), (10, 13, "wait event b"), (13, 23, "task b")]
-    assert largest_gaps(trace)[0].blame == "an event travels to gpu0/1, where 'b' waits for it"
+    assert largest_gaps(trace)[0].blame == "'b' waits on gpu0/1 for an event to arrive"
 
 
 def test_memory() -> None:

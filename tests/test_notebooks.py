@@ -16,7 +16,7 @@ def code_cells(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* take the plain roofline")
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cells share one namespace and the notebook's folder, as in Jupyter."""

@@ -148,7 +148,9 @@ def test_fewer_micro_batches_than_asked_for_are_said(tmp_path: Path) -> None:
 workload: {pipeline: {stages: 1, batch: 5, micro_batches: 4, forward: 10us, backward: 20us}}
 policy: gpipe
 """
-    with pytest.warns(UserWarning, match=r"a batch of 5 in 4 micro-batches makes 3, of 2\+2\+1 samples"):
+    with pytest.warns(
+        UserWarning, match=r"a batch of 5 in 4 micro-batches is split into 3, of 2\+2\+1 samples"
+    ):
         result = run(tmp_path, text=text)
     assert block(result)["micro_batches"] == 3
     assert result.trace.makespan_ns == (2 * 30 + 15) * 1000  # the last one has half of the samples

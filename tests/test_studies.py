@@ -13,7 +13,7 @@ from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, p
 from scenarios.studies.runtimes import MACHINES, compare_runtimes, loop, run_under, transformer_block
 from sim import Graph, GraphBuilder
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* take the plain roofline")
+pytestmark = pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ class FittedCosts:
                     for name, (low, high) in region.where.items()
                 )
                 warnings.warn(
-                    f"the {model} model of {self.device} is not to be trusted at {ranges}: {region.because}. "
+                    f"the {model} model of {self.device} is unreliable at {ranges}: {region.because}. "
                     "Use a measured table there",
                     UnreliableCostWarning,
                     stacklevel=3,

@@ -24,8 +24,8 @@ __all__ = ["error_table", "fold_table", "parameter_table", "renewed", "worst_tab
 def error_table(record: Mapping[str, Any]) -> str:
     """Return the errors of every kind of op, split and predictor as a Markdown table."""
     lines = [
-        "| op | split by | predictor | mean | median | max | bias | off by > 2x | unannounced "
-        "| announced in vain | means of the folds |",
+        "| op | split by | predictor | mean | median | max | bias | off by > 2x | no warning "
+        "| false warning | means of the folds |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for op, splits in record["errors"].items():

@@ -341,16 +341,16 @@ class CostTable:
         )
         warnings.warn(
             f"the table of {self.kind!r} on {self.device!r} was asked for {self._named(asked)}, outside the "
-            f"measured shapes around it (whole table: {ranges}); the answer goes on with their slope",
+            f"measured shapes around it (whole table: {ranges}); the result is extrapolated with their slope",
             ExtrapolationWarning,
             stacklevel=3,
         )
 
     def _warn_rough(self, asked: IntArray, error: float) -> None:
         warnings.warn(
-            f"the table of {self.kind!r} on {self.device!r} is rough around {self._named(asked)}: the "
-            f"measured shapes contradict one another so that errors of {np.expm1(error):.0%} are to be "
-            "expected, and single ones of more than a factor of 2. Measure the shape itself",
+            f"the table of {self.kind!r} on {self.device!r} is unreliable around {self._named(asked)}: "
+            "the measured shapes contradict one another, so expect errors of "
+            f"{np.expm1(error):.0%}, and some of more than a factor of 2. Measure the shape itself",
             UnreliableCostWarning,
             stacklevel=3,
         )

@@ -37,7 +37,7 @@ def _itself(owner: Owner) -> Owner:
 
 
 class PoolAllocator(SegmentedAllocator):
-    """One arena, by best fit.
+    """One arena, allocated by best fit.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ __all__ = ["InOrder"]
 
 
 class InOrder(Policy):
-    """Issue the ops in program order; what is not ready holds up everything behind it.
+    """Issue the ops in program order; an op that is not ready blocks everything behind it.
 
     Parameters
     ----------

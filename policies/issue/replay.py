@@ -49,7 +49,7 @@ def read_plan(plan: Plan | None, file: Path | None) -> Plan:
 
 
 class Replay(Policy):
-    """Each issuer takes the tasks that a plan gives it, in the plan's order.
+    """Each issuer takes its tasks from a plan, in the plan's order.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Replay(Policy):
 
 
 class Planned(Placement):
-    """The decisions of a plan besides the order of issue: a placement, a stream assignment, a linearizer.
+    """The placement, stream assignment and program order of a plan.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ __all__ = ["Sequential"]
 
 
 class Sequential(Policy):
-    """One thread walks a program: a CPU's op is executed, a GPU's enqueued on its stream, before the next.
+    """One thread walks a program; it executes a CPU's op, or enqueues a GPU's op, before the next one.
 
     Notes
     -----

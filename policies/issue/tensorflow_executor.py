@@ -48,7 +48,7 @@ _EXPENSIVE_CYCLES: Final = 8000
 
 
 class TensorFlowExecutor(Policy):
-    """The executor of one process: its threads are the workers of its CPU, or a host's threads.
+    """TensorFlow's executor for one process; its threads are the workers of its CPU, or a host's threads.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ __all__ = ["VirtualMachine"]
 
 
 class VirtualMachine(Policy):
-    """The program of the job's graph, strictly in order.
+    """One thread runs the graph's program with jumps, strictly in order.
 
     Notes
     -----

@@ -90,7 +90,7 @@ class KeepFirst(_KeepOrQueue):
 
 
 class StreamStacks(_KeepOrQueue):
-    """TFRT's executor; an op's attribute ``stream_id`` (0 by default) says to which stream it belongs.
+    """TFRT's executor; an op's attribute ``stream_id`` (default 0) is the stream that it belongs to.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ __all__ = ["CriticalPathFirst"]
 
 
 class CriticalPathFirst:
-    """Topological order that takes, of the ops that are free, the one with the longest way to the end.
+    """Topological order; of the free ops, the one with the longest path to the end comes first.
 
     Ties break by op index. Without durations (``knowledge: none``) every op counts as one.
 

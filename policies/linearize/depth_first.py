@@ -11,7 +11,7 @@ __all__ = ["DepthFirst"]
 
 
 class DepthFirst:
-    """Topological order that goes on with the consumers of the op just placed.
+    """Topological order that continues with the consumers of the op just placed.
 
     Kahn's algorithm with a stack: of the consumers that an op makes free, the first by edge order
     comes next, and the others wait until its branch has come to its end, or to a join.

@@ -22,7 +22,7 @@ __all__ = ["MemoryAware"]
 
 
 class MemoryAware:
-    """Topological order that takes, of the ops that are free, the one that adds fewest bytes.
+    """Topological order; of the free ops, the one that adds the fewest bytes comes first.
 
     An op adds the bytes of its outputs (of those that somebody reads) and gives back those of every
     tensor of which it is the last reader. Ties break by op index.

@@ -16,7 +16,7 @@ __all__ = ["ReverseDepthFirst"]
 
 
 class ReverseDepthFirst:
-    """Every op right before the first op that needs it, seen from the outputs (ONNX Runtime's default).
+    """Depth first from the outputs: each op right before the first that needs it (ONNX Runtime's default).
 
     Examples
     --------

@@ -13,7 +13,7 @@ __all__ = ["Topological"]
 
 
 class Topological:
-    """Producers before consumers; among the ops that are free, the first by `ties`.
+    """Topological order; of the free ops, the first by `ties` comes first.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from policies.runtimes import Runtime
 __all__ = ["pipedream", "torchgpipe"]
 
 torchgpipe: Final = Runtime(
-    "torchgpipe: GPipe, backwards last in first out, all but the last micro-batch recomputed",
+    "torchgpipe: GPipe, backward passes last in, first out, all but the last micro-batch recomputed",
     name="gpipe",
     order="lifo",
     checkpoint="except_last",

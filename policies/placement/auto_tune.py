@@ -76,7 +76,7 @@ class Tuning:
 
 
 class AutoTune(Placement):
-    """The best placement that a seeded search by simulation finds.
+    """The best placement found by a seeded search that simulates each candidate.
 
     Parameters
     ----------

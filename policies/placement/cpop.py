@@ -18,7 +18,7 @@ __all__ = ["Cpop"]
 
 
 class Cpop(ListPlacement):
-    """The critical path on the device that runs it fastest, the rest where it would finish first (CPOP)."""
+    """The critical path on the device that runs it fastest, every other op where it finishes first (CPOP)."""
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the CPOP schedule."""

@@ -15,7 +15,7 @@ __all__ = ["Heft"]
 
 
 class Heft(ListPlacement):
-    """Ops by upward rank, each where it would finish first, gaps included (HEFT)."""
+    """Ops by upward rank, each on the device where it finishes first, gaps included (HEFT)."""
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the HEFT schedule."""

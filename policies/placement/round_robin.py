@@ -14,7 +14,7 @@ __all__ = ["RoundRobin"]
 
 
 class RoundRobin(Placement):
-    """Ops in topological order on the devices in turn, leaving out those that cannot run an op.
+    """Ops in topological order on the devices in turn, skipping devices that cannot run an op.
 
     Examples
     --------

@@ -15,7 +15,7 @@ __all__ = ["Single"]
 
 
 class Single(Placement):
-    """All ops on one device, but for those that are pinned to another.
+    """All ops on one device, except those pinned to another.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ _NO_DATA: Final = frozenset({"shape", "size", "rank", "const", "no_op", "range"}
 
 
 class Batch:
-    """Run a graph with `times` as many samples.
+    """Run a graph on `times` as many samples.
 
     Parameters
     ----------

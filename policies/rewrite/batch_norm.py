@@ -32,7 +32,7 @@ class _Parts(NamedTuple):
 
 
 class BatchNorm:
-    """Make one op of each batch norm that is written out with running statistics.
+    """Merge each batch norm that is written out with running statistics into one op.
 
     Examples
     --------

@@ -30,7 +30,7 @@ AGNOSTIC: Final = frozenset(
 
 
 class Layout:
-    """Bring every op with a ``data_format`` to one format.
+    """Convert every op with a ``data_format`` to one format.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ __all__ = ["Recorded"]
 
 
 class Recorded:
-    """Ops with the same attribute ``stream`` on one stream, in the order of first use; others on the first.
+    """One stream for each value of the attribute ``stream``, in order of first use; other ops on the first.
 
     So the number is a name, not a position: `stream_priorities` and partitions go by the order of first use.
 

@@ -12,7 +12,7 @@ __all__ = ["Single"]
 
 
 class Single:
-    """All ops of a device on the stream with the same number.
+    """All ops of a device on one stream, the one with the given number.
 
     Parameters
     ----------

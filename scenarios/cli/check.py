@@ -13,19 +13,19 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("check", short_help="Run every `expect:` of scenarios; exit 1 when one fails.")(check)
+    app.command("check", short_help="Check every `expect:` of scenarios; exit 1 if one fails.")(check)
 
 
 def check(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of them.")
+        list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of scenarios.")
     ],
     json: Json = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Run every `expect:` of these scenarios, and check the invariants of each run.
+    """Check every `expect:` of these scenarios and the invariants of each run.
 
-    Exit status: 0 when everything held, 1 when something did not, 2 when a scenario is wrong.
+    Exit status: 0 if everything holds, 1 if something does not, 2 if a scenario is wrong.
     """
     from scenarios.check import check_file, scenario_files
     from scenarios.cli.output import print_json
@@ -47,7 +47,7 @@ def check(
             elif one.outcomes:
                 typer.echo(f"passed {name} ({len(one.outcomes)} expected)")
             else:
-                typer.echo(f"       {name}: expects nothing")
+                typer.echo(f"       {name}: no `expect:`")
     failed = sum(one.exit_status != 0 for one in done)
     if json:
         print_json(
@@ -72,11 +72,11 @@ def check(
         if failed:
             typer.echo(f"{failed} of {runs} failed")
         elif silent == len(done):
-            typer.echo("nothing is expected of anything here, so nothing was run")
+            typer.echo("no scenario has an `expect:`, so nothing was run")
         elif silent:
             ran = len(done) - silent
-            files = "1 scenario expects" if silent == 1 else f"{silent} scenarios expect"
-            typer.echo(f"{'1 run' if ran == 1 else f'{ran} runs'}, all as expected; {files} nothing")
+            files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
+            typer.echo(f"{'1 run' if ran == 1 else f'{ran} runs'}, all as expected; {files} no `expect:`")
         else:
             typer.echo(f"{runs}, all as expected")
     raise typer.Exit(max((one.exit_status for one in done), default=0))

@@ -13,16 +13,16 @@ __all__ = ["add_to"]
 Pareto = Annotated[
     str | None,
     typer.Option(
-        "--pareto", metavar="FILE", help="Draw time against memory of pipelines (.png, .svg, .pdf)."
+        "--pareto", metavar="FILE", help="For pipelines, plot time against memory (.png, .svg, .pdf)."
     ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("compare", short_help="Run the same work under several policies and say why they differ.")(
-        compare
-    )
+    app.command(
+        "compare", short_help="Run the same work under several policies and explain the differences."
+    )(compare)
 
 
 def compare(
@@ -36,11 +36,10 @@ def compare(
     json: Json = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Run the same work under several policies; without `--policy`, those of the scenario's `compare`.
+    """Run the same work under several policies: those given by `--policy`, or the scenario's `compare`.
 
-    The table has the fastest first. Below it stands one line for each: what its makespan consists of,
-    or where the difference to the fastest comes from. Exit status 1 when something that the file expects did
-    not come out.
+    The table lists the fastest first. Below it, one line breaks down the makespan of the fastest, and one
+    line per other run explains why it is slower. Exit status 1 if an `expect` of the file is not met.
     """
     from scenarios.cli.output import print_comparison, print_json
     from scenarios.cli.running import cases_of, run_all

@@ -1,4 +1,4 @@
-"""``sim explain SCENARIO``: the critical path, and who is to blame for each idle gap."""
+"""``sim explain SCENARIO``: the critical path, and the cause of each idle gap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("explain", short_help="Show the critical path, and who left devices idle.")(explain)
+    app.command("explain", short_help="Show the critical path and why devices were idle.")(explain)
 
 
 def explain(
@@ -21,12 +21,12 @@ def explain(
     policy: Policies = None,
     sets: Sets = None,
     most: Annotated[
-        int, typer.Option("--most", min=0, help="Show so many steps and idle gaps, the longest ones.")
+        int, typer.Option("--most", min=0, help="How many of the longest steps and idle gaps to show.")
     ] = 10,
     json: Json = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Say what the makespan consists of, which chain of causes led to it, and who left devices idle."""
+    """Show what the makespan consists of, the critical path that led to it, and why devices were idle."""
     from scenarios.cli.output import print_json
     from scenarios.cli.running import cases_of, run_all
     from scenarios.explanation import explanation
@@ -43,4 +43,6 @@ def explain(
         if i:
             typer.echo()
         title = f"{result.scenario}: {result.policy}"
-        typer.echo(explain_text(result.trace, gaps=most, longest=most, title=title), nl=False)
+        typer.echo(
+            explain_text(result.trace, gaps=most, longest=most, title=title, policy=result.policy), nl=False
+        )

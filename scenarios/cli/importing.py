@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
 
 def import_(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The model; its format is found by looking at it.")
+        str, typer.Argument(metavar="FILE", help="The model; its format is detected from its content.")
     ],
     out: Annotated[str, typer.Option("--out", metavar="GRAPH.json.gz", help="Where to write the graph.")],
     batch: Annotated[
@@ -24,18 +24,18 @@ def import_(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="The format, when the content does not tell."),
+        typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected."),
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the importer, as in dtype=bf16."),
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the importer, such as dtype=bf16."),
     ] = None,
     note: Annotated[
         str | None,
-        typer.Option("--note", help="Where the model comes from and its licence, kept in the file."),
+        typer.Option("--note", help="The source and licence of the model, kept in the file."),
     ] = None,
 ) -> None:
-    """Convert a model to a graph file, which scenarios name as `workload: {graph: FILE}`."""
+    """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
     from scenarios.cli.progress import progress
     from scenarios.importers import convert
     from sim.errors import InputError

@@ -12,11 +12,11 @@ from scenarios.cli.options import Json
 __all__ = ["add_to"]
 
 _DECISIONS: Final = (
-    ("sim.policies", "policies: what is issued next"),
-    ("sim.linearizers", "linearize: program order of the ops"),
+    ("sim.policies", "policies: which op is issued next"),
+    ("sim.linearizers", "linearize: the program order of the ops"),
     ("sim.placements", "placement: which device runs an op"),
-    ("sim.rewrites", "compile: what is done to the graph before it runs"),
-    ("sim.streams", "streams: on which stream of its device an op is launched"),
+    ("sim.rewrites", "compile: rewrites of the graph before it runs"),
+    ("sim.streams", "streams: which stream of its device an op is launched on"),
     ("sim.allocators", "allocator: how tensors get their memory"),
     ("sim.pipelines", "pipeline schedules: a program for each rank"),
 )
@@ -27,20 +27,20 @@ _RUNTIMES: Final = (("sim.runtimes", "runtimes: named sets of decisions"),)
 
 def add_to(app: typer.Typer) -> None:
     """Register the verbs."""
-    app.command("policies", short_help="List the policies, and the other decisions.")(policies)
-    app.command("devices", short_help="List the device and machine presets, and the keys of a device.")(
+    app.command("policies", short_help="List the policies and the other decisions.")(policies)
+    app.command("devices", short_help="List the device and machine presets and the keys of a device.")(
         devices
     )
     app.command("runtimes", short_help="List the runtimes.")(runtimes)
 
 
 def policies(json: Json = False) -> None:
-    """List what a scenario's `policy` may name: policies and the other decisions."""
+    """List what `policy` may name in a scenario: policies and the other decisions."""
     _show(_DECISIONS, json)
 
 
 def devices(json: Json = False) -> None:
-    """List what a scenario's `machine` may name: presets, and the keys of a device."""
+    """List what `machine` may name in a scenario: presets, and the keys of a device."""
     if json:
         _show(_HARDWARE, json)
         return
@@ -59,7 +59,7 @@ def devices(json: Json = False) -> None:
 
 
 def runtimes(json: Json = False) -> None:
-    """List what a scenario's `policy: {runtime: ...}` may name."""
+    """List what `policy: {runtime: ...}` may name in a scenario."""
     _show(_RUNTIMES, json)
 
 

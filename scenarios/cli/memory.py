@@ -34,26 +34,26 @@ def memory(
         ),
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option("--capacity", metavar="SIZE", help="Of the device, as in 80GiB.")
+        str | None, typer.Option("--capacity", metavar="SIZE", help="Memory of the device, such as 80GiB.")
     ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="An option of the allocator, as in allow_growth=true."
+            "--set", metavar="KEY=VALUE", help="An option of the allocator, such as allow_growth=true."
         ),
     ] = None,
     device: Annotated[
-        int | None, typer.Option("--device", min=0, help="Which device of a snapshot with several.")
+        int | None, typer.Option("--device", min=0, help="The device, if a snapshot has several.")
     ] = None,
     ops: Annotated[
         str | None,
-        typer.Option("--ops", metavar="FILE", help="Write one row an event (.csv, .parquet, .json)."),
+        typer.Option("--ops", metavar="FILE", help="Write one row per event (.csv, .parquet, .json)."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Replay an allocation trace through one allocator or several, and tell what each makes of it.
+    """Replay an allocation trace through one or more allocators and compare their memory use.
 
-    Time plays no part: events are taken in order. Exit status 1 when memory runs out.
+    Events are replayed in order, without times. Exit status 1 if memory runs out.
     """
     from devices.memory.make import allocators, needs_capacity
     from devices.memory.read import read_events
@@ -134,6 +134,6 @@ def _print(reports: list[dict[str, Any]]) -> None:
     )
     first = reports[0]
     held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
-    typer.echo(f"\n{first['events']:,} events; most is in use after event {first['peak_event']:,}: {held}")
+    typer.echo(f"\n{first['events']:,} events; peak after event {first['peak_event']:,}: {held}")
     if first["never_freed"]:
         typer.echo(f"{first['never_freed']:,} allocations are never freed")

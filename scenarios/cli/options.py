@@ -29,7 +29,7 @@ Policies = Annotated[
         metavar="NAME",
         help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times. "
         "A policy keeps the scenario's placement, streams and other decisions; a runtime replaces them all. "
-        "Where both have the name, the policy is meant.",
+        "If the names clash, the policy wins.",
     ),
 ]
 
@@ -43,18 +43,18 @@ Sets = Annotated[
 ]
 
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Let the scenario name module:Class, which runs its code.")
+    bool, typer.Option("--allow-code", help="Allow module:Class names in the scenario; this runs their code.")
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Gantt = Annotated[
     str | None,
     typer.Option(
         "--gantt",
         metavar="FILE",
-        help="Draw a Gantt chart (.png, .svg, .pdf; .html to zoom into), and below it memory over time, if "
-        "there is an allocator.",
+        help="Draw a Gantt chart (.png, .svg, .pdf, or .html to zoom into); with an allocator, also memory "
+        "over time.",
     ),
 ]
 
@@ -69,20 +69,20 @@ TraceFile = Annotated[
 
 Ops = Annotated[
     str | None,
-    typer.Option("--ops", metavar="FILE", help="Write one row a task (.csv, .parquet, .json)."),
+    typer.Option("--ops", metavar="FILE", help="Write one row per task (.csv, .parquet, .json)."),
 ]
 
 MemoryFile = Annotated[
     str | None,
     typer.Option(
-        "--memory", metavar="FILE", help="Draw memory over time, device by device (.png, .svg, .pdf)."
+        "--memory", metavar="FILE", help="Draw memory over time for each device (.png, .svg, .pdf)."
     ),
 ]
 
 Repeat = Annotated[
     int | None,
     typer.Option(
-        "--repeat", metavar="N", min=1, help="Run with N seeds, and tell how the makespan is distributed."
+        "--repeat", metavar="N", min=1, help="Run with N seeds and print the distribution of the makespan."
     ),
 ]
 
@@ -91,6 +91,6 @@ ShowGraph = Annotated[
     typer.Option(
         "--show-graph",
         metavar="BEFORE AFTER",
-        help="Write the graph before and after the steps of `compile` (.json, .json.gz).",
+        help="Write the graph before and after the `compile` steps (.json, .json.gz).",
     ),
 ]

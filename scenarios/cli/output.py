@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["percent", "print_comparison", "print_json", "print_repeats", "print_result"]
 
 _METHOD: Final = (
-    "Time is followed from the last end back over the inputs that came last; `sim explain` goes back over "
-    "whoever was in the way, lanes and hosts too, so its parts differ."
+    "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams "
+    "and hosts, so its parts differ."
 )
 
 
@@ -96,7 +96,7 @@ def print_result(result: Result) -> None:
 def print_repeats(repeats: Sequence[Repeats]) -> None:
     """Print how the makespan of each case is distributed over the seeds."""
     print_table(
-        ("policy", "runs", "least", "p5", "p50", "p95", "most"),
+        ("policy", "runs", "min", "p5", "p50", "p95", "max"),
         [
             (
                 each.result.policy,
@@ -164,7 +164,7 @@ def print_comparison(comparison: Comparison) -> None:
             )
         )
     print_table(
-        ("policy", "makespan", "of fastest", "above bound", "busiest device", "its peak memory"), rows
+        ("policy", "makespan", "vs fastest", "above bound", "busiest device", "its peak memory"), rows
     )
     if is_pipelines(ranked):
         print()
@@ -173,7 +173,7 @@ def print_comparison(comparison: Comparison) -> None:
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
         print(f"{result.policy:{width}}  {comparison.why(result)}")
-    print(_METHOD + (f" Bound of all: {format_duration(bound)}." if bound else ""))
+    print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}." if bound else ""))
     for note in stream_notes(ranked):
         print(note)
     expected = [outcome for result in ranked for outcome in result.outcomes]

@@ -9,7 +9,7 @@ from sim.units import format_bytes, format_duration
 
 __all__ = ["RANK_COLUMNS", "pipeline_line", "rank_rows"]
 
-RANK_COLUMNS = ("rank", "span", "idle inside", "activations", "waits for", "memory at its peak")
+RANK_COLUMNS = ("rank", "span", "idle in span", "activations", "waits for", "memory at the peak")
 """Columns of the table of `rank_rows`."""
 
 
@@ -19,14 +19,14 @@ def pipeline_line(told: Mapping[str, Any]) -> str:
     Examples
     --------
     >>> told = {"ranks": 4, "stages": 4, "micro_batches": 8, "bubble": 0.25, "bubble_of": "makespan"}
-    >>> pipeline_line({**told, "bubble_formula": 0.25, "formula": "makespan = work + ..."})
-    '4 ranks, 4 stages, 8 micro-batches: bubble 25.00% of the makespan; 25.00% by makespan = work + ...'
+    >>> pipeline_line({**told, "bubble_formula": 0.25, "formula": "makespan = ..."})
+    '4 ranks, 4 stages, 8 micro-batches: bubble 25.00% of the makespan; formula 25.00% (makespan = ...)'
     """
     whole = "makespan" if told["bubble_of"] == "makespan" else "longest span"
     formula = (
         ""
         if told["bubble_formula"] is None
-        else f"; {100 * told['bubble_formula']:.2f}% by {told['formula']}"
+        else f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
     )
     return (
         f"{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']} micro-batches: "

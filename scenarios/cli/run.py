@@ -29,7 +29,7 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("run", short_help="Run a scenario and say how it went.")(run)
+    app.command("run", short_help="Run a scenario and print the results.")(run)
 
 
 def run(
@@ -45,11 +45,11 @@ def run(
     show_graph: ShowGraph = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Run a scenario under its own policy, or under those that are named.
+    """Run a scenario under its own policy, or under those given by `--policy`.
 
-    Exit status 1 when something that the file expects did not come out; once `--set` has changed the file,
-    nothing is expected. With several policies, `--json` prints a list, and files hold all runs. With
-    `--repeat`, files and tables are of the run with the scenario's own seed.
+    Exit status 1 if an `expect` of the file is not met; `--set` turns these checks off. With several
+    policies, `--json` prints a list and files hold all runs. With `--repeat`, files and tables show the run
+    with the scenario's own seed.
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
     from scenarios.cli.running import cases_of, run_all, run_repeatedly

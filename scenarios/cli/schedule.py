@@ -20,36 +20,45 @@ class Format(StrEnum):
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command("schedule", short_help="Print a pipeline schedule: a picture, or torch's CSV.")(schedule)
+    app.command("schedule", short_help="Print a pipeline schedule as a picture, or as CSV for torch.")(
+        schedule
+    )
 
 
 def schedule(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A schedule, as `sim policies` lists them.")],
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="P", help="Devices.")] = None,
-    micro_batches: Annotated[int | None, typer.Option("--micro-batches", metavar="M")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A pipeline schedule; `sim policies` lists them.")
+    ],
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="P", help="Number of ranks (devices).")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option("--micro-batches", metavar="M", help="Number of micro-batches.")
+    ] = None,
     chunks: Annotated[
         int | None,
-        typer.Option("--chunks", metavar="V", help="Stages a rank; default: what the schedule has."),
+        typer.Option("--chunks", metavar="V", help="Stages per rank; default: the schedule's own."),
     ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the schedule, as in order=fifo, or a time of the picture, as in forward=2.",
+            help="An option of the schedule, such as order=fifo, or a time in the picture: forward=2.",
         ),
     ] = None,
     format: Annotated[
         Format,
         typer.Option(
-            "--format", help="A picture rank × time; one row a rank for torch; GPipe's clock cycles."
+            "--format",
+            help="A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
         ),
     ] = Format.text,
 ) -> None:
     """Print a schedule.
 
-    The picture has F = I = W = R = 1 and B = 2 ticks, unless --set forward, backward, input_grad,
-    weight_grad, recompute or transfer says otherwise. GPipe comes with its clock cycles.
+    In the picture F = I = W = R = 1 tick and B = 2; change this with --set forward, backward, input_grad,
+    weight_grad, recompute or transfer. For GPipe the clock cycles are printed too.
     """
     from policies.pipeline import clock_table, evaluate, generate, picture, to_csv
     from sim.errors import InputError

@@ -15,7 +15,7 @@ def add_to(app: typer.Typer) -> None:
 def schema() -> None:
     """Print the JSON Schema of scenario files.
 
-    Editors with a YAML language server use it when a scenario begins with the line
+    An editor with a YAML language server uses it if a scenario begins with the line
     `# yaml-language-server: $schema=./scenario.schema.json`.
     """
     from scenarios.schema import json_schema_text

@@ -39,7 +39,7 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     >>> changes = ["policy=in-order", "machine.ideal=true"]
     >>> scenario = load_scenario("scenarios/quickstart.yaml", sets=changes)
     >>> stream_notes([run_scenario(scenario)])  # doctest: +ELLIPSIS
-    ['gpu0: 1 of 4 streams used; policy.streams spreads ops over them (per-branch, per-kind, ...)']
+    ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
     held: dict[tuple[str, int], list[str]] = {}
     for result in results:
@@ -48,10 +48,10 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     if not held:
         return []
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
-    advice = f"policy.streams spreads ops over them ({known})"
+    advice = f"to use more, set policy.streams ({known})"
     return [
-        f"{name}: 1 of {streams} streams used"
-        + (f" by {', '.join(labels)}" if len(labels) < len(results) else "")
+        f"{name} used 1 of {streams} streams"
+        + (f" under {', '.join(labels)}" if len(labels) < len(results) else "")
         + f"; {advice}"
         for (name, streams), labels in held.items()
     ]

@@ -21,25 +21,33 @@ def sweep(
     scenario: ScenarioPath,
     vary: Annotated[
         list[str],
-        typer.Option("--vary", metavar="KEY=V1,V2,...", help="Values of a key; may be given several times."),
+        typer.Option(
+            "--vary", metavar="KEY=V1,V2,...", help="The values of a key; may be given several times."
+        ),
     ],
     policy: Policies = None,
     sets: Sets = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="Processes to run on.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
+    ] = 1,
     dask: Annotated[
         str | None, typer.Option("--dask", metavar="ADDRESS", help="Run on this Dask cluster.")
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="Write the table (.csv, .json); a sweep resumes there."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write the table (.csv, .json); an interrupted sweep resumes from it.",
+        ),
     ] = None,
     json: Json = False,
     allow_code: AllowCode = False,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
-    With --out an interrupted sweep goes on where it was. A table that is there is replaced by one of the same
-    keys; one of other keys is not. Exit status 1 when a point failed (out of memory, say): its row says why.
+    With --out an interrupted sweep resumes where it stopped. An existing table is replaced only if its keys
+    are the same. Exit status 1 if a point failed (out of memory, say); its row says why.
     """
     import sys
     from concurrent.futures import Executor, ProcessPoolExecutor

@@ -16,17 +16,17 @@ Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verbs."""
-    app.command("calibrate", short_help="Measure what single steps cost on this machine.")(calibrate)
-    app.command("validate", short_help="Run plans for real, and compare with what was predicted.")(validate)
+    app.command("calibrate", short_help="Measure the cost of single steps on this machine.")(calibrate)
+    app.command("validate", short_help="Predict plans, run them for real, and compare.")(validate)
 
 
 def calibrate(
     backend: Backend,
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="Where to write the calibration.")],
 ) -> None:
-    """Measure a backend; write nothing when the machine was disturbed (exit status 1).
+    """Measure a backend; if the machine was disturbed, write nothing and exit with status 1.
 
-    A scenario uses the file's tables as `cost: {table: FILE}`.
+    A scenario uses the file's tables with `cost: {table: FILE}`.
     """
     from devices.cost.calibration import save_calibration
     from scenarios.calibrate import calibrate as measure
@@ -42,27 +42,35 @@ def calibrate(
 
 def validate(
     backend: Backend,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where plans, runs and report go.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where to write plans, runs and the report.")
+    ],
     experiments: Annotated[
-        str | None, typer.Option("--experiments", metavar="A,B,...", help="Letters or names; default: all.")
+        str | None,
+        typer.Option(
+            "--experiments", metavar="A,B,...", help="Letters or names of experiments; default: all."
+        ),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", metavar="FILE", help="Default: DIR/calibration.json.")
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="The calibration; default: DIR/calibration.json."),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=3, help="Quiet runs of each case.")] = 5,
+    runs: Annotated[int, typer.Option("--runs", min=3, help="Number of quiet runs per case.")] = 5,
     limit: Annotated[
-        float | None, typer.Option("--limit", metavar="SECONDS", help="Begin no case after so long.")
+        float | None, typer.Option("--limit", metavar="SECONDS", help="Start no new case after this time.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what has been measured.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the steps and take none.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again what has already been measured.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the steps without running them.")] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Predict anew and report on recorded measurements.")
+        bool, typer.Option("--report-only", help="Predict again and report on the recorded measurements.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Predict, then measure, then report; go on where an earlier run stopped.
+    """Predict, measure and report, resuming where an earlier run stopped.
 
-    Exit status: 0 when every goal was met or could not be decided, 1 when one was missed.
+    Exit status: 0 if no goal was missed (some may be undecided), 1 if one was missed.
     """
     from devices.cost.calibration import load_calibration
     from scenarios.cli.output import print_json

@@ -74,7 +74,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     Warns
     -----
     UserWarning
-        Tasks whose launch is not in the trace; they wait for nothing but their streams.
+        Tasks whose launch is not in the trace; they wait only for their streams.
     """
     if batch is not None:
         raise InputError(f"{path}: its times were measured at one batch size, so batch={batch} cannot be set")
@@ -92,7 +92,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
         missing = [task.name for i, task in enumerate(trace.tasks) if i not in launcher]
         warnings.warn(
             f"{path}: {len(missing)} of {len(trace.tasks)} GPU tasks were launched before the trace begins "
-            f"(the first is {missing[0][:60]!r}); they wait for nothing but their streams",
+            f"(the first is {missing[0][:60]!r}); they wait only for their streams",
             stacklevel=2,
         )
     name = str(path).replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".json")

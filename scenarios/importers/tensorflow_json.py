@@ -214,7 +214,7 @@ def _check(
         faults.append(f"{len(tensors.open)} tensor(s) without a size: {some}")
     if faults and unknown == "error":
         raise InputError(
-            "; ".join(faults) + "; give batch= if that is what is open, or count known bytes with "
+            "; ".join(faults) + "; give batch= if the batch size is missing, or count known bytes with "
             "--set unknown=bytes of sim import, or unknown='bytes' in Python"
         )
     for fault in faults:

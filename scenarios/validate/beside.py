@@ -90,7 +90,7 @@ class Beside:
             time.sleep(_PAUSE_S)
 
     def _anew(self, experiment: str) -> Calibration | None:
-        self.say(f"{experiment}: the cores run at another speed than when calibrated; calibrating anew")
+        self.say(f"{experiment}: the cores run at another speed than during calibration; calibrating again")
         try:
             self.known.append(calibrate(self.known[0].backend, self.executor))
         except DisturbedError as error:

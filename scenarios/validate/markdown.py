@@ -22,10 +22,10 @@ def to_markdown(report: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     lines = [
         f"# Simulated against measured: {report['device']}",
         "",
-        f"Backend `{report['backend']}`, calibrated {date}. Every quiet run is a point; none is dropped. "
+        f"Backend `{report['backend']}`, calibrated {date}. Every quiet run counts; none is dropped. "
         "*Prediction*: simulated with a calibration that never saw the graph. *Replay*: simulated with the "
-        "durations and decisions of the very run. *Noise floor*: the median of the other runs of the same "
-        "case as a predictor. Errors are of makespans, mean / maximum.",
+        "durations and decisions of the measured run. *Noise floor*: the median of the other runs of the "
+        "same case as predictor. Errors are of makespans, mean / maximum.",
         "",
         "| experiment | cases | runs | prediction | bias | replay | noise floor | tau | ratio | regret "
         "| verdict |",
@@ -86,7 +86,7 @@ def _section(result: Mapping[str, Any]) -> list[str]:
     if "memory" in result:
         return [*lines, *_memory(result)]
     goals = ", ".join(f"{name} <= {bound:g}" for name, bound in result["goals"].items()) or "none"
-    anew = " Calibrated anew: the machine ran at another speed." if result.get("calibrated_anew") else ""
+    anew = " Recalibrated: the machine ran at another speed." if result.get("calibrated_anew") else ""
     lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.{anew}", ""]
     naive = {
         k.removeprefix("naive ").removesuffix(".mean"): v for k, v in m.items() if k.startswith("naive ")
@@ -95,8 +95,9 @@ def _section(result: Mapping[str, Any]) -> list[str]:
     lines += [f"| {name} | {_percent(value)} |" for name, value in naive.items()]
     lines += [
         "",
-        f"With the decisions of the real run the error is {_percent(m['decided.mean'])}. Pairs of ops "
-        f"further apart than 2 % of the makespan that started in the other order: {int(m['inversions'])}.",
+        f"With the decisions of the measured run, the prediction error is {_percent(m['decided.mean'])}. "
+        "Pairs of ops that started in the other order, more than 2 % of the makespan apart: "
+        f"{int(m['inversions'])}.",
     ]
     if result["groups"]:
         lines += [
@@ -123,7 +124,7 @@ def _bytes(m: Mapping[str, Any]) -> str:
 def _memory(result: Mapping[str, Any]) -> list[str]:
     """Return the section of an experiment about bytes: nothing in it takes time, so nothing is noise."""
     lines = [
-        "After every step: bytes allocated and reserved by the device's allocator, against its model.",
+        "Bytes that the device's allocator has allocated and reserved after every step, against its model.",
         "",
         "| program | steps | allocated differs | reserved differs | reserved, largest difference |",
         "|---|--:|--:|--:|--:|",

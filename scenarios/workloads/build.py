@@ -73,11 +73,11 @@ class Gpt(Builder):
     layers: Size
     hidden: Count
     heads: Count
-    sequence: Annotated[Count, Field(description="tokens of a sample")]
+    sequence: Annotated[Count, Field(description="tokens per sample")]
     vocabulary: Count = 50304
     batch: Annotated[Count, Field(description="samples")] = 1
-    dtype: Annotated[Name, Field(description="of weights, activations and gradients")] = "bf16"
-    training: Annotated[bool, Field(description="backward and optimizer too")] = False
+    dtype: Annotated[Name, Field(description="data type of weights, activations and gradients")] = "bf16"
+    training: Annotated[bool, Field(description="include backward and optimizer")] = False
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -103,8 +103,8 @@ class Branchy(Builder):
     blocks: Size = 1
     branches: Annotated[Size, Field(description="parallel chains in a block")] = 4
     depth: Annotated[Size, Field(description="ops in a chain")] = 1
-    duration: Annotated[Duration, Field(default="10us", description="of every op")]
-    output: Annotated[Bytes, Field(description="of every op")] = 0
+    duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
+    output: Annotated[Bytes, Field(description="output size of every op")] = 0
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -141,7 +141,7 @@ class RandomDag(Builder):
         list[Size], _two([1, 4]), BeforeValidator(_range), _range_schema({"type": "integer", "minimum": 1})
     ]
     edge_probability: Annotated[
-        float, Field(ge=0, le=1, strict=False, description="of each edge from an earlier layer")
+        float, Field(ge=0, le=1, strict=False, description="probability of each edge from an earlier layer")
     ] = 0.2
     duration: Annotated[
         list[Duration],
@@ -152,7 +152,7 @@ class RandomDag(Builder):
     output: Annotated[
         list[Bytes], _two([0, 0]), BeforeValidator(_range), _range_schema(quantity_schema(BYTES))
     ]
-    seed: Annotated[Whole, Field(description="of the graph; the scenario's is for what happens in a run")] = 0
+    seed: Annotated[Whole, Field(description="seed of the graph; the scenario's seed is for the run")] = 0
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -173,17 +173,23 @@ class DataLoadingFields(Builder):
     load: Duration
     preprocess: Duration = 0
     copy_: Annotated[
-        Duration, Field(alias="copy", description="to the GPU; default: what the machine's links take")
+        Duration,
+        Field(
+            alias="copy",
+            description="time to copy a batch to the GPU; default: what the machine's links take",
+        ),
     ] = 0
     train: Duration
     batch: Annotated[Bytes, Field(description="size of a batch")] = 0
     prefetch: Annotated[
         Whole, Field(description="batches begun before the training step takes them; 0: synchronous")
     ] = 0
-    workers: Annotated[Size, Field(description="batches that each of load and preprocess works on")] = 1
-    pinned: Annotated[bool, Field(description="the copy has a stream of its own")] = True
-    replicas: Annotated[Size, Field(description="GPUs that share each batch")] = 1
-    all_reduce: Annotated[Duration, Field(description="after a step, among the replicas")] = 0
+    workers: Annotated[Size, Field(description="batches that load and preprocess each work on at once")] = 1
+    pinned: Annotated[bool, Field(description="copy on a stream of its own")] = True
+    replicas: Annotated[Size, Field(description="number of GPUs that share each batch")] = 1
+    all_reduce: Annotated[
+        Duration, Field(description="time of the all-reduce among the replicas after a step")
+    ] = 0
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -222,12 +228,14 @@ class DataParallelFields(Builder):
     model: Literal["data-parallel"]
     replicas: Size
     layers: Annotated[list[LayerFields], Field(min_length=1, description="from the first to the last")]
-    repeat: Annotated[Size, Field(description="the list of layers so many times")] = 1
+    repeat: Annotated[Size, Field(description="how many times the list of layers is repeated")] = 1
     bandwidth: Annotated[
-        _Bandwidth | None, Field(description="of a link of the ring; default: unlimited")
+        _Bandwidth | None, Field(description="bandwidth of a link of the ring; default: unlimited")
     ] = None
-    latency: Annotated[Duration, Field(description="of a step of the ring")] = 0
-    bucket: Annotated[Bytes, Field(default="25MB", description="at which a bucket is closed; 0: one a layer")]
+    latency: Annotated[Duration, Field(description="latency of a step of the ring")] = 0
+    bucket: Annotated[
+        Bytes, Field(default="25MB", description="size at which a bucket is closed; 0: one per layer")
+    ]
     overlap: Annotated[bool, Field(description="sum a bucket as soon as it is full")] = True
     optimizer: Duration = 0
 

@@ -40,7 +40,7 @@ class GraphFile(Workload):
         dict[Name, dict[str, JsonValue]],
         Field(
             default_factory=dict,
-            description="added to ops of the file, as what predicates say: {op: {outcome: true}}",
+            description="attributes added to ops of the file, such as outcomes: {op: {outcome: true}}",
         ),
     ]
 
@@ -73,13 +73,13 @@ class OnnxFile(Workload):
     dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
     unknown: Annotated[
         Literal["error", "bytes"],
-        Field(description="operators without a cost formula: refuse them, or count their bytes alone"),
+        Field(description="operators without a cost formula: refuse them, or count only their bytes"),
     ] = "error"
     attributes: Annotated[
         dict[Name, dict[str, JsonValue]],
         Field(
             default_factory=dict,
-            description="added to ops; where Loop and If go: {l: {trips: 8}, l/body/if: {outcome: true}}",
+            description="attributes added to ops, such as {loop: {trips: 8}, loop/body/if: {outcome: true}}",
         ),
     ]
 

@@ -59,7 +59,11 @@ AnyReference = Annotated[
                     "type": "object",
                     "properties": {
                         "from": {"type": ["string", "integer"]},
-                        "distance": {"type": "integer", "minimum": 0, "description": "iterations before"},
+                        "distance": {
+                            "type": "integer",
+                            "minimum": 0,
+                            "description": "how many iterations earlier the input was made",
+                        },
                     },
                     "required": ["from"],
                     "additionalProperties": False,
@@ -90,7 +94,7 @@ Durations = Annotated[
                 quantity_schema(DURATION),
                 {"type": "object", "additionalProperties": quantity_schema(DURATION)},
             ],
-            "description": "on any device, or {cpu: 900us, gpu: 30us}; left out: what the cost model says",
+            "description": "duration on any device, or {cpu: 900us, gpu: 30us}; default: from the cost model",
         }
     ),
 ]
@@ -105,7 +109,7 @@ class Op(Strict):
     after: References
     output: Annotated[Bytes | None, Field(description="size of its only output")] = None
     outputs: Annotated[list[Bytes] | None, Field(description="sizes of its outputs")] = None
-    device: Annotated[Name | None, Field(description="a device, or kind of device, it must run on")] = None
+    device: Annotated[Name | None, Field(description="device, or kind of device, that it must run on")] = None
     flops: Flops = 0
     bytes_read: Annotated[Bytes | None, Field(description="default: size of its inputs")] = None
     bytes_written: Annotated[Bytes | None, Field(description="default: size of its outputs")] = None
@@ -113,7 +117,7 @@ class Op(Strict):
     stage: Whole | None = None
     micro_batch: Whole | None = None
     phase: Name | None = None
-    split: Annotated[Count, Field(le=100_000, description="run as so many equal parts")] = 1
+    split: Annotated[Count, Field(le=100_000, description="run as this many equal parts")] = 1
     attributes: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
 
     @model_validator(mode="after")
@@ -131,7 +135,9 @@ class External(Strict):
     """A tensor that no op produces."""
 
     size: Bytes = 0
-    device: Annotated[Name | None, Field(description="where it lies; default: wherever it is read")] = None
+    device: Annotated[Name | None, Field(description="device that holds it; default: all that read it")] = (
+        None
+    )
 
 
 def _external(value: Any) -> Any:
@@ -142,11 +148,15 @@ AnyExternal = Annotated[External, BeforeValidator(_external)]
 
 
 class FunctionOps(Strict):
-    """Ops that an op of kind call, if or while stands for."""
+    """A function: the ops that an op of kind call, if or while stands for."""
 
-    inputs: Annotated[list[Name], Field(default_factory=list, description="what its ops call what is given")]
+    inputs: Annotated[
+        list[Name], Field(default_factory=list, description="names that its ops use for the inputs")
+    ]
     ops: Annotated[dict[Name, Op], Field(min_length=1)]
-    results: Annotated[list[Name], Field(min_length=1, description="outputs of its ops, or inputs")]
+    results: Annotated[
+        list[Name], Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
+    ]
 
     @model_validator(mode="after")
     def _not_split(self) -> FunctionOps:
@@ -175,7 +185,7 @@ class InlineOps(Workload):
 
     functions: Annotated[
         dict[Name, FunctionOps],
-        Field(default_factory=dict, description="ops that those of kind call, if and while stand for"),
+        Field(default_factory=dict, description="functions whose ops the kinds call, if and while stand for"),
     ]
 
     def build(self, document: Document, machine: Machine) -> Graph:

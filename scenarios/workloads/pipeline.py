@@ -175,8 +175,8 @@ def _split(fields: PipelineFields) -> tuple[int, ...]:
     sizes = micro_batch_sizes(fields.batch, fields.micro_batches)
     if len(sizes) != fields.micro_batches:
         warnings.warn(
-            f"a batch of {fields.batch} in {fields.micro_batches} micro-batches makes {len(sizes)}, of "
-            f"{'+'.join(map(str, sizes))} samples: all but the last have ceil(batch / micro-batches)",
+            f"a batch of {fields.batch} in {fields.micro_batches} micro-batches is split into {len(sizes)}, "
+            f"of {'+'.join(map(str, sizes))} samples: all but the last have ceil(batch / micro-batches)",
             stacklevel=2,
         )
     return sizes

@@ -63,7 +63,7 @@ class StageFields(Strict):
         Duration | None,
         Field(description="messages inside a stage after F and after B or I (tensor or expert parallelism)"),
     ] = None
-    activation: Annotated[Bytes | None, Field(description="sent to the next stage; default 0")] = None
+    activation: Annotated[Bytes | None, Field(description="size sent to the next stage; default 0")] = None
     kept: Annotated[
         Bytes | None, Field(description="activations kept from F (or R) to B; default: as `activation`")
     ] = None
@@ -72,7 +72,7 @@ class StageFields(Strict):
     ] = None
     stage_input: Annotated[
         Bytes | None,
-        Field(description="kept of a recomputed micro-batch from F to R; default: as `activation`"),
+        Field(description="what a recomputed micro-batch keeps from F to R; default: as `activation`"),
     ] = None
     parameters: Annotated[Bytes | None, Field(description="weights; default 0")] = None
     gradients: Annotated[Bytes | None, Field(description="gradients of the weights; default 0")] = None
@@ -90,10 +90,10 @@ class SkipFields(Strict):
 class Optimizer(Strict):
     """The optimizer step at the end."""
 
-    time: Annotated[Duration, Field(description="of a stage (with `ranks`: of a rank)")]
+    time: Annotated[Duration, Field(description="time of a stage (with `ranks`: of a rank)")]
     synchronisation: Annotated[
         Duration | None,
-        Field(description="all ranks wait for each other before it and spend this; default: they do not"),
+        Field(description="time of a synchronisation of all ranks before the step; default: none"),
     ] = None
 
 
@@ -101,13 +101,15 @@ class DataParallel(Strict):
     """Replicas of the pipeline, whose gradients are summed."""
 
     all_reduce: Annotated[
-        Duration | None, Field(description="time of a stage's (with `ranks`: a rank's) all-reduce")
+        Duration | None, Field(description="time of the all-reduce of a stage (with `ranks`: of a rank)")
     ] = None
-    replicas: Annotated[Count | None, Field(description="instead: how many, with their bandwidth")] = None
-    bandwidth: Annotated[_Bandwidth | None, Field(description="of each replica's link")] = None
-    overlap: Annotated[bool, Field(description="on a stream of its own, as soon as it can")] = True
-    buckets: Annotated[Size, Field(description="in so many parts")] = 1
-    sharded: Annotated[bool, Field(description="optimizer state is sharded (ZeRO-1)")] = False
+    replicas: Annotated[
+        Count | None, Field(description="instead of all_reduce: the number of replicas, with their bandwidth")
+    ] = None
+    bandwidth: Annotated[_Bandwidth | None, Field(description="bandwidth of each replica's link")] = None
+    overlap: Annotated[bool, Field(description="sum as soon as possible, on a stream of its own")] = True
+    buckets: Annotated[Size, Field(description="number of buckets that the gradients are summed in")] = 1
+    sharded: Annotated[bool, Field(description="shard the optimizer state (ZeRO-1)")] = False
 
     @model_validator(mode="after")
     def _one_way(self) -> DataParallel:
@@ -119,7 +121,7 @@ class DataParallel(Strict):
 
 
 class ModelFields(Strict):
-    """A transformer, from which times and sizes of the stages follow."""
+    """A transformer, from which times and sizes of the stages are computed."""
 
     layers: Size
     hidden: Count
@@ -127,16 +129,18 @@ class ModelFields(Strict):
     sequence: Count
     vocabulary: Whole = 0
     micro_batch: Annotated[Count, Field(description="samples in a micro-batch")] = 1
-    dtype: Annotated[Name, Field(description="in which it computes")] = "bf16"
+    dtype: Annotated[Name, Field(description="data type in which it computes")] = "bf16"
     recompute: Annotated[
-        Literal["none", "selective", "full"], Field(description="which activations are computed again")
+        Literal["none", "selective", "full"], Field(description="which activations are recomputed")
     ] = "none"
     tensor_parallel: Annotated[Count, Field(description="devices that share a layer")] = 1
     tensor_bandwidth: Annotated[
-        _Bandwidth | None, Field(description="between those devices; default: their messages take no time")
+        _Bandwidth | None,
+        Field(description="bandwidth between devices that share a layer; default: messages take no time"),
     ] = None
     rate: Annotated[
-        _FlopRate | None, Field(description="achieved on a device; default: the machine's cost model")
+        _FlopRate | None,
+        Field(description="flop rate achieved on a device; default: the machine's cost model"),
     ] = None
 
 
@@ -172,11 +176,11 @@ class PipelineFields(StageFields):
     stages: Annotated[
         Size | list[StageFields] | None,
         BeforeValidator(_stages),
-        Field(description="how many, chunks counted; or a list with times and sizes of each"),
+        Field(description="number of stages, all chunks counted; or a list with times and sizes of each"),
     ] = None
     ranks: Annotated[
         Size | None,
-        Field(description="instead of stages: times and sizes are a rank's, shared among its chunks"),
+        Field(description="instead of stages: times and sizes are per rank, shared among its chunks"),
     ] = None
     layers: Annotated[
         list[StageFields] | None, Field(description="layers, cut into stages by `partition`")
@@ -188,7 +192,7 @@ class PipelineFields(StageFields):
     backward_ratio: Annotated[
         float,
         BeforeValidator(_ratio),
-        Field(gt=0, le=100, description="backward of a graph's op over its forward"),
+        Field(gt=0, le=100, description="time of an op's backward divided by its forward"),
     ] = 2.0
     model: Annotated[ModelFields | None, Field(description="a transformer cut into equal stages")] = None
     partition: Annotated[
@@ -196,25 +200,27 @@ class PipelineFields(StageFields):
         Field(description="how layers are cut: a planner, or how many layers each stage gets"),
     ] = "min-max"
     bandwidth: Annotated[
-        _Bandwidth | None, Field(description="between workers, for the planner pipedream")
+        _Bandwidth | None, Field(description="bandwidth between workers, for the planner pipedream")
     ] = None
     micro_batches: Size
     batch: Annotated[
-        Count | None, Field(description="samples; they are split as tensor.chunk does, into fewer if uneven")
+        Count | None,
+        Field(description="samples; split as tensor.chunk does, into fewer micro-batches if uneven"),
     ] = None
-    chunks: Annotated[Size | None, Field(description="stages a rank; default: what the schedule has")] = None
+    chunks: Annotated[Size | None, Field(description="stages per rank; default: the schedule's own")] = None
     transfer: Annotated[
-        Duration | None, Field(description="between two ranks, where there is no machine with links")
+        Duration | None, Field(description="time between two ranks, if there is no machine with links")
     ] = None
     dispatch: Annotated[
-        Duration | None, Field(description="host time to launch an op, where there is no machine")
+        Duration | None, Field(description="host time to launch an op, if there is no machine")
     ] = None
     checkpoint: Annotated[Checkpoint, Field(description="which micro-batches are recomputed")] = "never"
     backward_dependency: Annotated[
-        bool, Field(description="false: the last stage recomputes all before any backward, as autograd would")
+        bool,
+        Field(description="false: the last stage recomputes all before any backward, as plain autograd does"),
     ] = True
     skips: Annotated[list[SkipFields], Field(default_factory=list, description="skip connections")]
-    portals: Annotated[bool, Field(description="skips go straight to where they are read")] = True
+    portals: Annotated[bool, Field(description="skips go straight to the stage that reads them")] = True
     copy_streams: Annotated[
         bool, Field(description="copies overlap with computation; false: they block both ends")
     ] = True

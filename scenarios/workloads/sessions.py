@@ -40,7 +40,7 @@ class SessionSpec(Strict):
     """One model, and how it runs."""
 
     workload: Annotated[Model, Field(description="ops, a graph file, or an ONNX model")]
-    batches: Annotated[Count, Field(description="runs, one after another")] = 1
+    batches: Annotated[Count, Field(description="number of runs, one after another")] = 1
     inter_op_thread_pool: Annotated[
         Whole, Field(description="which pool of the policy's session_inter_op_thread_pool")
     ] = 0

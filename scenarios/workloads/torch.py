@@ -24,7 +24,7 @@ __all__ = ["TorchModule"]
 
 
 class TorchModule(Workload):
-    """The forward of a PyTorch module (needs the extra ``torch``, and leave to run code)."""
+    """The forward of a PyTorch module (needs the extra ``torch``, and --allow-code)."""
 
     runs_code: ClassVar[bool] = True
 
@@ -36,12 +36,12 @@ class TorchModule(Workload):
         ),
     ]
     arguments: Annotated[
-        dict[str, JsonValue], Field(default_factory=dict, description="what the function is called with")
+        dict[str, JsonValue], Field(default_factory=dict, description="arguments of the function")
     ]
     dtype: Annotated[Name | None, Field(description="compute in this data type, not the module's")] = None
     unknown: Annotated[
         Literal["error", "bytes"],
-        Field(description="operators without a cost formula: refuse them, or count their bytes alone"),
+        Field(description="operators without a cost formula: refuse them, or count only their bytes"),
     ] = "error"
 
     def build(self, document: Document, machine: Machine) -> Graph:

@@ -31,11 +31,13 @@ __all__ = ["Facts"]
 class Facts:
     """Derived columns of a trace, one entry per task unless they say otherwise; computed when asked for.
 
-    Rows count tasks first, then transfers, as in `sim.dependencies`.
+    Rows count tasks first, then transfers, as in `sim.dependencies`. Sentences call the policy `policy`; by
+    default that is the name of its class.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, policy: str | None = None) -> None:
         self.trace, self.job = trace, trace.job
+        self.policy = policy or trace.policy
         self.machine = trace.job.machine
         self.devices, self.issuers = self.machine.devices, self.machine.issuers()
         tasks = trace.tasks

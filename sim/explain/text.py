@@ -137,8 +137,8 @@ def _policy(f: Facts, row: int, at_ns: int) -> str:
     group = f.machine.group_of[f.device]
     later = np.flatnonzero((group == group[row]) & (f.taken > at_ns))
     ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
-    behind = f", behind {_task(f, ahead)}" if ahead != row else ""
-    return f"{_task(f, row)} is ready and an issuer is free, but {f.trace.policy} holds it back{behind}"
+    does = f"runs {_task(f, ahead)} first" if ahead != row else "holds it back"
+    return f"{_task(f, row)} is ready and an issuer is free, but {f.policy} {does}"
 
 
 def _memory(f: Facts, row: int, at_ns: int) -> str:
@@ -150,7 +150,7 @@ def _memory(f: Facts, row: int, at_ns: int) -> str:
 
 def _stream(f: Facts, row: int, at_ns: int) -> str:
     ahead = int(f.before_on_lane[row])
-    return f"{_task(f, row)} is issued and stands behind {_task(f, ahead)} on {_lane(f, row)}"
+    return f"{_task(f, row)} is issued and queued behind {_task(f, ahead)} on {_lane(f, row)}"
 
 
 _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
@@ -160,15 +160,17 @@ _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
     "policy": _policy,
     "stream": _stream,
     "launch": lambda f, row, at: f"{_task(f, row)} is being launched on {_lane(f, row)}",
-    "event": lambda f, row, at: f"an event travels to {_lane(f, row)}, where {_task(f, row)} waits for it",
-    "resources": lambda f, row, at: f"{_task(f, row)} waits until what it needs of the device is free",
+    "event": lambda f, row, at: f"{_task(f, row)} waits on {_lane(f, row)} for an event to arrive",
+    "resources": lambda f, row, at: f"{_task(f, row)} waits for resources of the device",
     "memory": _memory,
-    "finished": lambda f, row, at: "nothing is left to do",
-    "unused": lambda f, row, at: "nothing was ever to do",
+    "finished": lambda f, row, at: "no work is left",
+    "unused": lambda f, row, at: "it never had work",
 }
 
 
-def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | None = None) -> str:
+def explain_text(
+    trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | None = None, policy: str | None = None
+) -> str:
     """Return the explanation of a run, as text for a terminal.
 
     Parameters
@@ -180,8 +182,10 @@ def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | 
         How many of the longest steps of the executed critical path are listed.
     title : str, optional
         What is explained; default: the names of graph and policy.
+    policy : str, optional
+        What sentences call the policy; default: the name of its class.
     """
-    f = Facts(trace)
+    f = Facts(trace, policy)
     limits = bounds(trace)
     makespan = trace.makespan_ns
     lines = [
@@ -204,12 +208,10 @@ def explain_text(trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | 
 def _bound_line(limits: Bounds, makespan_ns: int) -> str:
     bound = format_duration(limits.lower_bound_ns)
     if limits.loops_counted_once:
-        return (
-            f"No schedule is shorter than {bound} ({limits.binding}); chains through loops are counted once."
-        )
-    over = f", {makespan_ns / limits.lower_bound_ns:.3g} x" if limits.lower_bound_ns else ""
+        return f"No schedule is shorter than {bound} ({limits.binding}); chains through loops count once."
+    over = f"; this run takes {makespan_ns / limits.lower_bound_ns:.3g}x" if limits.lower_bound_ns else ""
     return (
-        f"With the ops on these devices and streams no schedule is shorter than {bound} "
+        f"With the ops on these devices and streams, no schedule is shorter than {bound} "
         f"({limits.binding}{over})."
     )
 

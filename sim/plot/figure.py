@@ -91,7 +91,7 @@ def _one_warning_of_glyphs(target: Path) -> Iterator[None]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     if missing:
         shown = " ".join(list(missing)[:12]) + (" ..." if len(missing) > 12 else "")
-        warnings.warn(f"{target}: the font has no glyph for {shown}; boxes stand there", stacklevel=3)
+        warnings.warn(f"{target}: the font has no glyph for {shown}; boxes are drawn instead", stacklevel=3)
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:
