@@ -20,8 +20,6 @@ from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
-from devices.processor.bound import least_ns
-from devices.processor.sharing import processor_of
 from sim.errors import InputError, UnknownNameError
 from sim.model import Device
 from sim.plugins import NOWHERE, Origin
@@ -72,13 +70,19 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
         **_partitions(name, values, used, streams),
     }
     alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
-    processor = None if alone else processor_of(values, streams)
+    processor = least = None
+    if not alone and sharing != "none":
+        from devices.processor.bound import least_ns
+        from devices.processor.sharing import processor_of
+
+        processor = processor_of(values, streams)
+        least = None if processor is None else least_ns
     return Device(
         **common_arguments(name, values),
         streams=streams,
         cost=make_cost(values, peak_share=share, origin=origin),
         processor=processor,
-        least_ns=None if processor is None else least_ns,
+        least_ns=least,
     )
 
 
