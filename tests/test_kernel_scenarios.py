@@ -14,20 +14,39 @@ from sim.trace import Trace
 from tests.kernel_helpers import KERNELS, same
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+LARGE = "zero_bubble"
+"""Folder of schedules of thousands of tasks."""
+
+FILES = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if LARGE in path.parts else [])
+    for path in sorted(FOLDER.rglob("*.yaml"))
+]
+
+REFUSED = {
+    "condition": "the graph has control flow",
+    "loop": "the graph has control flow",
+    "npu_tiles": "the tasks of npu0 share its cores, SMs or bandwidth",
+    "pageable": "host threads copy pageable memory",
+    "rendezvous": "the graph has Sends and Recvs that meet by key",
+    "sessions": "the policy TensorFlowExecutor has to be asked task by task",
+    "thread_pools": "the tasks of cpu0 share its cores, SMs or bandwidth",
+}
+"""What stands in the way of some cases of these; every case of all others runs."""
 
 
 @pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES)
 def test_a_scenario_gives_the_same_trace(path: Path) -> None:
+    refused = set()
     for case in load_scenario(path).cases():
         job, policy = job_of(case), case.decisions.policy
         expected = None
         for pure in KERNELS:
             found = run(job, policy, pure=pure)
             if not isinstance(found, Trace):
-                print(path.stem, case.label, found)
+                refused.add(found)
                 break
             expected = expected or Engine(job, policy).run()
             same(expected.tasks, found.tasks)
             same(expected.transfers, found.transfers)
+    assert REFUSED.get(path.stem) in refused if path.stem in REFUSED else not refused
