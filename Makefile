@@ -1,4 +1,4 @@
-# Every target makes .venv when it is missing, and brings it up to date when pyproject.toml has changed.
+# Every target makes .venv when it is missing, and brings it up to date when pyproject.toml or the kernel has changed.
 
 # What the tests need. Not torch: it is large, and the tests that want it skip and say so (see test-torch).
 EXTRAS ?= dev,onnx,parquet,perfetto,html,opt,dask,notebook
@@ -10,13 +10,14 @@ READY := .venv/.installed
 PYTEST := $(BIN)/python -m pytest --benchmark-disable
 PARALLEL := -n $(WORKERS) --dist worksteal
 .PHONY: help venv demo test test-all test-torch check format bench mutants validate validate-gpu clean
+.PHONY: test-lowest constraints wheels
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(READY)  ## Make .venv, with the project installed editable
 
-$(READY): pyproject.toml tools/venv.sh
+$(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/kernel/*.py sim/kernel/*.pxd)
 	@tools/venv.sh $(EXTRAS)
 	@touch $@
 
@@ -67,6 +68,32 @@ validate-gpu:  ## The same on a GPU (PYTHON=python3 ARGS=--dry-run)
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 \
 	    $(PYTHON) -m scenarios.validate --backend cuda --limit 420 $(ARGS)
 
+# Each extra whose oldest version is tested; notebooks only run with what is new.
+LOWEST := .venv-lowest
+TESTS ?= tests
+test-lowest: | $(BIN)/uv  ## Run the tests with the oldest dependencies that pyproject.toml allows (TESTS=...)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct \
+	    --editable '.[test,onnx,parquet,perfetto,html,opt,dask]'
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable \
+	    -W default::DeprecationWarning -W default::FutureWarning $(TESTS)
+
+constraints: | $(BIN)/uv  ## Write down the newest dependencies, with which continuous integration runs
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
+	    --custom-compile-command 'make constraints' -o tools/constraints.txt pyproject.toml \
+	    --extra dev --extra onnx --extra parquet --extra perfetto \
+	    --extra html --extra opt --extra dask --extra notebook
+
+wheels: | $(BIN)/uv  ## Build the source distribution, the wheel for this Python and the pure wheel into dist/
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --python $(BIN)/python
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) SIM_PURE_WHEEL=1 $(BIN)/uv build --quiet --python $(BIN)/python \
+	    --wheel dist/*.tar.gz
+
+$(BIN)/uv: | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
 clean:  ## Remove everything that can be made again
-	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-lowest out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf *.egg-info sim/kernel/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

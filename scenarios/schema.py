@@ -202,8 +202,8 @@ class ScenarioFile(Strict):
     engine: Annotated[
         Literal["auto", "simpy", "kernel"],
         Field(
-            description="all engines give the same result: simpy runs everything, kernel is much faster but does "
-            "not run everything, auto takes the kernel where it can"
+            description="all engines give the same result: simpy runs everything, kernel is much faster but "
+            "does not run everything, auto takes the kernel where it can"
         ),
     ] = "auto"
     compare: Annotated[

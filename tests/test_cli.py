@@ -213,7 +213,12 @@ def test_schema_is_the_committed_one(root: Path) -> None:
 
 def test_import_writes_a_graph_that_scenarios_can_name(root: Path, tmp_path: Path) -> None:
     result = sim(
-        "import", root / "graphs" / "inception_v1.json.gz", "--out", tmp_path / "g.json.gz", "--batch", 4
+        "import",
+        root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz",
+        "--out",
+        tmp_path / "g.json.gz",
+        "--batch",
+        4,
     )
     assert result.exit_code == 0
     assert result.stdout == f"{tmp_path}/g.json.gz: 143 ops, at batch 4, readable at any\n"

@@ -10,7 +10,7 @@ from scenarios.importers import convert, load_graph, read_graph
 from sim import GraphBuilder, plugins
 from sim.errors import InputError, UnknownNameError
 
-INCEPTION = REPOSITORY / "graphs" / "inception_v1.json.gz"
+INCEPTION = REPOSITORY / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
 
 
 def light(name):

@@ -142,7 +142,9 @@ def test_half_the_bytes_in_bf16():
 
 @pytest.mark.parametrize("batch", [None, 1, 32, 7])
 def test_the_committed_inception_is_the_imported_one(batch):
-    committed = read_graph(REPOSITORY / "graphs" / "inception_v1.json.gz", batch=batch)
+    committed = read_graph(
+        REPOSITORY / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz", batch=batch
+    )
     assert columns(committed) == columns(import_onnx(light("inception_v1"), batch=batch))
 
 

@@ -86,7 +86,7 @@ def test_a_switch_is_no_rank(tmp_path: Path) -> None:
 
 
 def test_layers_of_a_graph_are_timed_where_they_run(tmp_path: Path) -> None:
-    graph = Path(__file__).resolve().parents[1] / "graphs" / "inception_v1.json.gz"
+    graph = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
     shutil.copy(graph, tmp_path)
     text = TWO_SPEEDS.replace(MODEL, f"graph: {graph.name}, partition: [60, 83]")
     slow_first = forwards(run(tmp_path, text))

@@ -174,7 +174,9 @@ machine: {devices: {gpu: {preset: h200-sxm, count: 4}}}
 workload: {pipeline: {graph: GRAPH, stages: 4, batch: 32, micro_batches: 4}}
 policy: gpipe
 """
-    source = Path(__file__).resolve().parents[1] / "graphs" / "inception_v1.json.gz"
+    source = (
+        Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
+    )
     (tmp_path / source.name).write_bytes(source.read_bytes())
     scenario = load_scenario(write(tmp_path, text.replace("GRAPH", source.name)))
     told = run_scenario(scenario, check=True).summary["pipeline"]

@@ -60,7 +60,7 @@ def test_a_chain_has_its_path_as_bound_and_independent_ops_their_share() -> None
 @pytest.fixture(scope="module")
 def table(root: Path):  # type: ignore[no-untyped-def]
     """Return the three graphs under all runtimes, by (graph, machine, runtime)."""
-    inception = load_graph(root / "graphs" / "inception_v1.json.gz")
+    inception = load_graph(root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz")
     rows = compare_runtimes([inception, transformer_block(), loop()], FRAMEWORKS)
     return rows.set_index(["graph", "machine", "runtime"]).sort_index()
 

@@ -289,7 +289,7 @@ def test_a_decoder_that_was_built_for_training() -> None:
 
 @pytest.mark.parametrize("times", [2, 32])
 def test_a_larger_batch_is_what_the_importer_says(root: Path, times: int) -> None:
-    path = root / "graphs" / "inception_v1.json.gz"
+    path = root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
     ours, theirs = Batch(times).apply(load_graph(path)), load_graph(path, batch=times)
     for column in ("flops", "bytes_read", "bytes_written", "tensor_nbytes"):
         assert getattr(ours, column).tolist() == getattr(theirs, column).tolist()

@@ -3,6 +3,7 @@
 #
 #     tools/venv.sh dev,onnx,parquet
 #
+# Compiles the kernel where there is a C compiler; PIP_CONSTRAINT=tools/constraints.txt takes the versions of CI.
 # Needs only a Python of at least 3.11 (PYTHON names another one than python3). Debian and Ubuntu ship
 # Python without ensurepip, so `python3 -m venv` alone cannot install pip there; then, in this order:
 # uv, the system's own pip, and pip from PyPI by tools/get_pip.py are tried.

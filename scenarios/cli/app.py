@@ -89,7 +89,10 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
+        from sim.kernel.compiled import state
+
         typer.echo(f"sim {version('graph-schedule-sim')}")
+        typer.echo(f"kernel: {state()}")
         raise typer.Exit
 
 
@@ -97,7 +100,12 @@ def _version(wanted: bool) -> None:
 def _common(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version, and whether the kernel is compiled.",
+        ),
     ] = False,
 ) -> None: ...
 

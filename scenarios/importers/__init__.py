@@ -81,7 +81,7 @@ def load_graph(
 
     Examples
     --------
-    >>> load_graph("graphs/inception_v1.json.gz", batch=32).name
+    >>> load_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32).name
     'inception_v1'
     """
     return _load(_importer(path, format), path, batch, options)

@@ -69,7 +69,7 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
 
     Examples
     --------
-    >>> read_graph("graphs/inception_v1.json.gz", batch=32)
+    >>> read_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32)
     <Graph 'inception_v1': 143 ops, 260 tensors, 169 edges>
     """
     file = parse(read_bytes(path), path)

@@ -1,9 +1,9 @@
 """The same graphs under every runtime: makespan, host time, why devices idle, peak memory.
 
 Three graphs that runtimes treat differently: one with branches, a transformer block (three products side by
-side, then a chain), and a loop whose body has a slow op beside the chain.
+side, then a chain), and a loop whose body has a slow op beside the chain. The branchy one is a graph file:
 
-    python -m scenarios.studies.runtimes graphs/inception_v1.json.gz     the branchy one: a file of any format
+    python -m scenarios.studies.runtimes scenarios/examples/graphs/inception_v1.json.gz
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 __all__ = ["digest", "load", "sources", "state"]
 
 _FOLDER = Path(__file__).parent
-_CHANGED = "its source has changed since it was compiled; install again, or `make venv`"
+_CHANGED = "its source has changed since it was compiled; install again, or run `make venv`"
 
 
 def load(name: str) -> ModuleType:
@@ -60,13 +60,16 @@ def sources(folder: Path = _FOLDER) -> list[str]:
 
 
 def digest(folder: Path = _FOLDER) -> str:
-    """Return the digest of all that is compiled: together, because one module may hold parts of another."""
-    seen = sha256()
+    """Return the digest of all that is compiled: together, because one module may hold parts of another.
+
+    A CRC is enough to notice an edit, and importing `hashlib` would take longer than reading the sources.
+    """
+    seen = 0
     for name in sources(folder):
         for suffix in (".py", ".pxd"):
             text = folder.joinpath(name).with_suffix(suffix).read_bytes()
-            seen.update(f"{name}{suffix} {len(text)}\n".encode() + text)
-    return seen.hexdigest()
+            seen = crc32(text, crc32(f"{name}{suffix} {len(text)}\n".encode(), seen))
+    return f"{seen:08x}"
 
 
 def _compiled(name: str) -> ModuleType | str:
@@ -79,4 +82,4 @@ def _compiled(name: str) -> ModuleType | str:
         return "not compiled where it was built"
     except ImportError as error:
         return str(error)
-    return module if module.SOURCE_DIGEST == digest() else _CHANGED
+    return module if digest() == module.SOURCE_DIGEST else _CHANGED

@@ -5,11 +5,14 @@ Each run of which a scenario expects something is one test, called after its pol
     scenarios/head_of_line.yaml::window 2  PASSED
 
 Without ``--sim-check`` nothing is collected, so that having this package installed changes no test suite.
+pytest imports this file in every project, even one with a folder ``scenarios`` or ``devices`` of its own. So
+the file has a name that nobody else uses, and imports our packages only to collect scenarios.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect scenario files: those named on the command line, and those found in folders."""
     if not parent.config.getoption("--sim-check"):
         return None
+    if found := _shadowed():
+        raise parent.CollectError(f"--sim-check: {found}")
     from scenarios.check import SUFFIXES, is_scenario
 
     if file_path.suffix not in SUFFIXES:
@@ -43,6 +48,20 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     collector: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
     return collector
+
+
+def _shadowed() -> str | None:
+    """Return which package of ours Python finds elsewhere than beside this file, and what to do; or None."""
+    here = Path(__file__).resolve().parent
+    for package in ("sim", "devices", "policies", "scenarios"):
+        spec = find_spec(package)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin != here / package / "__init__.py":
+            return (
+                f"{origin} shadows the package {package!r} of graph-schedule-sim; rename it or keep it off "
+                "sys.path (`python -m pytest` puts the current folder there, `pytest` does not)"
+            )
+    return None
 
 
 class ScenarioFile(pytest.File):

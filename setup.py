@@ -1,0 +1,103 @@
+"""Compiles the kernel; all else about the distribution is in ``pyproject.toml``.
+
+Each ``sim/kernel/NAME.py`` with a file of types ``NAME.pxd`` beside it is compiled as ``sim.kernel._NAME``,
+so that the source stays importable beside it. The compiled module carries a digest of its source, by which
+`sim.kernel.compiled` recognises one that is out of date.
+
+Compiling is optional: without Cython or a working C compiler, the build says so and the installation is pure
+Python. ``SIM_PURE_WHEEL=1`` skips it on purpose, for the wheel that fits every interpreter and platform.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+try:
+    from Cython.Build import cythonize
+except ImportError:  # a build without isolation, in an environment that lacks it
+    cythonize = None
+
+KERNEL = Path("sim", "kernel")
+COMPILED = runpy.run_path(str(KERNEL / "compiled.py"))
+NAMES: list[str] = COMPILED["sources"](KERNEL)
+PURE = os.environ.get("SIM_PURE_WHEEL", "0") not in ("", "0")
+
+
+class Build(build):
+    """A build from nothing: what an earlier one left would be packed again, removed modules too."""
+
+    def run(self) -> None:
+        """Build."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildKernel(build_ext):
+    """Translates copies of the sources under their compiled names, then compiles them."""
+
+    def build_extensions(self) -> None:
+        """Compile what compiles, and say once when something does not."""
+        self.translated = translate(Path(self.build_temp, "kernel"))
+        super().build_extensions()
+        if not all(Path(self.get_ext_fullpath(extension.name)).exists() for extension in self.extensions):
+            say("the C compiler failed (see above)")
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile one translated module."""
+        ext.sources = self.translated[ext.name]
+        super().build_extension(ext)
+
+
+def translate(folder: Path) -> dict[str, list[str]]:
+    """Return the C source of each compiled module, written below `folder`.
+
+    Cython looks for types in packages, and modules of the kernel that call one another must do so compiled.
+    """
+    package = folder / KERNEL
+    package.mkdir(parents=True, exist_ok=True)
+    for inner in (package.parent, package):
+        (inner / "__init__.py").touch()
+    sibling = re.compile(rf"\bsim\.kernel\.({'|'.join(NAMES)})\b")
+    digest = COMPILED["digest"](KERNEL)
+    for name in NAMES:
+        for suffix, more in ((".py", f"\nSOURCE_DIGEST = {digest!r}\n"), (".pxd", "")):
+            text = sibling.sub(r"sim.kernel._\1", (KERNEL / name).with_suffix(suffix).read_text("utf-8"))
+            (package / f"_{name}{suffix}").write_text(text + more, "utf-8")
+    extensions = [Extension(f"sim.kernel._{name}", [str(package / f"_{name}.py")]) for name in NAMES]
+    options = {"include_path": [str(folder)], "language_level": "3", "force": True}
+    return {extension.name: extension.sources for extension in cythonize(extensions, **options)}
+
+
+def extensions() -> list[Extension]:
+    """Return what to compile: nothing for a pure wheel, and nothing without Cython."""
+    if PURE or not NAMES:
+        return []
+    if cythonize is None:
+        say("there is no Cython")
+        return []
+    # Debug information would name the folder of the build: the same source shall give the same bytes.
+    flags = [] if os.name == "nt" else ["-g0"]
+    return [
+        Extension(
+            f"sim.kernel._{name}", [str(KERNEL / f"{name}.py")], extra_compile_args=flags, optional=True
+        )
+        for name in NAMES
+    ]
+
+
+def say(why: str) -> None:
+    """Tell the build log that the installation is a slow one, and why."""
+    print(
+        f"graph-schedule-sim: {why}, so the kernel is installed as pure Python, which is slower", flush=True
+    )
+
+
+setup(ext_modules=extensions(), cmdclass={"build": Build, "build_ext": BuildKernel})

@@ -1,0 +1,67 @@
+"""The pytest plugin in projects of other people, whose folders may have the names of our packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scenario_texts import GOOD, write
+
+
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m pytest`` there, which puts the folder first on sys.path."""
+    return subprocess.run(
+        [sys.executable, *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a project with packages `scenarios` and `devices`, and a test that imports them."""
+    for package in ("scenarios", "devices"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("OURS = True\n")
+    (tmp_path / "test_it.py").write_text("from scenarios import OURS\n\n\ndef test_it():\n    assert OURS\n")
+    write(tmp_path, GOOD, "good.yaml")
+    return tmp_path
+
+
+def test_folders_of_a_project_may_have_the_names_of_our_packages(project: Path) -> None:
+    done = run_pytest(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_nothing_of_ours_is_imported_before_it_is_asked_for(project: Path) -> None:
+    code = (
+        "import sys, pytest; assert pytest.main(['-q', '-p', 'no:cacheprovider']) == 0;"
+        "print('simpy' in sys.modules, 'yaml' in sys.modules, 'graph_schedule_sim_pytest' in sys.modules)"
+    )
+    done = run_pytest(project, "-c", code)
+    assert done.stdout.splitlines()[-1] == "False False True", done.stdout + done.stderr
+
+
+def test_what_shadows_a_package_is_said_in_one_line(project: Path) -> None:
+    done = run_pytest(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sim-check")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert [line for line in done.stdout.splitlines() if "shadows" in line] == [
+        f"--sim-check: {project / 'devices' / '__init__.py'} shadows the package 'devices' of "
+        "graph-schedule-sim; rename it or keep it off sys.path (`python -m pytest` puts the current folder "
+        "there, `pytest` does not)"
+    ]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_folders_without_code_shadow_nothing(project: Path) -> None:
+    for package in ("scenarios", "devices"):
+        (project / package / "__init__.py").unlink()
+    done = run_pytest(project, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--sim-check", "good.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "good.yaml::ready-queue PASSED" in done.stdout
