@@ -112,7 +112,10 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
     make = origin.lookup("sim.costs", name)
     require_call(f"the cost model {name!r}", make, "parameters", "device")
     made: CostModel = make(parameters, values)
-    require_call(f"what the cost model {name!r} makes", made, "graph", "device", method="durations_ns")
+    what = f"what the cost model {name!r} makes"
+    require_call(what, made, "graph", "device", method="durations_ns")
+    if not isinstance(made, CostModel):
+        raise InputError(f"{what}, a {type(made).__name__}, should extend sim.model.CostModel")
     return made
 
 

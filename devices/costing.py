@@ -33,7 +33,7 @@ __all__ = ["FirstCost", "FittedCost", "FixedCost", "RooflineCost", "TableCost", 
 
 
 @dataclass(frozen=True)
-class FixedCost:
+class FixedCost(CostModel):
     """Every op takes the same time, or every op of a kind does.
 
     Attributes
@@ -81,7 +81,7 @@ def dtype_name(dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class RooflineCost:
+class RooflineCost(CostModel):
     """The roofline of `devices.cost.roofline`, with a roof for every data type.
 
     An op takes the longer of its arithmetic (``flops``) and its traffic (``bytes_read`` +
@@ -171,7 +171,7 @@ class RooflineCost:
 
 
 @dataclass(frozen=True)
-class TableCost:
+class TableCost(CostModel):
     """Measured durations of the kinds of op that have a table; other ops are unknown to it.
 
     An op is looked up when its attributes have a whole number for every axis of the table: ``m``, ``n`` and
@@ -206,7 +206,7 @@ class TableCost:
 
 
 @dataclass(frozen=True)
-class FittedCost:
+class FittedCost(CostModel):
     """Matrix products and attention by models fitted to measurements; other ops are unknown to it.
 
     A ``matmul`` or ``gemm`` needs the attributes ``m``, ``n`` and ``k``; an ``attention`` needs ``batch``,
@@ -270,7 +270,7 @@ def _shapes(
 
 
 @dataclass(frozen=True)
-class FirstCost:
+class FirstCost(CostModel):
     """Ask several models in turn: the first that knows an op counts."""
 
     models: tuple[CostModel, ...]
@@ -289,16 +289,13 @@ class FirstCost:
         """Return what the first model that knows says of an op's thread blocks; -1 where none does."""
         found = np.full(len(graph), UNSET)
         for model in self.models:
-            blocks = getattr(model, "blocks", None)
-            if blocks is not None:
-                found = np.where(found == UNSET, blocks(graph, device), found)
+            found = np.where(found == UNSET, model.blocks(graph, device), found)
         return found
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
         """Return what the first model that refuses an op with a reason says of it."""
         for model in self.models:
-            why_not = getattr(model, "why_not", None)
-            reason: str | None = None if why_not is None else why_not(graph, op, device)
+            reason = model.why_not(graph, op, device)
             if reason is not None:
                 return reason
         return None

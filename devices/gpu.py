@@ -20,6 +20,7 @@ from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
+from devices.processor.bound import least_ns
 from devices.processor.sharing import processor_of
 from sim.errors import InputError, UnknownNameError
 from sim.model import Device
@@ -65,11 +66,13 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
         raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
     values = {**values, "sms_in_use": used, **_partitions(name, values, used, streams)}
     alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
+    processor = None if alone else processor_of(values, streams)
     return Device(
         **common_arguments(name, values),
         streams=streams,
         cost=make_cost(values, peak_share=share, origin=origin),
-        processor=None if alone else processor_of(values, streams),
+        processor=processor,
+        least_ns=None if processor is None else least_ns,
     )
 
 

@@ -25,7 +25,7 @@ from devices.costing import dtype_name
 from sim import plugins
 from sim.errors import InputError
 from sim.graph import UNSET, Graph, IntArray
-from sim.model import Device
+from sim.model import CostModel, Device
 from sim.options import require_call
 
 __all__ = ["Kernel", "KernelCost", "OpFacts", "kernel", "kernels"]
@@ -127,7 +127,7 @@ def kernels(parameters: Any = None, values: Mapping[str, Any] | None = None) -> 
     return KernelCost(tuple(found))
 
 
-class KernelCost:
+class KernelCost(CostModel):
     """Durations by kernels; an op that none covers is unknown to it.
 
     Parameters

@@ -36,7 +36,7 @@ from devices.memory.scratchpad import Operand, cut_into, tile
 from devices.npu_units import MATRIX, Units, units_of
 from sim.errors import InfeasibleError, InputError, UnknownNameError
 from sim.graph import UNSET, Graph, IntArray
-from sim.model import Device
+from sim.model import CostModel, Device
 from sim.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 
 __all__ = ["TiledCost"]
@@ -82,7 +82,7 @@ class _Speeds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TiledCost:
+class TiledCost(CostModel):
     """Durations of ops whose operands pass through scratchpads; rates and sizes are those of one core.
 
     Attributes

@@ -190,10 +190,8 @@ def _devices(load: _Load) -> dict[str, int]:
         out[device.name] = -(-int((each * load.runs)[here].sum()) // device.lanes)
         if device.cores:
             out[device.name] = max(out[device.name], -(-int(core_ns[here].sum()) // device.cores))
-        # What shares a device may know how much it can do at once: `Processor.least_ns`, if there is one.
-        least = getattr(device.processor, "least_ns", None)
-        if least is not None and here.any():
-            out[device.name] = max(out[device.name], least(device, job, load.ns, load.runs))
+        if device.least_ns is not None and here.any():
+            out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
     return out
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from sim.errors import InputError
 from sim.graph import Graph, IntArray
@@ -51,6 +53,10 @@ class Device:
         How fast such a copy passes through the driver's buffers; None is no limit.
     supports : frozenset of str or None
         Kinds of op it can run; None is all.
+    least_ns : callable or None
+        ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, of the time in which any
+        schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
+        ``runs[k]`` times, from what its `processor` shares (`sim.bounds`). None: no bound of its own.
     details : mapping
         Everything else that a cost model, processor or allocator reads (peak rates, SMs, ...).
     """
@@ -73,6 +79,7 @@ class Device:
     pageable: bool = False
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
+    least_ns: Callable[..., int] | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,6 +91,11 @@ class Device:
             )
         if min(self.issue_ns, self.launch_latency_ns, self.gap_ns, self.event_ns, self.cores) < 0:
             raise InputError(f"device {self.name!r}: a time or count is negative")
+        if self.cost is not None and not isinstance(self.cost, CostModel):
+            raise InputError(
+                f"device {self.name!r}: its cost model, a {type(self.cost).__name__}, should extend "
+                "sim.model.CostModel"
+            )
         if self.cores and self.cores_per_op > self.cores:
             raise InputError(
                 f"device {self.name!r}: an op takes {self.cores_per_op} cores but there are {self.cores}"
@@ -95,12 +107,17 @@ class Device:
         return self.workers or self.streams
 
 
-class CostModel(Protocol):
-    """How long ops take on a device.
-
-    A model that refuses ops may have a method ``why_not(graph, op, device)``, which returns in words why an
-    op cannot run there, or None.
-    """
+class CostModel:
+    """How long ops take on a device: extend it and override `durations_ns`."""
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 where the model does not know the op."""
+        raise NotImplementedError(f"{type(self).__name__} must define durations_ns(graph, device)")
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Return in words why an op that the model does not know cannot run there; None: nothing to add."""
+        return None
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return in how many thread blocks each op is computed; -1 where the model does not say."""
+        return np.full(len(graph), -1)

@@ -139,11 +139,20 @@ class Job:
         return longest_path_ns(self.graph, self.known_ns)
 
 
-class Placement(Protocol):
-    """Chooses a device for every op."""
+class Placement:
+    """Chooses a device for every op: extend it and override `place`.
+
+    Attributes
+    ----------
+    soft : bool
+        Whether it may put an op elsewhere when its pin cannot be met.
+    """
+
+    soft: bool = False
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op. ``cost_ns[d][op]`` is -1 where device d cannot run op."""
+        raise NotImplementedError(f"{type(self).__name__} must define place(graph, machine, cost_ns)")
 
 
 class Linearizer(Protocol):
@@ -197,7 +206,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     return ns
 
 
-class PinnedPlacement:
+class PinnedPlacement(Placement):
     """Put each op where it is pinned; a free op on the first device that can run it."""
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
@@ -277,7 +286,9 @@ def make_job(
     cost_ns = [costs_ns(graph, device) for device in machine.devices]
     chosen_by = placement or PinnedPlacement()
     able = np.array(cost_ns) != UNSET
-    if not getattr(chosen_by, "soft", False):  # a soft placement may ignore a pin that cannot be met
+    if not isinstance(chosen_by, Placement):
+        raise InputError(f"the placement, a {type(chosen_by).__name__}, should extend sim.model.Placement")
+    if not chosen_by.soft:
         able &= allowed_devices(graph, machine)
     nowhere = ~able.any(axis=0)
     if nowhere.any():
@@ -343,5 +354,4 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
 
 def _refusal(device: Device, graph: Graph, op: int) -> str | None:
     """Return what the cost model of a device says of an op that it refuses, if it says anything."""
-    why_not = getattr(device.cost, "why_not", None)
-    return None if why_not is None else why_not(graph, op, device)
+    return None if device.cost is None else device.cost.why_not(graph, op, device)

@@ -3,11 +3,13 @@
 Most policies are a queue. One that says so (`sim.Policy.as_data`) need not be asked task by task, so that the
 kernel (`sim.kernel`) can run it::
 
-    fifo      first eligible, first taken            a queue for each group of issuers
+    fifo      first eligible, first taken         a queue for each group of issuers
     lifo      last eligible, first taken
-    place     a program for each queue               window 1: its next task, eligible or not; nothing behind it
-              a b c d e f                            window 3: the first eligible of the three from the oldest
-                [-----]                              that nobody took; no window: the first eligible of all
+    keep      an issuer keeps some of what it     a stack for each issuer, and a queue for all others
+              made eligible, last in, first out
+    place     a program for each queue            window 1: its next task, eligible or not; nothing behind it
+              a b c d e f                         window 3: the first eligible of the three from the oldest
+                [-----]                           that nobody took; no window: the first eligible of all
 """
 
 from __future__ import annotations
@@ -33,25 +35,33 @@ class Order:
     Attributes
     ----------
     kind : str
-        ``"fifo"``, ``"lifo"`` or ``"place"``.
+        ``"fifo"``, ``"lifo"``, ``"place"`` or ``"keep"``.
     programs : sequence of array of int64
         Of ``"place"``: the ops of each queue in order, repeated every iteration; of a queue for each issuer
         its tasks, as ``iteration * ops + op``, which are not repeated.
     window : int or None
-        Of ``"place"``: how many places from the oldest that nobody took may be looked at; None is all.
+        Of ``"place"``: how many places may be looked at from the oldest that nobody took; None is all.
     per : str
-        Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or nobody (``"issuer"``). With the
-        last two the window is 1.
+        Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or nobody (``"issuer"``). With
+        the last two the window is 1.
     in_flight : int or None
-        Of a window of 1: how many tasks of a queue may be taken and not done with, which they are when they end,
-        or, launched under ``synchronisation = "issue"``, when they are on their stream.
+        Of a window of 1: how many tasks of a queue may be taken and not done with, which they are when they
+        end, or, launched under ``synchronisation = "issue"``, when they are on their stream.
+    label : array of int64, optional
+        Of ``"keep"``, one for each op: an issuer keeps those with the label of the op that made them
+        eligible. Without it, it keeps the first.
+    apart, apart_issuers : arrays of int64 of 0 and 1
+        Of ``"keep"``: ops that only some issuers of a group take, and these, which take no others.
     """
 
-    kind: Literal["fifo", "lifo", "place"]
+    kind: Literal["fifo", "lifo", "place", "keep"]
     programs: Sequence[IntArray] = field(default=())
     window: int | None = None
     per: Literal["group", "machine", "issuer"] = "group"
     in_flight: int | None = None
+    label: IntArray | None = None
+    apart: IntArray | None = None
+    apart_issuers: IntArray | None = None
 
     @classmethod
     def by_rank(cls, job: Job, rank: IntArray) -> Order:

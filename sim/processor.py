@@ -18,12 +18,7 @@ MANAGED: Final = -2
 
 
 class Processor(Protocol):
-    """What the tasks of one device share: cores, SMs, memory bandwidth.
-
-    A class of processors may have a static method ``least_ns(device, job, duration_ns, runs)``: a lower
-    bound, in ns, of the time in which any schedule gets through the work of `device`, where each op takes
-    ``duration_ns`` alone and runs ``runs`` times (`sim.bounds` asks for it).
-    """
+    """What the tasks of one device share: cores, SMs, memory bandwidth."""
 
     def start(self, task: Task) -> int:
         """Begin `task` and return how many ns it takes, or `WAIT`, or `MANAGED`.

@@ -46,8 +46,8 @@ def simulate(
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     engine : str
-        ``simpy`` runs everything; ``kernel`` what is data, much faster, with the same result; ``auto`` takes the
-        kernel where it can. `Trace.engine` says which ran.
+        ``simpy`` runs everything; ``kernel`` what is data, much faster, with the same result; ``auto`` takes
+        the kernel where it can. `Trace.engine` says which ran.
     observers : iterable of Observer
         Told of every start and end.
 

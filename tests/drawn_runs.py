@@ -9,6 +9,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Job, Link, Machine, Policy, Trace, simulate
+from sim.model import Placement
 
 KINDS = ("matmul", "conv", "copy", "add")
 
@@ -89,7 +90,7 @@ def draw_policy(rng: np.random.Generator, ordered: bool = True) -> Policy:
     return ReadyQueue("fifo" if which == 2 else "lifo", synchronisation)
 
 
-class DrawnPlacement:
+class DrawnPlacement(Placement):
     """Puts every op on a device drawn from the job's seed."""
 
     def __init__(self, seed: int) -> None:

@@ -20,6 +20,7 @@ from scenarios.load import load_scenario
 from scenarios.run import run_scenario
 from sim import Device, Graph, Machine, simulate
 from sim.errors import InputError
+from sim.model import CostModel
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -32,7 +33,7 @@ POLICIES = [ReadyQueue(), TensorFlowExecutor()]
 Info = tuple[str, int, list[Any] | None]
 
 
-class OneFlopPerNanosecond:
+class OneFlopPerNanosecond(CostModel):
     """A cost model for counting by hand."""
 
     def durations_ns(self, graph: Graph, device: Device) -> Any:

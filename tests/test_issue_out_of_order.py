@@ -12,6 +12,7 @@ from policies.issue.out_of_order import OutOfOrder
 from policies.streams.round_robin import RoundRobin
 from sim import Device, Graph, GraphBuilder, Issuer, Job, Machine, Policy, Task, simulate
 from sim.errors import InputError
+from sim.model import Placement
 
 #   n0 ──► n1 ──► n2        n3, n4 and n5 wait for nobody
 PROGRAM = {"n0": [], "n1": ["n0"], "n2": ["n1"], "n3": [], "n4": [], "n5": []}
@@ -98,7 +99,7 @@ class Exhaustive(Policy):
 def test_every_decision_is_the_definition_s(graph: Graph, window: int | None, iterations: int) -> None:
     machine = Machine((Device("cpu0", "cpu", workers=2), Device("gpu0", streams=2)))
 
-    class Alternate:
+    class Alternate(Placement):
         def place(self, graph: Graph, machine: Machine, cost_ns: object) -> list[int]:
             return [op % 2 for op in range(len(graph))]
 

@@ -20,12 +20,13 @@ from policies.issue.replay import Planned, Replay
 from policies.streams.per_branch import PerBranch
 from sim import Device, Machine, Policy, Trace, simulate
 from sim.errors import InputError, UnknownNameError
+from sim.model import Placement
 from sim.plan import Plan
 
 TWO = Machine((Device("gpu0", streams=2), Device("gpu1")))
 
 
-class Alternate:
+class Alternate(Placement):
     """Puts op k on device k modulo their number."""
 
     def place(self, graph: object, machine: Machine, cost_ns: list[object]) -> list[int]:

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from devices.network import make_network
+from devices.processor.cores import CorePool
+from devices.processor.leftover import LeftoverSMs
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
+from policies.issue.work_queues import KeepFirst, StreamStacks
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
 from sim.errors import InputError, StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
+from sim.model import Placement
 from sim.noise import Noise
+from sim.trace import Wait
 from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags
 
 MANY = 3 * settings().max_examples
 """Examples of what matters most; the nightly profile has thousands."""
 
-class Drawn:
+
+class Drawn(Placement):
     """A placement and streams as drawn: numbers that are taken modulo what there is."""
 
     def __init__(self, numbers: list[int]) -> None:
@@ -57,7 +64,9 @@ class Drawn:
             before[b].add(a)
         order: list[int] = []
         while len(order) < len(rank):
-            op = min((op for op in rank if op not in order and before[op] <= set(order)), key=rank.__getitem__)
+            op = min(
+                (op for op in rank if op not in order and before[op] <= set(order)), key=rank.__getitem__
+            )
             order.append(op)
         return order
 
@@ -70,11 +79,19 @@ def machines(draw: st.DrawFn) -> Machine:
     for d in range(draw(st.integers(1, 3))):
         issue: dict[str, Any] = {"issue_ns": draw(ns), "issue_ns_by_kind": {"copy": draw(ns)}}
         if draw(st.booleans()):
+            if draw(st.booleans()):
+                issue |= {
+                    "processor": CorePool,
+                    "cores": draw(st.integers(2, 5)),
+                    "cores_per_op": draw(st.integers(1, 2)),
+                }
             devices.append(Device(f"d{d}", "cpu", workers=draw(st.integers(1, 3)), **issue))
         else:
             launch = {"launch_latency_ns": draw(ns), "gap_ns": draw(ns), "event_ns": draw(ns)}
             depth = draw(st.none() | st.integers(1, 3))
             streams = draw(st.integers(1, 3))
+            if draw(st.booleans()):
+                launch |= {"processor": LeftoverSMs, "details": draw(sms(streams))}
             devices.append(Device(f"d{d}", streams=streams, queue_depth=depth, **launch, **issue))
     served = [d.name for d in devices if not d.workers]
     if draw(st.booleans()):
@@ -82,8 +99,21 @@ def machines(draw: st.DrawFn) -> Machine:
     hosts = (Host("host", tuple(served), draw(st.integers(1, 2))),) if served and draw(st.booleans()) else ()
     links = draw(rings([d.name for d in devices])) if len(devices) > 1 and draw(st.booleans()) else ()
     if links and draw(st.integers(0, 3)) == 0:
-        devices[0] = replace(devices[0], details={"copy_engines": draw(st.integers(1, 2))})
+        devices[0] = replace(
+            devices[0], details={**devices[0].details, "copy_engines": draw(st.integers(1, 2))}
+        )
     return Machine(tuple(devices), links, hosts, make_network if links else None)
+
+
+@st.composite
+def sms(draw: st.DrawFn, streams: int) -> dict[str, Any]:
+    """Draw the SMs of a GPU, in partitions or not."""
+    n = draw(st.integers(2, 12))
+    if draw(st.integers(0, 3)):
+        return {"sms_in_use": n}
+    some = draw(st.integers(1, n - 1))
+    of = draw(st.lists(st.integers(0, 1), min_size=streams, max_size=streams))
+    return {"sms_in_use": n, "partition_sms": [some, n - some], "partition_of": of}
 
 
 @st.composite
@@ -117,6 +147,9 @@ def policies(draw: st.DrawFn) -> Policy:
                 lambda: OutOfOrder(5, word),
                 lambda: OutOfOrder(None, word),
                 Sequential,
+                KeepFirst,
+                StreamStacks,
+                lambda: StreamStacks(blocking_threads=1),
             ]
         )
     )()
@@ -126,10 +159,17 @@ def policies(draw: st.DrawFn) -> Policy:
 def runs(draw: st.DrawFn) -> dict[str, Any]:
     """Draw the arguments of `simulate`."""
     iterations = draw(st.integers(1, 3))
-    graph = draw(dags(max_ops=14, max_ns=5, distances=iterations > 1))
+    graph = draw(dags(max_ops=14, max_ns=draw(st.sampled_from((5, 40))), distances=iterations > 1))
+    some = st.sets(st.integers(0, len(graph) - 1))
+    attributes: dict[int, dict[str, Any]] = {op: {} for op in range(len(graph))}
+    for op in draw(some):
+        attributes[op] = {"grid": draw(st.integers(1, 30)), "cores": draw(st.integers(1, 2))}
+    for op in draw(some):
+        attributes[op] |= {"stream_id": draw(st.integers(0, 2)), "blocking": draw(st.booleans())}
     if draw(st.integers(0, 3)) == 0:  # ops that keep their host thread
-        some = draw(st.sets(st.integers(0, len(graph) - 1)))
-        graph = with_attributes(graph, {op: {"host_waits": True} for op in some})
+        for op in draw(some):
+            attributes[op]["host_waits"] = True
+    graph = with_attributes(graph, attributes)
     decisions = Drawn(draw(st.lists(st.integers(0, 11), min_size=3, max_size=6)))
     return {
         "graph": graph,
@@ -159,11 +199,15 @@ def job_of(given: dict[str, Any]) -> tuple[Job, Policy]:
 def agree(given: dict[str, Any]) -> Trace | None:
     """Assert that all engines do the same; return the trace, None when the run got stuck."""
     expected: Trace | None = None
-    try:
-        expected = simulate(**given, engine="simpy")
-    except StuckError:
-        pass
     job, policy = job_of(given)
+    try:
+        with suppress(StuckError):
+            expected = simulate(**given, engine="simpy")
+    except InputError as error:
+        for pure in KERNELS:
+            with pytest.raises(InputError, match=re.escape(str(error))):
+                run(job, policy, pure=pure)
+        return None
     for pure in KERNELS:
         found = run(job, policy, pure=pure)
         if expected is None:
@@ -173,14 +217,14 @@ def agree(given: dict[str, Any]) -> Trace | None:
         assert not isinstance(found, str), found
         same(expected.tasks, found.tasks)
         same(expected.transfers, found.transfers)
-    event("stuck" if expected is None else "transfers" if len(expected.transfers["id"]) else "no transfers")
     return expected
 
 
 @given(runs())
 @settings(max_examples=MANY)
 def test_the_kernel_does_what_simpy_does(given: dict[str, Any]) -> None:
-    agree(given)
+    trace = agree(given)
+    event("stuck" if trace is None else "transfers" if len(trace.transfers["id"]) else "no transfers")
 
 
 @given(runs())
@@ -236,7 +280,9 @@ class Below(ByNext):
     pass
 
 
-def refusal(policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any) -> str | None:
+def refusal(
+    policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any
+) -> str | None:
     job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
     return why_not(job, policy)
 
@@ -293,3 +339,30 @@ def test_who_gets_stuck_is_told_why_whatever_the_engine() -> None:
 class Backwards:
     def order(self, job: Job) -> list[int]:
         return list(range(len(job.graph)))[::-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_that_splinter_the_sms_take_the_same_course(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    b = GraphBuilder("odd")
+    for i in range(250):
+        before = {int(j) for j in rng.integers(max(0, i - 12), i, 2)} if i else set()
+        b.op(
+            f"o{i}",
+            inputs=[f"o{j}" for j in sorted(before)],
+            duration_ns=int(rng.integers(1, 3000)),
+            attributes={"grid": int(rng.integers(1, 600)), "blocks_per_sm": int(rng.integers(1, 3))},
+        )
+    gpu = Device("gpu0", streams=8, processor=LeftoverSMs, details={"sms_in_use": 132}, gap_ns=3, event_ns=5)
+    decisions = Drawn(rng.integers(0, 100, 250).tolist())
+    policy = ReadyQueue(synchronisation="issue")
+    given = {
+        "graph": b.build(),
+        "machine": Machine((gpu,)),
+        "policy": policy,
+        "streams": decisions,
+        "seed": 0,
+    }
+    trace = agree(given)
+    assert trace is not None
+    assert (trace.tasks["wait"] == Wait.RESOURCES).sum() > 20

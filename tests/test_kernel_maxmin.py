@@ -17,10 +17,13 @@ from network_helpers import GB, Transfer
 
 from devices.network import make_network
 from devices.network.columns import network_columns
-from sim import Device, Link, Machine
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim.job import make_job
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
-from sim.kernel.routes import NEVER
+from sim.kernel.routes import NEVER, Routes
+from sim.kernel.run import compiled, run
 from sim.task import Task
 
 SEQUENCES = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300
@@ -38,9 +41,7 @@ def progressive_filling(
     waiting = {r for r, n in enumerate(flows) if n}
     rate: dict[int, Fraction] = {}
     while waiting:
-        users = {
-            link: sum(flows[r] for r in waiting if link in routes[r]) for link in range(len(capacity))
-        }
+        users = {link: sum(flows[r] for r in waiting if link in routes[r]) for link in range(len(capacity))}
         level = min(left[link] / n for link, n in users.items() if n)
         full = {link for link, n in users.items() if n and left[link] / n == level}
         for r in sorted(waiting):
@@ -56,9 +57,7 @@ def rates_of(solver: MaxMin) -> dict[int, Fraction]:
     return {r: Fraction(solver.rate_n[r], solver.rate_d[r]) for r, n in enumerate(solver.flows) if n}
 
 
-def assert_everybody_has_a_bottleneck(
-    capacity: list[int], routes: list[list[int]], solver: MaxMin
-) -> None:
+def assert_everybody_has_a_bottleneck(capacity: list[int], routes: list[list[int]], solver: MaxMin) -> None:
     rate, flows = rates_of(solver), list(solver.flows)
     users = [[r for r in rate if link in routes[r]] for link in range(len(capacity))]
     for link, c in enumerate(capacity):
@@ -136,6 +135,9 @@ class Clock:
 
     def when_settled(self, callback: Any) -> None:
         self.settling.append(callback)
+
+    def started(self, task: Any) -> None:
+        task.start_ns = self.now_ns
 
     def finish(self, task: Any) -> None:
         self.ends[task.id] = self.now_ns
@@ -273,3 +275,129 @@ def test_transfers_start_and_end_as_the_network_of_the_devices_has_it(part: int)
         machine = random_machine(draw)
         transfers = random_transfers(draw, machine)
         assert on_columns(machine, transfers) == defined(machine, transfers), seed
+
+
+# -- runs -------------------------------------------------------------------------------------------
+
+
+def layered(draw: random.Random, hosts: list[str], n: int) -> Graph:
+    """Layers of ops on any host, with some predecessors in the layer before, and tensors of all sizes."""
+    builder = GraphBuilder("layered")
+    for i in range(n):
+        before = [f"op{k}" for k in range(i - 2 * len(hosts), i - len(hosts)) if k >= 0]
+        builder.op(
+            f"op{i}",
+            inputs=draw.sample(before, min(len(before), draw.randint(0, 3))),
+            outputs=draw.choice([draw.randint(0, 400), 100]),
+            duration_ns=draw.randint(0, 30),
+            device=draw.choice(hosts),
+        )
+    return builder.build()
+
+
+def links_of(shape: str, hosts: list[str], sharing: str) -> list[Link]:
+    rate = 5 * GB
+    if shape == "star":
+        pairs = [pair for host in hosts for pair in ((host, "switch"), ("switch", host))]
+        return [Link(f"{a}-{b}", a, b, 1, rate, sharing) for a, b in pairs]
+    if shape == "chain":
+        pairs = [pair for a, b in itertools.pairwise(hosts) for pair in ((a, b), (b, a))]
+        return [Link(f"{a}-{b}", a, b, 0, rate, sharing) for a, b in pairs]
+    ends = [Link(f"{host}+", host, "in") for host in hosts] + [
+        Link(f"{host}-", "out", host) for host in hosts
+    ]
+    return [*ends, Link("bus", "in", "out", 2, rate, sharing)]
+
+
+@pytest.mark.parametrize("pure", [True, False] if compiled() else [True])
+@pytest.mark.parametrize("sharing", ["shared", "serial"])
+@pytest.mark.parametrize(("shape", "n_hosts"), [("star", 8), ("star", 64), ("chain", 5), ("bus", 6)])
+def test_every_column_of_a_run_is_that_of_the_engine(
+    shape: str, n_hosts: int, sharing: str, pure: bool
+) -> None:
+    hosts = [f"h{i}" for i in range(n_hosts)]
+    links = links_of(shape, hosts, sharing)
+    names = sorted({end for link in links for end in (link.source, link.destination)})
+    machine = Machine(
+        tuple(Device(name, "cpu", workers=1) for name in names), tuple(links), network=make_network
+    )
+    for seed in range(max(3, SEQUENCES // 100)):
+        draw = random.Random(seed)
+        graph = layered(draw, hosts, 4 * n_hosts + 20)
+        iterations = draw.choice([1, 2])
+        expected = simulate(graph, machine, ReadyQueue(), iterations=iterations, engine="simpy")
+        found = run(make_job(graph, machine, iterations=iterations), ReadyQueue(), pure=pure)
+        assert not isinstance(found, str), found
+        assert len(expected.transfers["id"]) > n_hosts
+        for mine, defined in ((found.tasks, expected.tasks), (found.transfers, expected.transfers)):
+            assert list(mine) == list(defined)
+            for name, column in defined.items():
+                np.testing.assert_array_equal(mine[name], column, err_msg=name)
+
+
+# -- limits -----------------------------------------------------------------------------------------
+
+
+def net_of(capacity: list[int], routes: list[list[int]], work: list[int]) -> Net:
+    """A network in which move i takes route i, without latency."""
+    n = len(routes)
+    first = [0, *itertools.accumulate(len(route) for route in routes)]
+    links = [link for route in routes for link in route]
+    ways = list(range(n))
+    return Net(Routes(ways, work, [0] * n, [0] * n, [0] * (n + 1), [], ways, first, links, capacity), n)
+
+
+def test_a_share_that_needs_more_than_64_bits_is_said() -> None:
+    # Each link has other flows, and one that the last holds back: the denominators multiply.
+    n = 40
+    routes = [[k, k + 1] for k in range(n)] + [[k] for k in range(n) for _ in range(97 + 2 * k)]
+    net = net_of([10**6 + 7 * k for k in range(n + 1)], routes, [10**9] * len(routes))
+    for move in range(len(routes)):
+        net.start(move, move, 0)
+    net.settle(0)
+    assert net.status == 1
+
+
+def test_virtual_time_goes_on_when_it_gets_long() -> None:
+    # A link that is never idle: virtual time passes 2**60 units several times.
+    size, n = (1 << 59) + 7, 12
+    net = net_of([1 << 20, 1 << 20], [[0]] * 2 * n, [size] * 2 * n)
+    expected, ends = [], []
+    net.start(0, 0, 0)
+    net.settle(0)
+    for move in range(1, n):
+        now = net.next_ns - 5  # the next begins just before the last ends
+        net.start(move, move, now)
+        net.settle(now)
+        ends.append(net.next_ns)
+        net.advance(net.next_ns)
+        net.settle(ends[-1])
+    rate, left, at = 1 << 20, Fraction(size), 0
+    for _ in range(1, n):
+        begin = at + -(-left // rate) - 5
+        left -= rate * (begin - at)  # of the first, when the second begins
+        end = begin + -(-left // Fraction(rate, 2))
+        expected.append(end)
+        left = size - Fraction(rate, 2) * (end - begin)
+        at = end
+    assert ends == expected
+    assert net.status == 0
+
+
+def test_a_tie_after_roundings_is_still_one() -> None:
+    # One unit a ns for flows of 2, 3 and 3; a fourth of 1 comes at 1, with virtual time at 1/3, for 4 ns.
+    # Then virtual time is 4/3, and at 7 it is 2: the first ends then, and not a ns later.
+    net = net_of([1], [[0], [0], [0], [0]], [2, 3, 3, 1])
+    for move in range(3):
+        net.start(move, move, 0)
+    net.settle(0)
+    net.start(3, 3, 1)
+    net.settle(1)
+    spans: dict[int, int] = {}
+    while net.next_ns < NEVER:
+        now = net.next_ns
+        net.advance(now)
+        net.settle(now)
+        spans |= dict.fromkeys(list(net.ended[: net.n_ended]), now)
+        net.n_ended = 0
+    assert (net.status, spans) == (0, {3: 5, 0: 7, 1: 9, 2: 9})

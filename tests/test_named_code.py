@@ -15,11 +15,12 @@ from sim.errors import ScenarioError
 CODE = """
 import numpy as np
 from devices.memory.pool import PoolAllocator
+from sim.model import CostModel
 
 DEVICE = {"kind": "gpu", "launch_latency": "3us"}
 MACHINE = {"devices": {"d": {"kind": "gpu", "launch_latency": "5us"}}}
 
-class Cost:
+class Cost(CostModel):
     def __init__(self, parameters, device):
         self.ns = (parameters or {"ns": 1000})["ns"]
     def durations_ns(self, graph, device):

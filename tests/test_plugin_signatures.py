@@ -57,6 +57,10 @@ NO_DURATIONS = "should have a method durations_ns(graph, device)"
             lambda p, d: SimpleNamespace(durations_ns=lambda graph: None),
             f"what the cost model 'mine' makes {NO_DURATIONS}: too many positional arguments",
         ),
+        (
+            lambda p, d: SimpleNamespace(durations_ns=lambda graph, device: None),
+            "what the cost model 'mine' makes, a SimpleNamespace, should extend sim.model.CostModel",
+        ),
     ],
 )
 def test_a_cost_model_of_another_form(put: Put, tmp_path: Path, make: Any, says: str) -> None:

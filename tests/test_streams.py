@@ -17,7 +17,7 @@ from policies.streams.round_robin import RoundRobin
 from policies.streams.single import Single
 from sim import Device, Graph, GraphBuilder, Job, Machine, simulate
 from sim.errors import InputError
-from sim.model import StreamAssignment
+from sim.model import Placement, StreamAssignment
 
 TWO_GPUS_AND_A_CPU = Machine(
     (Device("gpu0", streams=2), Device("gpu1", streams=3), Device("cpu0", workers=2))
@@ -26,7 +26,7 @@ FORK = {"a": [], "b": ["a"], "c": ["b"], "x": ["a"], "y": ["x"], "z": ["c", "y"]
 ALL = [Single(), RoundRobin(), PerBranch(), PerBranch("next"), PerKind(), PerKind({"copy": 1})]
 
 
-class Spread:
+class Spread(Placement):
     """Puts op k on device k modulo their number."""
 
     def place(self, graph: Graph, machine: Machine, cost_ns: object) -> list[int]:

@@ -29,6 +29,7 @@ from sim.errors import GraphError, InfeasibleError, InvariantError
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.job import make_job
+from sim.model import Placement
 from sim.strictness import non_strict_ops
 
 LOOSE = {"strict": False}
@@ -352,7 +353,7 @@ def test_memory_comes_back_whatever_is_not_strict(seed: int, iterations: int) ->
     by_worker = [machine.devices[d].workers > 0 for d in device_of]
     loose = {op: {"strict": bool(rng.random() < 0.5)} for op in range(len(graph)) if by_worker[op]}
 
-    class Drawn:
+    class Drawn(Placement):
         def place(self, graph: object, machine: object, cost_ns: object) -> list[int]:
             return device_of
 
@@ -417,7 +418,7 @@ def test_making_ops_non_strict_breaks_nothing(seed: int, policy: str, iterations
     loose = {op: {"strict": bool(rng.random() < 0.5)} for op in range(len(graph)) if by_worker[op]}
     tight = {op: {"strict": True} for op in loose}
 
-    class Drawn:
+    class Drawn(Placement):
         def place(self, graph: object, machine: object, cost_ns: object) -> list[int]:
             return device_of
 

@@ -83,7 +83,7 @@ def test_what_is_no_address_is_refused(scenario: Path) -> None:
     pytest.importorskip("distributed", reason="needs the extra dask")
     done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", VARY[0], "--dask", "nonsense"])
     assert done.exit_code == 2
-    assert done.stderr.startswith("'nonsense' is no Dask address (tcp://HOST:PORT): ")
+    assert done.stderr.startswith("'nonsense' is no address of a Dask scheduler (tcp://HOST:PORT): ")
 
 
 def test_dask_or_processes_not_both(scenario: Path) -> None:

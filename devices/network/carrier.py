@@ -55,9 +55,10 @@ class Carrier:
         flow = context.flow
         self._n_ops = flow.n_ops
         self._nbytes: list[int] = flow.nbytes.tolist()
-        self._ways, capacity = find_ways(context.job, flow)
+        ways = find_ways(context.job, flow)
+        self._ways: list[Way] = [ways.each[k] for k in ways.of.tolist()]
         self._turnstile: Turnstile[Task] = Turnstile()
-        self._flows = FairFlows(context, capacity, self._arrived)
+        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""

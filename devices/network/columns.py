@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from math import gcd
 
+import numpy as np
+
 from devices.network.routes import Way, find_ways
+from sim.graph import IntArray
 from sim.job import Job
 from sim.kernel.routes import LARGEST, Routes
 from sim.transfers import Flow
@@ -27,32 +30,50 @@ def network_columns(job: Job, flow: Flow) -> Routes | str:
     InputError
         A link with a word of `sharing` or a number of copy engines that means nothing.
     """
-    way_of, bandwidth = find_ways(job, flow)
-    ways: dict[int, int] = {}
-    distinct: list[Way] = []
-    for way in way_of:
-        if id(way) not in ways:
-            ways[id(way)] = len(distinct)
-            distinct.append(way)
-    links = {link: k for k, link in enumerate(sorted({link for way in distinct for link in way.shared}))}
-    unit = gcd(NS_PER_S, *(bandwidth[link] for link in links))
+    ways, of, bandwidth = find_ways(job, flow)
+    used = sorted({link for way in ways for link in way.shared})
+    number = {link: k for k, link in enumerate(used)}
+    unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
     keys: dict[Hashable, int] = {}
     routes: dict[tuple[int, ...], int] = {}
-    out = Routes([], [], [], [], [0], [], [], [0], [], [bandwidth[link] // unit for link in links])
-    for way in distinct:
-        out.latency_ns.append(way.latency_ns)
-        out.held.extend(keys.setdefault(key, len(keys)) for key in way.held)
-        out.held_first.append(len(out.held))
+    route, held, held_first, links, first = [], [], [0], [], [0]
+    for way in ways:
+        held += [keys.setdefault(key, len(keys)) for key in way.held]
+        held_first.append(len(held))
         if way.shared and way.shared not in routes:
             routes[way.shared] = len(routes)
-            out.links.extend(links[link] for link in way.shared)
-            out.first.append(len(out.links))
-        out.route.append(routes.get(way.shared, -1))
-    for way, nbytes in zip(way_of, flow.nbytes.tolist(), strict=True):
-        out.way.append(ways[id(way)])
-        out.work.append(nbytes * (NS_PER_S // unit) if way.shared else 0)
-        out.alone_ns.append(0 if out.work[-1] else way.alone_ns(nbytes))
-    largest = max((*out.work, *out.alone_ns, *out.latency_ns, *out.capacity), default=0)
+            links += [number[link] for link in way.shared]
+            first.append(len(links))
+        route.append(routes.get(way.shared, -1))
+    capacity = [bandwidth[link] // unit for link in used]
+    latency_ns = [way.latency_ns for way in ways]
+    flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
+    per_byte = NS_PER_S // unit
+    largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
     if largest >= LARGEST:
-        return f"a transfer or a bandwidth needs a number of {largest.bit_length()} bits"
-    return out
+        return f"its transfers need numbers of {largest.bit_length()} bits"
+    alone_ns = _alone_ns(ways, of, np.where(flows, 0, flow.nbytes))
+    if alone_ns is None:
+        return "a transfer takes longer than 60 bits can count"
+    work = np.where(flows, flow.nbytes * per_byte, 0)
+    return Routes(of, work, alone_ns, latency_ns, held_first, held, route, first, links, capacity)
+
+
+def _alone_ns(ways: list[Way], of: IntArray, nbytes: IntArray) -> IntArray | None:
+    """Return `Way.alone_ns` of each transfer; None where one is too long."""
+    # Reduced, bytes take ns / size of a ns each; without a bandwidth, none.
+    rates = [way.bandwidth_bytes_per_s for way in ways]
+    common = [NS_PER_S if rate is None else gcd(NS_PER_S, rate) for rate in rates]
+    ns = [0 if rate is None else NS_PER_S // c for rate, c in zip(rates, common, strict=True)]
+    size = [1 if rate is None else rate // c for rate, c in zip(rates, common, strict=True)]
+    most = int(nbytes.max(initial=0))
+    if (
+        max((a * b for a, b in zip(ns, size, strict=True)), default=0) >= LARGEST
+        or most * max(ns, default=0) >= LARGEST
+    ):
+        exact = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), nbytes.tolist(), strict=True)]
+        return np.array(exact, np.int64) if max(exact, default=0) < LARGEST else None
+    whole, rest = np.divmod(nbytes, np.array(size, np.int64)[of])
+    each = np.array(ns, np.int64)[of]
+    latency = np.array([way.latency_ns for way in ways], np.int64)[of]
+    return latency + whole * each - (-rest * each // np.array(size, np.int64)[of])

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+import numpy as np
+
 from sim.errors import InputError
+from sim.graph import IntArray
 from sim.hosting import staging_bytes_per_s
 from sim.job import Job
 from sim.model import Machine
 from sim.transfers import Flow
 from sim.units import NS_PER_S
 
-__all__ = ["Way", "find_ways"]
+__all__ = ["Way", "Ways", "find_ways"]
 
 
 class Way(NamedTuple):
@@ -33,20 +36,31 @@ class Way(NamedTuple):
         return self.latency_ns - (-nbytes * NS_PER_S // self.bandwidth_bytes_per_s)
 
 
-def find_ways(job: Job, flow: Flow) -> tuple[list[Way], dict[int, int]]:
-    """Return the way of each transfer, and the bandwidth in bytes/s of each link that has one.
+class Ways(NamedTuple):
+    """The ways of a job's transfers.
+
+    Attributes
+    ----------
+    each : list of Way
+        One entry for each two devices between which something moves.
+    of : array
+        Index of each transfer's way.
+    bandwidth_bytes_per_s : dict of int to int
+        By what `Way.shared` names: links that have one, and the host's copying from one device to another.
+    """
+
+    each: list[Way]
+    of: IntArray
+    bandwidth_bytes_per_s: dict[int, int]
+
+
+def find_ways(job: Job, flow: Flow) -> Ways:
+    """Return the ways of a job's transfers.
 
     Parameters
     ----------
     job : Job
     flow : Flow
-
-    Returns
-    -------
-    list of Way
-        One entry a transfer; those between the same two devices have the same object.
-    dict of int to int
-        By what `Way.shared` names: links, and the host's copying from one device to another.
 
     Raises
     ------
@@ -54,16 +68,18 @@ def find_ways(job: Job, flow: Flow) -> tuple[list[Way], dict[int, int]]:
         A link with a word of `sharing` or a number of copy engines that means nothing.
     """
     machine = job.machine
-    pairs = list(zip(flow.source.tolist(), flow.destination.tolist(), strict=True))
-    capacity = _capacities(machine)
-    ways: dict[tuple[int, int], Way] = {}
-    for pair in dict.fromkeys(pairs):
-        stage = len(machine.links) + len(ways)
-        staging = staging_bytes_per_s(job, *pair)
+    bandwidth = _bandwidths(machine)
+    n_devices = len(machine.devices)
+    pairs, of = np.unique(flow.source * n_devices + flow.destination, return_inverse=True)
+    each: list[Way] = []
+    for pair in pairs.tolist():
+        source, destination = divmod(pair, n_devices)
+        stage = len(machine.links) + len(each)
+        staging = staging_bytes_per_s(job, source, destination)
         if staging is not None:
-            capacity[stage] = staging
-        ways[pair] = _way(machine, *pair, staging, stage)
-    return [ways[pair] for pair in pairs], capacity
+            bandwidth[stage] = staging
+        each.append(_way(machine, source, destination, staging, stage))
+    return Ways(each, of, bandwidth)
 
 
 def _way(machine: Machine, source: int, destination: int, staging: int | None, stage: int) -> Way:
@@ -102,7 +118,7 @@ def _engine(machine: Machine, device: int, direction: str) -> Hashable | None:
     return (device, direction if engines == 2 else "both")
 
 
-def _capacities(machine: Machine) -> dict[int, int]:
+def _bandwidths(machine: Machine) -> dict[int, int]:
     for link in machine.links:
         if link.sharing not in ("serial", "shared", "independent"):
             raise InputError(

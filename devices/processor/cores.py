@@ -11,7 +11,11 @@ An op that does not fit waits, and everybody behind it waits too, however little
 
 from __future__ import annotations
 
+import numpy as np
+
 from sim.errors import InfeasibleError, InputError
+from sim.job import Job
+from sim.kernel.shared import SharedCores
 from sim.model import WAIT, Context, Device, Task
 
 __all__ = ["CorePool"]
@@ -36,16 +40,22 @@ class CorePool:
     """
 
     def __init__(self, device: Device, context: Context) -> None:
-        job = context.job
         self._duration_of = context.duration_of
         self._free = device.cores
         self._default = device.cores_per_op
-        self._needs: dict[int, int] = {}
+        self._needs = _needs(device, context.job)
         self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
-        here = job.machine.device_index(device.name)
-        for op, attributes in job.graph.attributes.items():
-            if "cores" in attributes and job.device_of[op] == here:
-                self._needs[op] = _checked(attributes["cores"], device, job.graph.op_names[op])
+
+    @classmethod
+    def columns(cls, device: Device, job: Job) -> SharedCores | str:
+        """Return the cores, and what each op takes of them."""
+        if cls is not CorePool or not device.workers:
+            return f"{device.name} counts its cores in a way of its own"
+        op = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
+        needs = _needs(device, job)
+        return SharedCores(
+            device.cores, op, np.array([needs.get(o, device.cores_per_op) for o in op.tolist()], np.int64)
+        )
 
     def start(self, task: Task) -> int:
         """Take the task's cores and return its duration, or `WAIT` behind those who came before."""
@@ -61,6 +71,16 @@ class CorePool:
     def end(self, task: Task) -> None:
         """Give the task's cores back."""
         self._free += self._needs.get(task.op, self._default)
+
+
+def _needs(device: Device, job: Job) -> dict[int, int]:
+    """Return the cores of the ops that say how many they need."""
+    here = job.machine.device_index(device.name)
+    return {
+        op: _checked(attributes["cores"], device, job.graph.op_names[op])
+        for op, attributes in job.graph.attributes.items()
+        if "cores" in attributes and job.device_of[op] == here
+    }
 
 
 def _checked(cores: object, device: Device, op: str) -> int:

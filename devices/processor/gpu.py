@@ -36,7 +36,6 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from devices.events import Alarm
-from devices.processor.bound import least_ns
 from devices.processor.dram import fair_level
 from devices.processor.kernels import NEVER, Demand, Kernel, demands
 from sim.model import MANAGED, Context, Device, Task
@@ -70,7 +69,6 @@ class SharedSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
-    least_ns = staticmethod(least_ns)
     end = None  # a kernel that is over has left already
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:

@@ -170,10 +170,9 @@ def _with_fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, An
     A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
     """
     attributes = job.graph.attributes
-    blocks_of = getattr(device.cost, "blocks", None)
-    if blocks_of is None or not device.details.get("fitted_grids", True):
+    if device.cost is None or not device.details.get("fitted_grids", True):
         return attributes
-    blocks = blocks_of(job.graph, device)
+    blocks = device.cost.blocks(job.graph, device)
     grids = {
         op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
         for op in np.flatnonzero(blocks >= 0).tolist()

@@ -25,12 +25,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from devices.processor.bound import least_ns
+import numpy as np
+
 from devices.processor.kernels import GROUPS, Demand, demands
+from sim.job import Job
+from sim.kernel.shared import SharedSms
 from sim.model import Context, Device, Task
 from sim.trace import Wait
 
-__all__ = ["LeftoverSMs", "course"]
+__all__ = ["LeftoverSMs", "course", "sms_in_columns"]
 
 Instants = list[tuple[int, int]]
 """(time in ns, number of SMs that come free then), earliest first."""
@@ -138,6 +141,19 @@ def _few(instants: Instants) -> Instants:
     return merged
 
 
+def sms_in_columns(device: Device, asked: Mapping[int, Demand]) -> SharedSms:
+    """Return the SMs of a device, and what each op asks for, as columns."""
+    details = device.details
+    numbers = np.array([demand[:2] for demand in asked.values()], np.int64).reshape(-1, 2)
+    return SharedSms(
+        details.get("partition_sms") or [details["sms_in_use"]],
+        details.get("partition_of") or [0] * device.lanes,
+        np.array(list(asked), np.int64),
+        numbers[:, 0],
+        numbers[:, 1],
+    )
+
+
 class LeftoverSMs:
     """A `sim.model.Processor` for GPUs whose kernels share SMs, all at one priority.
 
@@ -157,7 +173,6 @@ class LeftoverSMs:
         An op with an attribute that means nothing (see `devices.processor.kernels.demand`).
     """
 
-    least_ns = staticmethod(least_ns)
     end = None  # it was known at its start when its SMs would be free
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
@@ -170,6 +185,13 @@ class LeftoverSMs:
             [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
         ]
         self._demands = demands(device, context.job, None) if asked is None else asked
+
+    @classmethod
+    def columns(cls, device: Device, job: Job) -> SharedSms | str:
+        """Return what the kernels share, for the kernel's own way to do the same."""
+        if cls is not LeftoverSMs:
+            return f"{cls.__name__} is a processor of its own"
+        return sms_in_columns(device, demands(device, job, None))
 
     def start(self, task: Task) -> int:
         """Return when the kernel will be over, counted from now; its loads may have to wait."""

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from devices.processor.bound import least_ns
 from devices.processor.gpu import MAX_RESIDENT, SharedSMs
-from devices.processor.kernels import demands
-from devices.processor.leftover import LeftoverSMs
+from devices.processor.kernels import Demand, demands
+from devices.processor.leftover import LeftoverSMs, sms_in_columns
+from sim.job import Job
+from sim.kernel.shared import SharedSms
 from sim.model import Context, Device, Processor
 
 __all__ = ["SMsAndDram", "processor_of"]
@@ -54,14 +55,22 @@ def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, C
 class SMsAndDram:
     """Makes the processor of a GPU whose kernels share DRAM bandwidth, at one priority."""
 
-    least_ns = staticmethod(least_ns)
-
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
         """Return a `LeftoverSMs` if the bandwidth suffices for whatever of the run's kernels run together."""
-        sms, bandwidth = device.details["sms_in_use"], device.details["bandwidth"]
-        asked = demands(device, context.job, None)
-        if any(kernel.loads < sms for kernel in asked.values()):  # else none can draw more than its part
-            asked = demands(device, context.job, bandwidth)
-            if max(kernel.load_bytes_per_s for kernel in asked.values()) * sms > bandwidth:
-                return SharedSMs(device, context, asked)
-        return LeftoverSMs(device, context, asked)
+        asked, suffices = _demands(device, context.job)
+        return (LeftoverSMs if suffices else SharedSMs)(device, context, asked)
+
+    def columns(self, device: Device, job: Job) -> SharedSms | str:
+        """Return the SMs that kernels share, if the bandwidth is certain to suffice."""
+        asked, suffices = _demands(device, job)
+        return sms_in_columns(device, asked) if suffices else f"kernels of {device.name} share DRAM bandwidth"
+
+
+def _demands(device: Device, job: Job) -> tuple[Mapping[int, Demand], bool]:
+    """Return what each op asks for, and whether the bandwidth suffices for whatever runs together."""
+    sms, bandwidth = device.details["sms_in_use"], device.details["bandwidth"]
+    asked = demands(device, job, None)
+    if all(kernel.loads >= sms for kernel in asked.values()):  # none can draw more than its part
+        return asked, True
+    asked = demands(device, job, bandwidth)
+    return asked, max(kernel.load_bytes_per_s for kernel in asked.values()) * sms <= bandwidth

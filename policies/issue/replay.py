@@ -22,6 +22,7 @@ from policies.options import SYNCHRONISATIONS, one_of
 from sim import Graph, Issuer, Job, Machine, Policy, Task
 from sim.errors import InputError, UnknownNameError
 from sim.graph import IntArray
+from sim.model import Placement
 from sim.order import Order
 from sim.plan import Plan
 
@@ -147,7 +148,7 @@ class Replay(Policy):
         return task
 
 
-class Planned:
+class Planned(Placement):
     """The placement, stream assignment and program order of a plan.
 
     Parameters
@@ -165,10 +166,11 @@ class Planned:
     --------
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from sim.model import Placement
     >>> b = GraphBuilder("two")
     >>> _ = b.op("a", duration_ns=10), b.op("b", duration_ns=10)
     >>> graph, machine = b.build(), Machine((Device("gpu0"), Device("gpu1")))
-    >>> class Apart:
+    >>> class Apart(Placement):
     ...     def place(self, graph, machine, cost_ns):
     ...         return [1, 0]
     >>> plan = simulate(graph, machine, ReadyQueue(), placement=Apart()).plan()

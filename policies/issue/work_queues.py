@@ -15,9 +15,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from policies.options import whole
 from sim import Issuer, Job, Policy, Task
 from sim.errors import InputError
+from sim.graph import IntArray
+from sim.order import Order
 
 __all__ = ["KeepFirst", "StreamStacks"]
 
@@ -36,6 +40,12 @@ class _KeepOrQueue(Policy):
         self._queues: dict[tuple[int, bool], deque[Task]] = {
             (group, blocks): deque() for group in range(job.n_groups) for blocks in (False, True)
         }
+
+    def _order(self, job: Job, label: IntArray | None) -> Order:
+        """Return who keeps what, by labels where ops have them, and what is apart."""
+        self.prepare(job)
+        blocks, may_block = np.array(self._blocks, np.int64), np.array(self._may_block, np.int64)
+        return Order("keep", label=label, apart=blocks, apart_issuers=may_block)
 
     def ready(self, task: Task) -> None:
         """Queue `task`."""
@@ -74,6 +84,10 @@ class KeepFirst(_KeepOrQueue):
         """Keep the first consumer only."""
         return k == 0
 
+    def as_data(self, job: Job) -> Order:
+        """Return that a thread keeps the first."""
+        return self._order(job, None)
+
 
 class StreamStacks(_KeepOrQueue):
     """TFRT's executor; an op's attribute ``stream_id`` (default 0) is the stream that it belongs to.
@@ -108,6 +122,13 @@ class StreamStacks(_KeepOrQueue):
     def keeps(self, done: Task, task: Task, k: int) -> bool:
         """Keep the ops of the same stream."""
         return self._stream_id.get(done.op, 0) == self._stream_id.get(task.op, 0)
+
+    def as_data(self, job: Job) -> Order:
+        """Return that a thread keeps the ops of the same stream."""
+        label = np.zeros(len(job.graph), np.int64)
+        self.prepare(job)
+        label[list(self._stream_id)] = list(self._stream_id.values())
+        return self._order(job, label)
 
     def _set_aside(self, job: Job) -> None:
         """Divide the workers of every CPU."""

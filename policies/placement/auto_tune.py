@@ -75,7 +75,7 @@ class Tuning:
         return next(step.makespan_ns for step in self.trajectory if step.makespan_ns is not None)
 
 
-class AutoTune:
+class AutoTune(Placement):
     """The best placement found by a seeded search that simulates each candidate.
 
     Parameters
@@ -160,7 +160,7 @@ class AutoTune:
         return lambda placement: simulate(graph, machine, policy, placement=_Given(placement)).makespan_ns
 
 
-class _Given:
+class _Given(Placement):
     """A placement that is a list."""
 
     def __init__(self, devices: Sequence[int]) -> None:

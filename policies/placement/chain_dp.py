@@ -20,11 +20,12 @@ from policies.placement.problem import NEVER, Problem
 from sim import Graph, Machine
 from sim.errors import InfeasibleError, InputError
 from sim.graph import IntArray
+from sim.model import Placement
 
 __all__ = ["ChainDp"]
 
 
-class ChainDp:
+class ChainDp(Placement):
     """The placement of a chain of ops with the least sum of costs and travel times.
 
     Examples

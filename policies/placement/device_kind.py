@@ -21,13 +21,14 @@ from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Machine
 from sim.errors import InputError
 from sim.graph import UNSET, IntArray
+from sim.model import Placement
 
 __all__ = ["DeviceKind"]
 
 _METADATA = frozenset(("shape", "size", "rank"))
 
 
-class DeviceKind:
+class DeviceKind(Placement):
     """Each op on the first device, by kind of device, that can run it.
 
     Parameters

@@ -26,11 +26,12 @@ from sim import Graph, Machine
 from sim.errors import InfeasibleError, InputError
 from sim.graph import IntArray
 from sim.homes import input_devices
+from sim.model import Placement
 
 __all__ = ["MinCut"]
 
 
-class MinCut:
+class MinCut(Placement):
     """The placement on two devices with the least sum of costs and travel times.
 
     Parameters

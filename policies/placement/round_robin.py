@@ -8,11 +8,12 @@ from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices
 from sim import Graph, Machine
 from sim.graph import IntArray
+from sim.model import Placement
 
 __all__ = ["RoundRobin"]
 
 
-class RoundRobin:
+class RoundRobin(Placement):
     """Ops in topological order on the devices in turn, skipping devices that cannot run an op.
 
     Examples

@@ -21,12 +21,13 @@ from policies.placement.timeline import Timeline
 from sim import Graph, Job, Machine
 from sim.errors import InfeasibleError
 from sim.graph import IntArray
+from sim.model import Placement
 
 __all__ = ["Builder", "ListPlacement", "Schedule", "Slot"]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Placement):
     """A device, a lane and a time for every op. It is a placement, a linearizer and a stream assignment.
 
     The times are those of the placement's own model, in which transfers never meet; the simulator
@@ -141,7 +142,7 @@ class Builder:
         return Schedule(self._device, self._lane, self._start, self._end)
 
 
-class ListPlacement:
+class ListPlacement(Placement):
     """Base of placements that build a schedule; they define `schedule`, the rest follows.
 
     Each is also a linearizer (the ops by start) and a stream assignment (the lanes), so that a

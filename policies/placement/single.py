@@ -9,11 +9,12 @@ import numpy as np
 from sim import Graph, Machine
 from sim.graph import UNSET, IntArray
 from sim.job import allowed_devices
+from sim.model import Placement
 
 __all__ = ["Single"]
 
 
-class Single:
+class Single(Placement):
     """All ops on one device, except those pinned to another.
 
     Parameters

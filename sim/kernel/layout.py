@@ -5,7 +5,7 @@ Everything here is array operations: a loop over ops in Python would cost more t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,7 +14,9 @@ from sim.frames import has_control_flow
 from sim.graph import UNSET, Csr, IntArray
 from sim.issue_costs import issue_costs_ns
 from sim.job import Job
+from sim.kernel import loop
 from sim.kernel.routes import InColumns, Routes
+from sim.kernel.shared import ProcessorInColumns, SharedCores, SharedSms
 from sim.meeting import find_meetings
 from sim.order import Order, order_of
 from sim.policy import Policy
@@ -24,6 +26,11 @@ from sim.transfers import Flow, check_routes, make_flow
 __all__ = ["Columns", "columns", "obstacle", "why_not"]
 
 Columns: TypeAlias = dict[str, "int | IntArray"]
+
+Shared: TypeAlias = SharedSms | SharedCores | None
+"""What the tasks of a device share."""
+
+TOO_LONG: Final = "the run may last longer than 64 bits can count"
 
 _LATEST: Final = 2.0**61
 """Times stay below, in ns: the kernel counts in 64 bits, at times in half nanoseconds."""
@@ -60,9 +67,9 @@ def why_not(
     found = obstacle(job, memory=memory, observers=observers)
     if found is None and order_of(policy, job) is None:
         found = no_order(policy)
-    if found is None:
-        routes = routes_of(job, make_flow(job))
-        found = routes if isinstance(routes, str) else None
+    for of in (shared_of, lambda job: routes_of(job, make_flow(job))):
+        if found is None and isinstance(given := of(job), str):
+            found = given
     return found
 
 
@@ -89,10 +96,10 @@ def obstacle(
     if any(device.pageable for device in machine.devices):
         return "host threads copy pageable memory"
     for device in machine.devices:
-        if device.processor is not None:
+        if device.processor is not None and not isinstance(device.processor, ProcessorInColumns):
             return f"the tasks of {device.name} share its cores, SMs or bandwidth"
     if _longest_ns(job) > _LATEST:
-        return "the run may last longer than 64 bits can count"
+        return TOO_LONG
     return None
 
 
@@ -110,13 +117,79 @@ def routes_of(job: Job, flow: Flow) -> Routes | str | None:
     """Return where the transfers go, why the kernel cannot carry them, or None where there are none."""
     if flow.n_nodes == flow.n_ops:
         return None
-    if not isinstance(job.machine.network, InColumns):
+    network: object = job.machine.network
+    if not isinstance(network, InColumns):
         return "tensors are transferred over a network that is not given in columns"
     check_routes(job, flow)
-    return job.machine.network.columns(job, flow)
+    routes = network.columns(job, flow)
+    if not isinstance(routes, str) and _longest_ns(job) + _carried_ns(routes) * job.iterations > _LATEST:
+        return TOO_LONG
+    return routes
 
 
-def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
+def _carried_ns(routes: Routes) -> float:
+    """Return how long the transfers of one iteration take one after another, or more."""
+    latency = np.array(routes.latency_ns, float)[np.array(routes.way, np.int64)]
+    flowing = np.array(routes.work, float) / min(routes.capacity, default=1)
+    return float((latency + flowing + np.array(routes.alone_ns, float)).sum())
+
+
+def shared_of(job: Job) -> list[Shared] | str:
+    """Return what the tasks of each device share, None: nothing; or why the kernel cannot do it."""
+    out: list[Shared] = []
+    for device in job.machine.devices:
+        processor: object = device.processor
+        if not isinstance(processor, ProcessorInColumns):
+            out.append(None)  # there is none: `obstacle` refuses those that are not in columns
+            continue
+        found = processor.columns(device, job)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, SharedSms) and _longest_ns(job) * _most(found) > _LATEST:
+            return f"blocks on {device.name} may need longer numbers than 64 bits"
+        out.append(found)
+    return out
+
+
+def _most(sms: SharedSms) -> int:
+    """Return the greatest number by which the kernel multiplies times."""
+    return int(max(*sms.sms, sms.loads.max(initial=1), sms.waves.max(initial=1)))
+
+
+def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
+    """Return the cores of the devices that count them, and what each op needs."""
+    n = len(shared)
+    free, counts = np.zeros(n, np.int64), any(isinstance(of, SharedCores) for of in shared)
+    cores = np.zeros(flow.n_nodes if counts else 1, np.int64)
+    for d, of in enumerate(shared):
+        if isinstance(of, SharedCores):
+            free[d], cores[of.op] = of.cores, of.need
+    out: Columns = {"n_devices": n, "counts_cores": counts, "cores_freed": False, "cores": cores}
+    return out | {"free_cores": free, "waits": np.full(n, -1), "waits_last": np.full(n, -1)}
+
+
+def _sms(job: Job, flow: Flow, shared: Sequence[Shared]) -> Columns:
+    """Return the partitions of SMs of all devices, and what each op asks of them."""
+    partition = np.full(job.machine.first_stream[-1], -1)
+    sms: list[int] = []
+    some = flow.n_ops if any(isinstance(of, SharedSms) for of in shared) else 0
+    loads, waves = np.ones(some + 1, np.int64), np.ones(some + 1, np.int64)
+    for d, of in enumerate(shared):
+        if isinstance(of, SharedSms):
+            first = job.machine.first_stream[d]
+            partition[first : first + len(of.partition_of)] = len(sms) + np.array(of.partition_of)
+            sms += of.sms
+            loads[of.op], waves[of.op] = of.loads, of.waves
+    free = np.zeros(len(sms) * loop.WIDTH + 1, np.int64)
+    free[: -1 : loop.WIDTH] = sms
+    out: Columns = {"partition": partition, "loads": loads, "waves": waves, "free_sms": free}
+    out |= {"waking": np.full(len(partition), -1), "n_instants": np.ones(len(sms) + 1, np.int64)}
+    out["instant"] = np.zeros(len(free), np.int64)
+    scratch = ("turn_at", "turn_sms", "after_at", "after_sms")
+    return out | {name: np.zeros(loop.WIDTH, np.int64) for name in scratch}
+
+
+def columns(job: Job, flow: Flow, policy: Policy, order: Order, shared: Sequence[Shared]) -> Columns:
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
     n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
     out: Columns = {
@@ -131,10 +204,19 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order) -> Columns:
     out |= _edges(job, flow, policy.synchronisation == "issue")
     out |= _tasks(n_tasks)
     out |= _devices(job)
+    out |= _sms(job, flow, shared) | _cores(flow, shared)
+    # Streams to be woken are numbered after the tasks.
+    out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
+    out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
     out |= _queues(job, flow, order)
     n_transfers = n_tasks - flow.n_ops * job.iterations
-    n_events = int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
-    for name, size in (("event_key", n_events), ("event_task", n_events), ("ended", n_events), ("paid", n_events)):
+    n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
+    for name, size in (
+        ("event_key", n_events),
+        ("event_task", n_events),
+        ("ended", n_events),
+        ("paid", n_events),
+    ):
         out[name] = np.zeros(size + 1, np.int64)
     out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
     out["networked"], out["n_released"] = n_transfers > 0, 0
@@ -172,7 +254,9 @@ def _nodes(job: Job, flow: Flow) -> Columns:
         "executed": padded(executed),
         "cost": padded(issue_costs_ns(job)),
         "device": padded(device),
-        "lane_of": padded(np.where(executed, UNSET, job.stream_of) if not executed.all() else device * 0 - 1, -2),
+        "lane_of": padded(
+            np.where(executed, UNSET, job.stream_of) if not executed.all() else device * 0 - 1, -2
+        ),
         "hop": padded(np.array([d.event_ns for d in devices])[device]),
         "holds": padded(holds),
     }
@@ -195,7 +279,7 @@ def _edges(job: Job, flow: Flow, at_issue: bool) -> Columns:
 
 
 def _counts(job: Job, flow: Flow, which: Any) -> IntArray:
-    """Return how many edges lead to each task; one of distance d does not hold back the first d iterations."""
+    """Return how many edges lead to each task; one of distance d does not count in d iterations."""
     consumer, distance = flow.consumer[which], flow.distance[which]
     rows = [
         np.bincount(consumer[distance <= iteration], minlength=flow.n_nodes)
@@ -206,8 +290,8 @@ def _counts(job: Job, flow: Flow, which: Any) -> IntArray:
 
 def _tasks(n_tasks: int) -> Columns:
     """Return the columns of what will have happened to each task."""
-    out: Columns = {name: np.full(n_tasks, -1) for name in ("ready", "issue", "start", "end", "stream", "issuer")}
-    return out | {name: np.zeros(n_tasks, np.int64) for name in ("wait", "turn", "follower")}
+    out: Columns = {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end", "stream", "issuer")}
+    return out | {name: np.zeros(n_tasks, np.int64) for name in ("wait", "follower")}
 
 
 def _devices(job: Job) -> Columns:
@@ -254,30 +338,23 @@ def _devices(job: Job) -> Columns:
 def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     """Return the queues of eligible tasks, and the programs that order them."""
     group = np.array([issuer.group for issuer in job.machine.issuers()])
-    n_queues = {"group": job.n_groups, "machine": 1, "issuer": len(group)}[order.per]
-    queue_of = {"group": group, "machine": group * 0, "issuer": np.arange(len(group))}[order.per]
-    repeated = 1 if order.per == "issuer" else job.iterations
-    place = np.zeros(flow.n_nodes, np.int64)
+    place, program, queue_of = np.zeros(1, np.int64), np.zeros(0, np.int64), group
     if order.kind == "place":
-        programs = list(order.programs)
-        sizes = np.array([len(program) for program in programs])
-        program = np.concatenate([np.zeros(0, np.int64), *programs])
-        if order.per == "issuer":
-            iteration, op = np.divmod(program, flow.n_ops)
-            program = iteration * flow.n_nodes + op
-        else:
-            place[program] = np.arange(len(program)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        place, program, sizes, queue_of = _programs(flow, order, group)
+    elif order.kind == "keep":
+        assert order.apart is not None
+        sizes = np.bincount(2 * job.group_of + order.apart, minlength=2 * job.n_groups)
+        queue_of = 2 * group + order.apart_issuers
     else:
-        sizes = np.bincount(job.group_of, minlength=n_queues)
-        program = np.zeros(0, np.int64)
+        sizes = np.bincount(job.group_of, minlength=job.n_groups)
+    total = sizes * (1 if order.per == "issuer" else job.iterations)
     windowed = order.kind == "place" and order.window != 1
-    total = sizes * repeated
     window = int(total.max()) if order.window is None else order.window
     after = len(group)  # slots of idle issuers come first
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
-    zeros = np.zeros(n_queues, np.int64)
-    return {
-        "fifo": order.kind == "fifo",
+    zeros = np.zeros(len(sizes), np.int64)
+    return _keeping(order, len(group)) | {
+        "fifo": order.kind in ("fifo", "keep"),
         "lifo": order.kind == "lifo",
         "windowed": windowed,
         "issuer_queue": queue_of,
@@ -293,4 +370,33 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
         "window_end": np.minimum(window, total),
         "in_flight": zeros.copy(),
         "most_in_flight": order.in_flight or 0,
+    }
+
+
+def _programs(flow: Flow, order: Order, group: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return the place of each op, all programs, their lengths, and which one each issuer follows."""
+    programs = list(order.programs)
+    sizes = np.array([len(program) for program in programs])
+    program = np.concatenate([np.zeros(0, np.int64), *programs])
+    place = np.zeros(flow.n_nodes, np.int64)
+    if order.per == "issuer":
+        iteration, op = np.divmod(program, flow.n_ops)
+        return place, iteration * flow.n_nodes + op, sizes, np.arange(len(group))
+    place[program] = np.arange(len(program)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place, program, sizes, group if order.per == "group" else np.zeros_like(group)
+
+
+def _keeping(order: Order, n_issuers: int) -> Columns:
+    """Return what issuers keep for themselves."""
+    nothing = np.zeros(1, np.int64)
+    return {
+        "keeping": order.kind == "keep",
+        "keep_first": order.label is None,
+        "kept": np.full(n_issuers, -1),
+        "label": nothing if order.label is None else order.label,
+        "blocks": nothing if order.apart is None else order.apart,
+        "may_block": nothing if order.apart_issuers is None else order.apart_issuers,
+        "maker": -1,
+        "maker_label": -1,
+        "n_made": 0,
     }

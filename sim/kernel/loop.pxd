@@ -4,24 +4,26 @@ cimport cython
 from sim.kernel.maxmin cimport i64
 from sim.kernel.network cimport Net
 
-cdef i64 EVENT, LAUNCH, NEVER
+cdef i64 EVENT, LAUNCH, RESOURCES, NEVER, GROUPS, WIDTH
 
 
 @cython.final
 cdef class Run:
-    cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_asked, stride, window
-    cdef public i64 most_in_flight, n_events, now, round, n_ended, n_done, n_paid, n_placed, n_released
-    cdef public i64 n_rows, n_fresh, n_coming
-    cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, something
-    cdef public bint tangled
+    cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
+    cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming
+    cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed
+    cdef public bint counts_cores, cores_freed, something, keeping, keep_first, tangled
     cdef public Net net
     cdef public i64[::1] ns, group, executed, cost, device, lane_of, hop, holds, first_edge, edge, pending
     cdef public i64[::1] running, floor, follower, turn, ready, issue, start, end, stream, issuer, wait
-    cdef public i64[::1] gap, latency, lane_device, head, tail, busy, free, touched, is_touched, depth
-    cdef public i64[::1] outstanding, parked, parked_last, issuer_group, issuer_lane, issuer_queue, idle
-    cdef public i64[::1] idle_first, n_idle, asked, is_asked, batch, slots, queue_first, queue_head
-    cdef public i64[::1] queue_tail, program, program_first, place, window_end, in_flight, event_key
-    cdef public i64[::1] event_task, ended, paid, placed, released, rows, coming
+    cdef public i64[::1] gap, latency, lane_device, head, tail, busy, free, touched, is_touched, partition
+    cdef public i64[::1] waking, loads, waves, n_instants, instant, free_sms, turn_at, turn_sms, after_at
+    cdef public i64[::1] after_sms, depth, outstanding, parked, parked_last, cores, free_cores, waits
+    cdef public i64[::1] waits_last, issuer_group, issuer_lane, issuer_queue, idle, idle_first, n_idle
+    cdef public i64[::1] asked, is_asked, batch, slots, queue_first, queue_head, queue_tail, kept, label
+    cdef public i64[::1] blocks, may_block, program, program_first, place, window_end, in_flight
+    cdef public i64[::1] event_key, event_task, ended, paid, placed, released, rows, coming
 
     @cython.locals(going=bint)
     cpdef void run(self) noexcept
@@ -42,9 +44,15 @@ cdef class Run:
     cdef void carry(self, i64 task) noexcept
     @cython.locals(task=i64, k=i64)
     cdef void note_begun(self) noexcept
+    @cython.locals(who=i64, first=i64, mine=i64, queue=i64)
+    cdef void keep_or_queue(self, i64 task, i64 node) noexcept
     cdef void done_with(self, i64 task) noexcept
     @cython.locals(task=i64, node=i64, k=i64)
     cdef void pay(self) noexcept
+    @cython.locals(device=i64, need=i64)
+    cdef void execute(self, i64 task, i64 node) noexcept
+    @cython.locals(task=i64, node=i64, device=i64)
+    cdef void give_cores(self) noexcept
     cdef void launch(self, i64 task, i64 node) noexcept
     @cython.locals(device=i64)
     cdef bint find_place(self, i64 task, i64 node) noexcept
@@ -72,8 +80,19 @@ cdef class Run:
     cdef void touch(self, i64 lane) noexcept
     @cython.locals(lane=i64, task=i64, at=i64, k=i64)
     cdef void start_heads(self) noexcept
-    @cython.locals(turn=i64, fresh=i64, ns=i64)
+    cdef void wake(self, i64 lane, i64 at) noexcept
+    @cython.locals(ns=i64)
     cdef void begin(self, i64 task, i64 node, i64 at) noexcept
+    @cython.locals(turn=i64, fresh=i64)
+    cdef void note_start(self, i64 task, i64 at) noexcept
+    @cython.locals(ns=i64, first=i64, n=i64, at=i64, end=i64)
+    cdef void begin_on_sms(self, i64 task, i64 node, i64 partition) noexcept
+    @cython.locals(first=i64, sms=i64, rounds=i64, rest=i64, last=i64, end=i64, k=i64)
+    cdef i64 dispatch(self, i64 partition, i64 at, i64 loads, i64 waves, i64 ns) noexcept
+    @cython.locals(first=i64, n=i64, left=i64, total=i64, last=i64, at=i64, begin=i64, rounds=i64, n_after=i64, full=i64, rest=i64, end=i64, sms=i64, end_of_full=i64, k=i64)
+    cdef i64 dispatch_staggered(self, i64 partition, i64 loads, i64 waves, i64 ns) noexcept
+    @cython.locals(first=i64, n=i64, near=i64, sms=i64, area=i64, k=i64)
+    cdef void keep_few(self, i64 partition, i64 n_after) noexcept
     @cython.locals(k=i64)
     cdef void note_starts(self) noexcept
     cdef bint earlier(self, i64 a, i64 b) noexcept
@@ -98,3 +117,5 @@ cdef void sort(i64[::1] column, i64 n) noexcept
 cdef void sort_by_heap(i64[::1] column, i64 n) noexcept
 @cython.locals(value=i64, kid=i64)
 cdef void sift_down(i64[::1] column, i64 at, i64 n) noexcept
+@cython.locals(a=i64, b=i64, at=i64, k=i64)
+cdef void sort_pairs(i64[::1] first, i64[::1] second, i64 n) noexcept

@@ -1,4 +1,5 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, annotation_typing=False, boundscheck=False
+# cython: wraparound=False, initializedcheck=False, cdivision=True
 """The fast path: what happens at an instant, as plain Python over columns of whole numbers.
 
 ::
@@ -8,11 +9,12 @@
                    and whom it  costs   issuers  streams  the trace's rows
                    makes ready
 
-The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It follows
-the same definition as the engine on SimPy (`sim.engine`), and tests hold every column of their traces equal.
-`sim.kernel.layout` makes the columns of a job.
+The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It
+follows the same definition as the engine on SimPy (`sim.engine`), and tests hold every column of their traces
+equal. `sim.kernel.layout` makes the columns of a job.
 
-A task's number is ``iteration * n + node``, as in a trace; ops are the nodes below `n_ops`, transfers the others.
+A task's number is ``iteration * n + node``, as in a trace; ops are the nodes below `n_ops`, transfers the
+others.
 Every list inside is a column with a counter beside it, since there is nothing else in C.
 """
 
@@ -29,7 +31,10 @@ Column = list[int]
 
 EVENT = 4
 LAUNCH = 5
+RESOURCES = 6
 NEVER = (1 << 63) - 2
+GROUPS = 8  # times at which SMs come free that are told apart
+WIDTH = 24  # room for more of them while they are merged
 
 
 class Run:
@@ -94,11 +99,32 @@ class Run:
     is_touched: Column
     n_touched: int
 
+    # SMs that kernels share: when how many of each partition come free.
+    partition: Column  # of each lane; -1: its kernels share nothing
+    waking: Column  # when the head of each lane will be looked at
+    loads: Column  # of each node: SMs that it fills, one after another or at once
+    waves: Column
+    n_instants: Column
+    instant: Column  # earliest first, `WIDTH` for each partition
+    free_sms: Column
+    turn_at: Column  # what is computed on the way
+    turn_sms: Column
+    after_at: Column
+    after_sms: Column
+
     # One entry a device.
     depth: Column
     outstanding: Column
     parked: Column  # first and last launch that found no place
     parked_last: Column
+
+    n_devices: int
+    counts_cores: bool
+    cores: Column  # of each node: cores that it needs; 0 where they are not counted
+    free_cores: Column
+    cores_freed: bool
+    waits: Column  # first and last task that waits for cores
+    waits_last: Column
 
     # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first.
     issuer_group: Column
@@ -113,11 +139,22 @@ class Run:
     batch: Column
     something: bool  # whether anything changed for an issuer
 
-    # Queues of eligible tasks, one a group (or one a program). A heap of places, a stack or a queue in `slots`.
+    # Queues of eligible tasks, one a group or a program: a heap of places, a stack or a queue in `slots`.
     slots: Column
     queue_first: Column
     queue_head: Column
     queue_tail: Column
+
+    # Executors in which an issuer keeps some of what it made eligible, last in, first out.
+    keeping: bool
+    keep_first: bool  # the first only; else what has the label of what it ended
+    kept: Column  # of each issuer: the last
+    label: Column  # of each op
+    blocks: Column  # whether it is for issuers that may block, and for no others
+    may_block: Column
+    maker: int
+    maker_label: int
+    n_made: int
 
     # Programs, repeated each iteration.
     program: Column
@@ -163,7 +200,7 @@ class Run:
         while going:
             if self.n_ended:
                 self.complete()
-            if self.n_paid or self.n_placed:
+            if self.n_paid or self.n_placed or self.cores_freed:
                 self.pay()
             if self.something:
                 self.ask()
@@ -177,6 +214,7 @@ class Run:
 
     def open(self) -> None:
         """At time 0 every issuer is idle, and what waits for nothing is eligible."""
+        self.maker = -1
         for who in range(self.n_issuers):
             self.free_issuer(who)
         for task in range(self.n_tasks):
@@ -204,6 +242,9 @@ class Run:
                 continue
             if self.executed[node]:
                 self.free_issuer(self.issuer[task])
+                if self.counts_cores and self.cores[node]:
+                    self.free_cores[self.device[node]] += self.cores[node]
+                    self.cores_freed = True
             else:
                 self.free_lane(self.stream[task])
                 if self.holds[node]:
@@ -259,6 +300,11 @@ class Run:
         """Count an edge for each consumer; who has no other left is eligible."""
         base = task - node
         moving = False
+        if self.keeping:
+            self.maker = self.issuer[task]
+            if self.maker >= 0 and not self.keep_first:
+                self.maker_label = self.label[node]
+            self.n_made = 0
         for k in range(self.first_edge[row], self.first_edge[row + 1]):
             other = base + self.edge[k]
             if other < self.n_tasks:
@@ -281,7 +327,9 @@ class Run:
         self.ready[task] = self.now
         group = self.group[node]
         self.ask_later(group)
-        if self.fifo or self.lifo:
+        if self.keeping:
+            self.keep_or_queue(task, node)
+        elif self.fifo or self.lifo:
             self.slots[self.queue_first[group] + self.queue_tail[group]] = task
             self.queue_tail[group] += 1
         elif self.windowed:
@@ -314,6 +362,22 @@ class Run:
             self.turn[task] = self.round * (self.n_lanes + 1)
         self.net.n_begun = 0
 
+    def keep_or_queue(self, task: int, node: int) -> None:
+        """Let the issuer that made a task eligible keep it, else queue it; what blocks is apart."""
+        who = self.maker
+        first = self.n_made == 0
+        self.n_made += 1
+        mine = who >= 0 and self.issuer_group[who] == self.group[node]
+        if mine and self.blocks[node] == self.may_block[who]:
+            mine = first if self.keep_first else self.label[node] == self.maker_label
+            if mine:
+                self.follower[task] = self.kept[who]
+                self.kept[who] = task
+                return
+        queue = 2 * self.group[node] + self.blocks[node]
+        self.slots[self.queue_first[queue] + self.queue_tail[queue]] = task
+        self.queue_tail[queue] += 1
+
     def done_with(self, task: int) -> None:
         """Count a task less in flight: it was computed, or issued where that is enough."""
         if self.most_in_flight:
@@ -323,7 +387,9 @@ class Run:
     # 2. Issue costs that are paid, and places in launch queues that came free.
 
     def pay(self) -> None:
-        """Go on with launches that were parked, then with what is paid for, in the order of issuers."""
+        """Go on with who waited for cores, launches that were parked, and what is paid for, by issuer."""
+        if self.cores_freed:
+            self.give_cores()
         for k in range(self.n_placed):
             task = self.placed[k]
             self.launch(task, self.node_of(task))
@@ -332,10 +398,41 @@ class Run:
             task = self.paid[k]
             node = self.node_of(task)
             if self.executed[node]:
-                self.begin(task, node, self.now)
+                self.execute(task, node)
             elif self.find_place(task, node):
                 self.launch(task, node)
         self.n_paid = 0
+
+    def execute(self, task: int, node: int) -> None:
+        """Let a worker execute what it took; where cores are counted, in turn when they are free."""
+        if self.counts_cores:
+            device = self.device[node]
+            need = self.cores[node]
+            if need and (self.waits[device] >= 0 or need > self.free_cores[device]):
+                self.wait[task] = RESOURCES
+                self.follower[task] = -1
+                if self.waits[device] < 0:
+                    self.waits[device] = task
+                else:
+                    self.follower[self.waits_last[device]] = task
+                self.waits_last[device] = task
+                return
+            self.free_cores[device] -= need
+        self.begin(task, node, self.now)
+
+    def give_cores(self) -> None:
+        """Start who waited for cores that came free, first come, first served."""
+        self.cores_freed = False
+        for device in range(self.n_devices):
+            task = self.waits[device]
+            while task >= 0:
+                node = self.node_of(task)
+                if self.cores[node] > self.free_cores[device]:
+                    break
+                self.free_cores[device] -= self.cores[node]
+                self.waits[device] = self.follower[task]
+                self.begin(task, node, self.now)
+                task = self.waits[device]
 
     def launch(self, task: int, node: int) -> None:
         """Put a launch on its stream; its issuer goes on, unless it holds it until it ends."""
@@ -421,7 +518,11 @@ class Run:
         """Return the task that `who`, which is free, takes now; -1: none."""
         queue = self.issuer_queue[who]
         first = self.queue_first[queue]
-        if self.fifo:
+        if self.keeping and self.kept[who] >= 0:
+            task = self.kept[who]
+            self.kept[who] = self.follower[task]
+            self.issuer[task] = who
+        elif self.fifo:
             if self.queue_head[queue] == self.queue_tail[queue]:
                 return -1
             task = self.slots[first + self.queue_head[queue]]
@@ -489,7 +590,7 @@ class Run:
             if cost:
                 self.spend(task, who, cost)
             else:
-                self.begin(task, node, self.now)
+                self.execute(task, node)
         elif cost:
             self.occupy(who)
             self.spend(task, who, cost)
@@ -561,15 +662,36 @@ class Run:
             if at > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH
+                if self.partition[lane] >= 0:  # then others may come before it
+                    self.wake(lane, at)
+                    continue
             else:
                 at = self.now
             self.head[lane] = self.follower[task]
             self.busy[lane] = 1
-            self.begin(task, self.node_of(task), at)
+            if self.partition[lane] >= 0:
+                self.begin_on_sms(task, self.node_of(task), self.partition[lane])
+            else:
+                self.begin(task, self.node_of(task), at)
         self.n_touched = 0
+
+    def wake(self, lane: int, at: int) -> None:
+        """Look at a stream again later. Its number in the heap of events comes after those of tasks."""
+        if self.waking[lane] != at:
+            self.waking[lane] = at
+            self.schedule(2 * at, self.n_tasks + lane)
 
     def begin(self, task: int, node: int, at: int) -> None:
         """Start a task, now or later, that nothing can hold up any more."""
+        ns = self.ns[task] if self.drawn else self.ns[node]
+        self.note_start(task, at)
+        if ns:
+            self.schedule(2 * (at + ns), task)
+        else:
+            self.schedule(2 * at + 1, task)
+
+    def note_start(self, task: int, at: int) -> None:
+        """Put down when a task starts, now or later."""
         self.start[task] = at
         if at > self.now:
             self.turn[task] = 1 + self.stream[task]
@@ -582,11 +704,126 @@ class Run:
                 self.tangled = True
             self.rows[fresh] = task
             self.n_fresh += 1
+
+    # SMs of a GPU, which kernels get in the order of their arrival (see `devices.processor.leftover`).
+
+    def begin_on_sms(self, task: int, node: int, partition: int) -> None:
+        """Start a kernel whose loads get the SMs of a partition as they come free."""
         ns = self.ns[task] if self.drawn else self.ns[node]
-        if ns:
-            self.schedule(2 * (at + ns), task)
+        if ns == 0:
+            self.begin(task, node, self.now)
+            return
+        first = partition * WIDTH
+        n = self.n_instants[partition]
+        if n > 1 and self.instant[first + n - 1] > self.now:
+            at = max(self.instant[first], self.now)
+            end = self.dispatch_staggered(partition, self.loads[node], self.waves[node], ns)
         else:
-            self.schedule(2 * at + 1, task)
+            at = max(self.instant[first], self.now)
+            end = self.dispatch(partition, at, self.loads[node], self.waves[node], ns)
+        if at > self.now:
+            self.wait[task] = RESOURCES
+        self.note_start(task, at)
+        self.schedule(2 * end, task)
+
+    def dispatch(self, partition: int, at: int, loads: int, waves: int, ns: int) -> int:
+        """Give a kernel the SMs of a partition, all of which come free at one time; return when it ends."""
+        first = partition * WIDTH
+        sms = 0
+        for k in range(first, first + self.n_instants[partition]):
+            sms += self.free_sms[k]
+        rounds = loads // sms
+        rest = loads % sms
+        last = at + (rounds * ns + waves - 1) // waves
+        end = last
+        if rest:
+            end = at + ((rounds + 1) * ns + waves - 1) // waves
+        self.n_instants[partition] = 1
+        self.instant[first] = end
+        self.free_sms[first] = sms
+        if end > last:
+            self.n_instants[partition] = 2
+            self.instant[first] = last
+            self.free_sms[first] = sms - rest
+            self.instant[first + 1] = end
+            self.free_sms[first + 1] = rest
+        return end
+
+    def dispatch_staggered(self, partition: int, loads: int, waves: int, ns: int) -> int:
+        """Do so where they come free at several times; in units of 1 / waves ns, a load takes `ns`."""
+        first = partition * WIDTH
+        n = self.n_instants[partition]
+        left = 0
+        total = 0
+        last = n - 1
+        while last >= 0:  # else all is dispatched before the last of these come free
+            at = max(self.instant[first + last], self.now) * waves
+            left = loads
+            total = 0
+            for k in range(last + 1):
+                begin = max(self.instant[first + k], self.now) * waves
+                rounds = (at - begin + ns - 1) // ns
+                left -= rounds * self.free_sms[first + k]
+                total += self.free_sms[first + k]
+                self.turn_at[k] = begin + rounds * ns
+                self.turn_sms[k] = self.free_sms[first + k]
+            if left > 0:
+                break
+            last -= 1
+        sort_pairs(self.turn_at, self.turn_sms, last + 1)
+        n_after = 0
+        for k in range(last + 1, n):
+            self.after_at[n_after] = self.instant[first + k]
+            self.after_sms[n_after] = self.free_sms[first + k]
+            n_after += 1
+        full = left // total
+        rest = left % total
+        end = 0
+        for k in range(last + 1):
+            sms = self.turn_sms[k]
+            end_of_full = self.turn_at[k] + full * ns
+            if rest < sms:
+                self.after_at[n_after] = (end_of_full + waves - 1) // waves
+                self.after_sms[n_after] = sms - rest
+                n_after += 1
+                if rest == 0:
+                    end = max(end, end_of_full)
+                    continue
+                sms = rest
+            rest -= sms  # these take one more
+            end = end_of_full + ns
+            self.after_at[n_after] = (end + waves - 1) // waves
+            self.after_sms[n_after] = sms
+            n_after += 1
+        sort_pairs(self.after_at, self.after_sms, n_after)
+        self.keep_few(partition, n_after)
+        return (end + waves - 1) // waves
+
+    def keep_few(self, partition: int, n_after: int) -> None:
+        """Add up what comes free at the same time, and merge the nearest times when there are too many."""
+        first = partition * WIDTH
+        n = 0
+        for k in range(n_after):
+            if n and self.instant[first + n - 1] == self.after_at[k]:
+                self.free_sms[first + n - 1] += self.after_sms[k]
+            else:
+                self.instant[first + n] = self.after_at[k]
+                self.free_sms[first + n] = self.after_sms[k]
+                n += 1
+        while n > GROUPS:
+            near = first
+            for k in range(first, first + n - 1):
+                if self.instant[k + 1] - self.instant[k] < self.instant[near + 1] - self.instant[near]:
+                    near = k
+            sms = self.free_sms[near] + self.free_sms[near + 1]
+            area = self.instant[near] * self.free_sms[near] + self.instant[near + 1] * self.free_sms[near + 1]
+            self.instant[near] = (area + sms - 1) // sms
+            self.free_sms[near] = sms
+            for k in range(near + 1, first + n - 1):
+                self.instant[k] = self.instant[k + 1]
+                self.free_sms[k] = self.free_sms[k + 1]
+            n -= 1
+        self.n_instants[partition] = n
 
     # The rows of the trace.
 
@@ -635,7 +872,9 @@ class Run:
             self.net.n_ended = 0
         while self.n_events and self.event_key[0] == key:
             task = self.pop_event()
-            if self.start[task] < 0:
+            if task >= self.n_tasks:
+                self.touch(task - self.n_tasks)
+            elif self.start[task] < 0:
                 self.paid[self.n_paid] = task
                 self.n_paid += 1
             else:
@@ -789,3 +1028,17 @@ def sift_down(column: Column, at: int, n: int) -> None:
         column[at] = column[kid]
         at = kid
     column[at] = value
+
+
+def sort_pairs(first: Column, second: Column, n: int) -> None:
+    """Sort a few pairs."""
+    for k in range(1, n):
+        a = first[k]
+        b = second[k]
+        at = k
+        while at > 0 and (first[at - 1] > a or (first[at - 1] == a and second[at - 1] > b)):
+            first[at] = first[at - 1]
+            second[at] = second[at - 1]
+            at -= 1
+        first[at] = a
+        second[at] = b

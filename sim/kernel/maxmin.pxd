@@ -11,18 +11,18 @@ ctypedef long long i64
 cdef i64 LIMIT
 cdef i64 IDLE, PRESUMED, OPEN
 
-cdef i64 gcd(i64 a, i64 b) noexcept
+cpdef i64 gcd(i64 a, i64 b) noexcept
 
 @cython.locals(left=i128, right=i128)
 cdef bint not_above(i64 n, i64 d, i64 other_n, i64 other_d) noexcept
 
 @cython.final
 cdef class MaxMin:
-    cdef public i64 status, n_changed, n_marked, size
+    cdef public i64 status, n_changed, n_marked, n_touched, size
     cdef public i64[::1] slack_n, slack_d, open_flows, held, head, level_n, level_d
     cdef public i64[::1] first, links, route_of, after, before
     cdef public i64[::1] flows, counted, state, rate_n, rate_d, at, is_marked, marked, changed
-    cdef public i64[::1] heap, place, key_n, key_d, fills
+    cdef public i64[::1] heap, place, key_n, key_d, fills, touched, is_touched
 
     cpdef void count(self, i64 route, i64 more) noexcept
 
@@ -31,6 +31,13 @@ cdef class MaxMin:
 
     @cython.locals(begin=i64, end=i64, flows=i64, counted=i64, hop=i64, link=i64, head=i64, after=i64, before=i64)
     cdef void _open(self, i64 route) noexcept
+
+    @cython.locals(i=i64, link=i64)
+    cdef i64 _asked(self) noexcept
+
+    cdef void _touch(self, i64 link) noexcept
+
+    cdef void _note(self, i64 route) noexcept
 
     @cython.locals(had=i64, common=i64, rest=i64, top=i128, more=i128, bottom=i128)
     cdef void _spare(self, i64 link, i64 flows, i64 n, i64 d) noexcept

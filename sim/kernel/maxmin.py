@@ -1,4 +1,5 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
 """Max-min fair rates that follow changes: only what a change can reach is solved anew.
 
 An allocation is max-min fair if and only if every route has a *bottleneck* among its links: a full link on
@@ -22,8 +23,11 @@ This is plain Python on int64 columns; `maxmin.pxd` gives Cython the types.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
+
+import numpy as np
+
+from sim.graph import IntArray
 
 __all__ = ["MaxMin"]
 
@@ -33,9 +37,18 @@ LIMIT = 1 << 62
 IDLE, PRESUMED, OPEN = 0, 1, 2
 
 
-def zeros(n: int) -> array[int]:
-    """Return a column of n zeros."""
-    return array("q", bytes(8 * n))
+COMPILED = not __file__.endswith(".py")
+
+
+def column(values: Sequence[int] | IntArray) -> MutableSequence[int]:
+    """Return a column: 64 bits an entry where this is compiled, else a list, which Python reads faster."""
+    entries = np.array(values, np.int64)
+    return entries if COMPILED else entries.tolist()  # type: ignore[return-value]
+
+
+def zeros(n: int) -> MutableSequence[int]:
+    """Return a column of n zeros; memory that is never written to costs nothing where this is compiled."""
+    return np.zeros(n, np.int64) if COMPILED else [0] * n  # type: ignore[return-value]
 
 
 def gcd(a: int, b: int) -> int:
@@ -91,20 +104,21 @@ class MaxMin:
         n_links, n_routes, n_hops = len(capacity), len(first) - 1, len(links)
         self.status = 0
         # Links. Slack is what no route with a rate uses; open flows have no rate yet.
-        self.slack_n, self.slack_d = array("q", capacity), array("q", [1] * n_links)
-        self.open_flows, self.held, self.head = zeros(n_links), zeros(n_links), array("q", [-1] * n_links)
-        self.level_n, self.level_d = zeros(n_links), array("q", [1] * n_links)
+        self.slack_n, self.slack_d = column(capacity), column([1] * n_links)
+        self.open_flows, self.held, self.head = zeros(n_links), zeros(n_links), column([-1] * n_links)
+        self.level_n, self.level_d = zeros(n_links), column([1] * n_links)
         # Routes, and hops: the entries of `links`, each in the list of the active routes of its link.
-        self.first, self.links = array("q", first), array("q", links)
-        self.route_of = array("q", [r for r in range(n_routes) for _ in range(first[r], first[r + 1])])
+        self.first, self.links = column(first), column(links)
+        self.route_of = column([r for r in range(n_routes) for _ in range(first[r], first[r + 1])])
         self.after, self.before = zeros(n_hops), zeros(n_hops)
         self.flows, self.counted, self.state = zeros(n_routes), zeros(n_routes), zeros(n_routes)
-        self.rate_n, self.rate_d = zeros(n_routes), array("q", [1] * n_routes)
-        self.at = array("q", [-1] * n_routes)
+        self.rate_n, self.rate_d = zeros(n_routes), column([1] * n_routes)
+        self.at = column([-1] * n_routes)
         self.is_marked, self.marked, self.changed = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.n_marked = self.n_changed = 0
         # A heap of links by the level at which they ask for attention.
-        self.heap, self.place, self.size = zeros(n_links), array("q", [-1] * n_links), 0
+        self.heap, self.place, self.size = zeros(n_links), column([-1] * n_links), 0
+        self.touched, self.is_touched, self.n_touched = zeros(n_links), zeros(n_links), 0
         self.key_n, self.key_d, self.fills = zeros(n_links), zeros(n_links), zeros(n_links)
 
     def count(self, route: int, more: int) -> None:
@@ -120,17 +134,44 @@ class MaxMin:
         self.n_changed = 0
         for i in range(self.n_marked):
             route = self.marked[i]
-            self.is_marked[route] = 0
-            self._open(route)
-        self.n_marked = 0
-        while self.size and not self.status:
+            if self.flows[route] != self.counted[route]:
+                self._open(route)
+        while self._asked() and not self.status:
             link = self.heap[0]
             if self.fills[link]:
                 if not self._open_higher(link):
                     self._fill(link)
             else:
                 self._open_held(link)
+        for i in range(self.n_marked):
+            route = self.marked[i]
+            if self.is_marked[route]:  # as many came as went
+                self._note(route)
+        self.n_marked = 0
         return self.status
+
+    def _asked(self) -> int:
+        """Let the links that were touched ask; return how many do."""
+        for i in range(self.n_touched):
+            link = self.touched[i]
+            self.is_touched[link] = 0
+            self._ask(link)
+        self.n_touched = 0
+        return self.size
+
+    def _touch(self, link: int) -> None:
+        """Put down that a link may ask for attention at another level, or not any more."""
+        if not self.is_touched[link]:
+            self.is_touched[link] = 1
+            self.touched[self.n_touched] = link
+            self.n_touched += 1
+
+    def _note(self, route: int) -> None:
+        """Put down that a route may have another rate."""
+        self.is_marked[route] = 0
+        if self.flows[route]:
+            self.changed[self.n_changed] = route
+            self.n_changed += 1
 
     def _open(self, route: int) -> None:
         """Take a route's rate away, if it has one, and let its links look for a new one if it has flows."""
@@ -162,11 +203,9 @@ class MaxMin:
             if counted:
                 self._spare(link, counted, self.rate_n[route], self.rate_d[route])
             self.open_flows[link] += flows
-            self._ask(link)
+            self._touch(link)
         self.counted[route] = 0
-        if flows:
-            self.changed[self.n_changed] = route
-            self.n_changed += 1
+        self._note(route)
 
     def _spare(self, link: int, flows: int, n: int, d: int) -> None:
         """Add `flows` times n / d, which may be negative, to the slack of a link."""
@@ -274,9 +313,8 @@ class MaxMin:
                 self.open_flows[used] -= flows
                 if used != link:
                     self._spare(used, -flows, n, d)
-                    self._ask(used)
+                self._touch(used)
         self.slack_n[link], self.slack_d[link] = 0, 1
-        self._ask(link)
 
     def _sift(self, link: int, place: int) -> None:
         """Let a link find its place in the heap, from a place that is its own to fill."""

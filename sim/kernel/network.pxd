@@ -1,12 +1,10 @@
 # What Cython compiles `network.py` with.
 cimport cython
 
-from sim.kernel.maxmin cimport MaxMin, i64, i128
+from sim.kernel.maxmin cimport MaxMin, gcd, i64, i128
 
 cdef i64 NEVER, TOO_LARGE, TIE, LIMIT, LARGEST, MASK, BITS
 cdef i128 WIDE
-
-cdef i64 gcd(i64 a, i64 b) noexcept
 
 @cython.final
 cdef class Net:
@@ -16,14 +14,14 @@ cdef class Net:
     cdef public i64[::1] task, move, free, ended, begun, due, before, behind, front, back
     cdef public i64[::1] timer_ns, timer
     cdef public i64[::1] virtual, virtual_1, virtual_2, speed_n, speed_d, since_ns, rounded, common_1, common_2
-    cdef public i64[::1] root, tag, tag_1, tag_2, child, sibling, on
+    cdef public i64[::1] root, tag, tag_1, tag_2, child, sibling, flowing
     cdef public i64[::1] end_ns, end, end_place
 
     @cython.locals(slot=i64, way=i64, before=i64, place=i64, k=i64, key=i64)
     cpdef void start(self, i64 task, i64 move, i64 now) noexcept
     @cython.locals(over=i64, i=i64, slot=i64)
     cpdef void advance(self, i64 now) noexcept
-    @cython.locals(rates=MaxMin, i=i64, route=i64)
+    @cython.locals(rates=MaxMin, i=i64, route=i64, n=i64, d=i64)
     cpdef void settle(self, i64 now) noexcept
     @cython.locals(at=i64)
     cdef void _look_ahead(self) noexcept

@@ -1,7 +1,8 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
 """The network of a run on columns: serial links, copy engines, latency, and links shared max-min fairly.
 
-It does what `devices.network.carrier.Carrier` does, to the nanosecond, for the loop of the kernel, which says::
+It does to the nanosecond what `devices.network.carrier.Carrier` does. The loop of the kernel says::
 
     net.start(task, move, now)    a transfer is ready: it begins now, or when what it holds is free
     net.next_ns                   when something happens next (NEVER: nothing is on its way)
@@ -26,9 +27,7 @@ long as the denominator is small enough; where it is not, and only then, `status
 
 from __future__ import annotations
 
-from array import array
-
-from sim.kernel.maxmin import MaxMin
+from sim.kernel.maxmin import MaxMin, column, gcd, zeros
 from sim.kernel.routes import LARGEST, NEVER, Routes
 
 __all__ = ["Net"]
@@ -40,18 +39,6 @@ MASK = LIMIT - 1
 BITS = 62
 WIDE = LIMIT
 WIDE <<= BITS
-
-
-def column(n: int, value: int = 0) -> array[int]:
-    """Return a column of n times the same value."""
-    return array("q", [value]) * n
-
-
-def gcd(a: int, b: int) -> int:
-    """Return the greatest common divisor of two numbers that are not negative."""
-    while b:
-        a, b = b, a % b
-    return a
 
 
 class Net:
@@ -93,36 +80,34 @@ class Net:
         n_keys = max(routes.held, default=-1) + 1
         self.status = 0
         self.next_ns = NEVER
-        self.way, self.work = array("q", routes.way), array("q", routes.work)
-        self.alone_ns, self.latency_ns = array("q", routes.alone_ns), array("q", routes.latency_ns)
-        self.route, self.held_first = array("q", routes.route), array("q", routes.held_first)
-        self.held = array("q", routes.held)
+        self.way, self.work = column(routes.way), column(routes.work)
+        self.alone_ns, self.latency_ns = column(routes.alone_ns), column(routes.latency_ns)
+        self.route, self.held_first = column(routes.route), column(routes.held_first)
+        self.held = column(routes.held)
         self.rates = MaxMin(routes.capacity, routes.first, routes.links)
         # Slots: transfers on their way; a free one is used again, so that few are touched.
-        self.task, self.move, self.free = column(most), column(most), column(most)
+        self.task, self.move, self.free = zeros(most), zeros(most), zeros(most)
         self.n_slots = self.n_free = 0
-        self.ended, self.begun = column(most), column(most)
+        self.ended, self.begun = zeros(most), zeros(most)
         self.n_ended = self.n_begun = 0
-        self.due, self.n_due = column(most), 0
-        # Queues for what is held; a slot stands in those of its keys, at `places` times its number, and so on.
-        self.places = max(
-            (routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0
-        )
-        self.before, self.behind = column(most), column(most * self.places)
-        self.front, self.back = column(n_keys, -1), column(n_keys, -1)
+        self.due, self.n_due = zeros(most), 0
+        # Queues for what is held; a slot stands in those of its keys, with as many places as a way has keys.
+        self.places = max((routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0)
+        self.before, self.behind = zeros(most), zeros(most * self.places)
+        self.front, self.back = column([-1] * n_keys), column([-1] * n_keys)
         # A heap of what is foreseen for certain: first bytes, and last bytes of those that are alone.
-        self.timer_ns, self.timer, self.n_timers = column(most), column(most), 0
+        self.timer_ns, self.timer, self.n_timers = zeros(most), zeros(most), 0
         # Routes in virtual time: whole units and two times 62 bits after the point.
-        self.virtual, self.virtual_1, self.virtual_2 = column(n_routes), column(n_routes), column(n_routes)
-        self.speed_n, self.speed_d = column(n_routes), column(n_routes, 1)
-        self.since_ns, self.rounded = column(n_routes), column(n_routes)
-        self.common_1, self.common_2 = column(n_routes, 1), column(n_routes, 1)
+        self.virtual, self.virtual_1, self.virtual_2 = zeros(n_routes), zeros(n_routes), zeros(n_routes)
+        self.speed_n, self.speed_d = zeros(n_routes), column([1] * n_routes)
+        self.since_ns, self.rounded = zeros(n_routes), zeros(n_routes)
+        self.common_1, self.common_2 = column([1] * n_routes), column([1] * n_routes)
         # Flows by tag: a pairing heap for each route.
-        self.root = column(n_routes, -1)
-        self.tag, self.tag_1, self.tag_2 = column(most), column(most), column(most)
-        self.child, self.sibling, self.on = column(most), column(most), column(most, -1)
+        self.root = column([-1] * n_routes)
+        self.tag, self.tag_1, self.tag_2 = zeros(most), zeros(most), zeros(most)
+        self.child, self.sibling, self.flowing = zeros(most), zeros(most), zeros(most)
         # A heap of routes by the time at which their first flow ends.
-        self.end_ns, self.end, self.end_place = column(n_routes), column(n_routes), column(n_routes, -1)
+        self.end_ns, self.end, self.end_place = zeros(n_routes), zeros(n_routes), column([-1] * n_routes)
         self.n_ends = 0
 
     # -- what the loop says
@@ -180,10 +165,11 @@ class Net:
                 return
             for i in range(rates.n_changed):
                 route = rates.changed[i]
-                self._advance_route(route, now)
-                self.speed_n[route] = rates.rate_n[route]
-                self.speed_d[route] = rates.rate_d[route]
-                self._foresee(route, now)
+                n, d = rates.rate_n[route], rates.rate_d[route]
+                if n != self.speed_n[route] or d != self.speed_d[route] or self.since_ns[route] == now:
+                    self._advance_route(route, now)
+                    self.speed_n[route], self.speed_d[route] = n, d
+                    self._foresee(route, now)
             self._look_ahead()
 
     def _look_ahead(self) -> None:
@@ -236,7 +222,7 @@ class Net:
         self.tag[slot] = self.virtual[route] + self.work[self.move[slot]]
         self.tag_1[slot], self.tag_2[slot] = self.virtual_1[route], self.virtual_2[route]
         self.child[slot] = self.sibling[slot] = -1
-        self.on[slot] = route
+        self.flowing[slot] = 1 + route
         self.root[route] = slot if self.root[route] < 0 else self._meld(self.root[route], slot)
         self.rates.count(route, 1)
 
@@ -302,7 +288,7 @@ class Net:
         past = self.virtual[route]
         self.virtual[route] = 0
         for slot in range(self.n_slots):
-            if self.on[slot] == route:
+            if self.flowing[slot] == 1 + route:
                 self.tag[slot] -= past
 
     def _is_decided(self, route: int, more: int) -> bool:
@@ -389,7 +375,7 @@ class Net:
         slot = self.root[route]
         while slot >= 0 and self._is_over(slot, route):
             self._note(slot)
-            self.on[slot] = -1
+            self.flowing[slot] = 0
             over += 1
             slot = self._without_root(slot)
         self.root[route] = slot

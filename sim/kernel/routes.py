@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+
+from sim.graph import IntArray
 
 if TYPE_CHECKING:
     from sim.job import Job
@@ -40,16 +43,16 @@ class Routes(NamedTuple):
         Units of work a ns of each shared link.
     """
 
-    way: list[int]
-    work: list[int]
-    alone_ns: list[int]
-    latency_ns: list[int]
-    held_first: list[int]
-    held: list[int]
-    route: list[int]
-    first: list[int]
-    links: list[int]
-    capacity: list[int]
+    way: Sequence[int] | IntArray
+    work: Sequence[int] | IntArray
+    alone_ns: Sequence[int] | IntArray
+    latency_ns: Sequence[int]
+    held_first: Sequence[int]
+    held: Sequence[int]
+    route: Sequence[int]
+    first: Sequence[int]
+    links: Sequence[int]
+    capacity: Sequence[int]
 
 
 @runtime_checkable

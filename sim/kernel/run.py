@@ -12,7 +12,7 @@ from sim.job import Job
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
 from sim.kernel.compiled import load
-from sim.kernel.layout import columns, no_order, obstacle, routes_of
+from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
 from sim.order import order_of
 from sim.policy import Policy
 from sim.trace import Trace, Wait
@@ -59,6 +59,9 @@ def run(
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)
+    shared = shared_of(job)
+    if isinstance(shared, str):
+        return shared
     flow = make_flow(job)
     routes = routes_of(job, flow)
     if isinstance(routes, str):
@@ -66,7 +69,7 @@ def run(
     loop, network = (source, network_source) if pure else (load("loop"), load("network"))
     lists = loop is source
     kernel = loop.Run()
-    for name, value in columns(job, flow, policy, order).items():
+    for name, value in columns(job, flow, policy, order, shared).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
@@ -102,11 +105,15 @@ def _transfers(job: Job, flow: Flow, kernel: source.Run) -> dict[str, IntArray]:
     """Return the columns of the transfers, in the order of starts."""
     n = flow.n_nodes
     id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
-    times = {name: np.asarray(getattr(kernel, name), np.int64)[id] for name in ("turn", "ready", "start", "end")}
+    times = {
+        name: np.asarray(getattr(kernel, name), np.int64)[id] for name in ("turn", "ready", "start", "end")
+    }
     order = np.lexsort((times["turn"], times["start"]))
     id = id[order]
     iteration, node = np.divmod(id, n)
     moved = {"id": id, "iteration": iteration}
     moved |= {f"{name}_ns": times[name][order] for name in ("ready", "start", "end")}
     which = node - flow.n_ops
-    return moved | {name: getattr(flow, name)[which] for name in ("tensor", "source", "destination", "nbytes")}
+    return moved | {
+        name: getattr(flow, name)[which] for name in ("tensor", "source", "destination", "nbytes")
+    }
