@@ -41,7 +41,7 @@ class Memory(Protocol):
         """
 
     def freed(self) -> bool:
-        """Whether an `acquire` freed anything since this was last asked: what its task is the last to read."""
+        """Whether an `acquire` freed anything since this was last asked: what its task read last."""
 
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
