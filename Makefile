@@ -52,7 +52,7 @@ format: $(READY)  ## Format the code and repair what the linter can
 bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
 	$(BIN)/python -m pytest benchmarks -n 0 -o python_files="bench_*.py test_*.py"
 
-# SAMPLE=200 mutants at most, SECONDS=900 at most; SEED=1 draws others.
+# ARGS="--sample 60 --seconds 300 --seed 1 policies/issue" takes fewer, others, of a folder or file.
 mutants: $(READY)  ## Change the code at random, and see whether a test notices (nightly)
 	$(BIN)/python -m pip install --quiet "cosmic-ray>=8"
 	$(BIN)/python tools/mutants.py $(ARGS)

@@ -135,7 +135,8 @@ def once(machine: Machine, graph: Graph, pure: bool) -> Measured:
     order = order_of(policy, job)
     routes = routes_of(job, flow)
     assert order is not None
-    assert routes is not None and not isinstance(routes, str)
+    assert routes is not None
+    assert not isinstance(routes, str)
     loop, network = (loop_source, network_source) if pure else (load("loop"), load("network"))
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order).items():
@@ -181,7 +182,8 @@ def main() -> None:
     parser.add_argument("--only", help="the case to run")
     given = parser.parse_args()
     print(
-        "| case | kernel | tasks | on their way | M tasks/s | raw timeouts a task | |\n|---|---|---:|---:|---:|---:|---|"
+        "| case | kernel | tasks | on their way | M tasks/s | raw timeouts a task | |\n"
+        "|---|---|---:|---:|---:|---:|---|"
     )
     for name, case in CASES.items():
         if given.only not in (None, name):

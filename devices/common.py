@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from devices.fields import DEFAULT
+from sim.details import Details
 from sim.errors import InputError
 from sim.units import format_bytes
 
 __all__ = ["common_arguments"]
+
+
+_DETAILS: Final = {
+    "sms_in_use": "sms",
+    "graph_launch": "graph_launch_ns",
+    "graph_gap": "graph_gap_ns",
+    "event_record": "event_record_ns",
+    "event_wait": "event_wait_ns",
+    **{
+        name: name
+        for name in (
+            *("dram_bytes_per_s", "partition_sms", "partition_of", "stream_priorities", "max_resident"),
+            *("blocks_per_sm", "fitted_grids", "legacy_stream", "copy_engines", "virtual_devices", "units"),
+            *("queues_per_core", "default_dtype", "oversubscription_cost"),
+        )
+    },
+}
+"""Key of a description, once read -> attribute of `sim.details.Details`."""
 
 
 def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +71,9 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "queue_depth": values.get("queue_depth"),
         "memory_bytes": memory,
         "supports": None if supports is None else frozenset(supports),
-        "details": {key: value for key, value in values.items() if key not in ("preset", "sources")},
+        "details": Details(
+            **{name: values[key] for key, name in _DETAILS.items() if values.get(key) is not None}
+        ),
     }
 
 

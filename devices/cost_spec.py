@@ -17,21 +17,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from devices.cost.calibration import load_tables
-from devices.cost.fitted import FittedCosts, fits, load_fit
-from devices.cost.parameters import with_values
 from devices.cost.roofline import KindEfficiency
 from devices.costing import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost, dtype_name
 from devices.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
-from devices.memory.scratchpad import ALIGNMENT_BYTES
-from devices.tiled import TiledCost
 from sim import plugins
 from sim.errors import InputError, located
 from sim.model import CostModel
 from sim.options import require_call
 from sim.units import round_half_up
+
+if TYPE_CHECKING:
+    from devices.cost.fitted import FittedCosts
+    from devices.tiled import TiledCost
 
 __all__ = ["make_cost"]
 
@@ -93,6 +92,8 @@ def make_cost(
             scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
             return FixedCost(scaled.pop(DEFAULT, None), scaled)
         if name == "table":
+            from devices.cost.calibration import load_tables
+
             files = [parameters] if isinstance(parameters, str) else parameters
             with located("table"):
                 files = TYPES["words"].read(files)
@@ -121,6 +122,9 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
 
 def _fitted(spec: object) -> FittedCosts:
     """Return the fitted models of a device, with some of their parameters replaced."""
+    from devices.cost.fitted import fits, load_fit
+    from devices.cost.parameters import with_values
+
     if not isinstance(spec, Mapping):
         return load_fit(TYPES["word"].read(spec))
     given = read_fields(spec, _FITTED)
@@ -191,6 +195,9 @@ def _hardware(values: Mapping[str, Any]) -> str:
 
 def _tiles(values: Mapping[str, Any]) -> TiledCost:
     """Return the model of one core with its share of everything."""
+    from devices.memory.scratchpad import ALIGNMENT_BYTES
+    from devices.tiled import TiledCost
+
     cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
 
     def rates(name: str) -> dict[str, Fraction | None]:

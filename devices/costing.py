@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.fitted import FittedCosts
-from devices.cost.gemm import gemm_blocks
 from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
-from devices.cost.table import CostTable
-from devices.cost.unreliable import may_take_twice
 from devices.fields import DEFAULT
 from sim.graph import UNSET, Graph, IntArray
 from sim.model import CostModel, Device
+
+if TYPE_CHECKING:
+    from devices.cost.fitted import FittedCosts
+    from devices.cost.table import CostTable
 
 __all__ = ["FirstCost", "FittedCost", "FixedCost", "RooflineCost", "TableCost", "dtype_name"]
 
@@ -145,6 +145,8 @@ class RooflineCost(CostModel):
         found = np.zeros(len(graph), np.bool_)
         if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
             return found
+        from devices.cost.unreliable import may_take_twice
+
         nbytes = graph.bytes_read + graph.bytes_written
         for rows, kind, peak in self._roofs(graph):
             if kind not in self.by_kind:
@@ -224,7 +226,7 @@ class FittedCost(CostModel):
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 for an op that no model fits."""
         duration_ns = np.full(len(graph), UNSET)
-        sm_count: int = device.details.get("sms_in_use") or 132
+        sm_count = device.details.sms or 132
         fits = _in_half_precision(graph)
         for kind, axes, model in (
             ("matmul", ["m", "n", "k"], self.fitted.gemm_ns),
@@ -238,8 +240,10 @@ class FittedCost(CostModel):
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
+        from devices.cost.gemm import gemm_blocks
+
         blocks = np.full(len(graph), UNSET)
-        sm_count: int = device.details.get("sms_in_use") or 132
+        sm_count = device.details.sms or 132
         fits = _in_half_precision(graph)
         for kind in ("matmul", "gemm"):
             ops, sizes = _shapes(graph, kind, ["m", "n", "k"], fits)

@@ -14,11 +14,16 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
-from devices.memory.spec import read_sizes
 from sim import units
 from sim.errors import InputError, located
 
 __all__ = ["TYPES", "Type", "read_mapping"]
+
+
+def _read_sizes(value: object) -> Any:
+    from devices.memory.spec import read_sizes  # brings all allocators along, and few machines cut memory
+
+    return read_sizes(value)
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "integers": Type(_list_of(_integer), "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
     "counts by name": Type(_counts, "{a: 64, b: 68}"),
-    "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}"),
+    "sizes": Type(_read_sizes, "{train: 50GB, serve: 20GB}"),
     "mapping": Type(read_mapping, "{...}"),
     "anything": Type(_anything, "..."),
 }

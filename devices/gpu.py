@@ -20,8 +20,6 @@ from typing import Any
 
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
-from devices.processor.bound import least_ns
-from devices.processor.sharing import processor_of
 from sim.errors import InputError, UnknownNameError
 from sim.model import Device
 from sim.plugins import NOWHERE, Origin
@@ -64,19 +62,33 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
         raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
     if len(values.get("stream_priorities", ())) > streams:
         raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
-    values = {**values, "sms_in_use": used, **_partitions(name, values, used, streams)}
+    dram = values["bandwidth"] if sharing == "sm+dram" else None
+    values = {
+        **values,
+        "sms_in_use": used,
+        "dram_bytes_per_s": dram,
+        **_partitions(name, values, used, streams),
+    }
     alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
-    processor = None if alone else processor_of(values, streams)
+    processor = least = None
+    if not alone and sharing != "none":
+        from devices.processor.bound import least_ns
+        from devices.processor.sharing import processor_of
+
+        processor = processor_of(values, streams)
+        least = None if processor is None else least_ns
     return Device(
         **common_arguments(name, values),
         streams=streams,
         cost=make_cost(values, peak_share=share, origin=origin),
         processor=processor,
-        least_ns=None if processor is None else least_ns,
+        least_ns=least,
     )
 
 
-def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams: int) -> dict[str, list[int]]:
+def _partitions(
+    name: str, values: Mapping[str, Any], used: int | None, streams: int
+) -> dict[str, tuple[int, ...]]:
     """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
     partitions: Mapping[str, int] = values.get("partitions", {})
     if not partitions:
@@ -100,7 +112,10 @@ def _partitions(name: str, values: Mapping[str, Any], used: int | None, streams:
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)
-    return {"partition_sms": list(partitions.values()), "partition_of": [names.index(p) for p in given]}
+    return {
+        "partition_sms": tuple(partitions.values()),
+        "partition_of": tuple(names.index(p) for p in given),
+    }
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:

@@ -62,7 +62,7 @@ def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
     InputError
         A CUDA graph under a policy that waits for completion, or one that cannot be captured.
     """
-    if any(device.details.get("legacy_stream") for device in job.machine.devices):
+    if any(device.details.legacy_stream for device in job.machine.devices):
         job = with_legacy_streams(job)
     if not as_graph:
         return with_event_calls(job) if synchronisation == "issue" else job
@@ -117,14 +117,15 @@ def as_cuda_graphs(job: Job) -> Job:
             issue_ns[op] = eager_ns[op]
         elif d not in seen:
             seen.add(d)
-            issue_ns[op] = device.details.get("graph_launch", eager_ns[op])
+            own_ns = device.details.graph_launch_ns
+            issue_ns[op] = eager_ns[op] if own_ns is None else own_ns
     devices = tuple(
         replace(
             device,
             issue_ns=0,
             issue_ns_by_kind={},
             queue_depth=None,
-            gap_ns=device.details.get("graph_gap", device.gap_ns),
+            gap_ns=device.gap_ns if device.details.graph_gap_ns is None else device.details.graph_gap_ns,
         )
         if launched[d]
         else device
@@ -147,7 +148,7 @@ def with_legacy_streams(job: Job) -> Job:
     edges: list[tuple[int, int, int]] = []
     lane_of = (job.stream_of - np.array(machine.first_stream)[job.device_of]).tolist()
     for d, device in enumerate(machine.devices):
-        if not device.details.get("legacy_stream", False) or device.lanes == 1:
+        if not device.details.legacy_stream or device.lanes == 1:
             continue
         program = [op for op in job.order.tolist() if job.device_of[op] == d]
         last: dict[int, tuple[int, int]] = {}  # lane → (op, iteration) that was launched on it last
@@ -189,10 +190,8 @@ def with_event_calls(job: Job) -> Job:
     [6000, 8000, 7000]
     """
     devices = job.machine.devices
-    record, wait = (
-        np.array([0 if device.workers else device.details.get(key, 0) for device in devices])
-        for key in ("event_record", "event_wait")
-    )
+    record = np.array([0 if device.workers else device.details.event_record_ns for device in devices])
+    wait = np.array([0 if device.workers else device.details.event_wait_ns for device in devices])
     if not (record.any() or wait.any()):
         return job
     device_of, stream_of = job.device_of, job.stream_of

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from devices import cpu, gpu, npu
 from devices.common import common_arguments
 from devices.cost_spec import make_cost
 from devices.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
 from devices.links import make_links, matching
-from devices.network import make_network
 from devices.presets import device_preset, machine_preset
 from sim.errors import InputError, located
 from sim.model import Device, Host, Machine
@@ -30,7 +29,8 @@ from sim.plugins import Origin
 
 __all__ = ["described_devices", "make_device", "make_machine"]
 
-_BUILDERS: Final = {"cpu": cpu.build, "gpu": gpu.build, "npu": npu.build}
+_BUILDERS: Final = {kind: f"devices.{kind}" for kind in ("cpu", "gpu", "npu")}
+"""The module whose ``build`` makes a device of the kind; imported when a machine has one."""
 
 
 def make_device(
@@ -99,7 +99,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin) -> Device:
                 f"only {' and '.join(kinds)} devices have it, and {name} is a {kind}", path=(key,)
             )
     if family in _BUILDERS:
-        return _BUILDERS[family](name, values, origin)
+        device: Device = import_module(_BUILDERS[family]).build(name, values, origin)
+        return device
     cost = make_cost(values, origin=origin)
     return Device(**common_arguments(name, values), streams=values.get("streams", 1), cost=cost)
 
@@ -175,7 +176,11 @@ def make_machine(
     for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
         with located("machine", "hosts", name):
             hosts.append(_make_host(name, host, names))
-    return Machine(tuple(devices), links, tuple(hosts), make_network if links else None)
+    if not links:
+        return Machine(tuple(devices), links, tuple(hosts))
+    from devices.network import make_network
+
+    return Machine(tuple(devices), links, tuple(hosts), make_network)
 
 
 def described_devices(

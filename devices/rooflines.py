@@ -19,7 +19,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from devices.cost.unreliable import PlainRooflineWarning
 from devices.costing import FirstCost, RooflineCost
 from sim.graph import UNSET
 from sim.job import Job
@@ -76,6 +75,8 @@ def warn_of_plain_rooflines(job: Job) -> None:
                 found.update({kind: count for kind, count in zip(graph.kinds, kinds, strict=True) if count})
     for hardware, found in counted.items():
         if found:
+            from devices.cost.unreliable import PlainRooflineWarning
+
             message = _message(hardware, found, total[hardware])
             warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=2)
 

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from devices.memory.spec import MemorySpec, read_allocator
-from devices.memory.tensors import tensor_memory
 from scenarios.choices import Choice
 from scenarios.document import Loc
 from scenarios.memory import MemoryFields
@@ -35,12 +33,17 @@ from sim.trace import Trace
 from sim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from devices.memory.spec import MemorySpec
     from scenarios.load import Scenario
 
 __all__ = ["exact_memory", "exceeds_memory", "memory_of"]
 
-IDEAL: Final = MemorySpec("counted", options={"free_synchronises": False})
-"""Bytes are counted against the capacity, without rounding, fragments or costs."""
+
+def _ideal() -> MemorySpec:
+    """Return what counts bytes against the capacity, without rounding, fragments or costs."""
+    from devices.memory.spec import MemorySpec
+
+    return MemorySpec("counted", options={"free_synchronises": False})
 
 
 def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[..., Any] | None:
@@ -60,16 +63,18 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
         An unknown allocator, option or device, or a wrong value of an option.
     """
     fields, document = scenario.content.memory, scenario.document
-    cut = {d.name: d.details["virtual_devices"] for d in machine.devices if "virtual_devices" in d.details}
+    cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
     if fields is None and not cut:
         return None
+    from devices.memory.tensors import tensor_memory
+
     fields = fields or MemoryFields.model_validate({})
     names = [device.name for device in machine.devices]
     for name in fields.devices:
         if name not in names:
             raise document.wrong(UnknownNameError("device", name, names), ("memory", "devices", name))
     default = (
-        IDEAL if fields.allocator is None else _read(fields.allocator, scenario, ("memory", "allocator"))
+        _ideal() if fields.allocator is None else _read(fields.allocator, scenario, ("memory", "allocator"))
     )
     own = {
         name: _read(choice, scenario, ("memory", "devices", name)) for name, choice in fields.devices.items()
@@ -88,6 +93,8 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
 
 
 def _read(choice: Choice, scenario: Scenario, loc: Loc) -> MemorySpec:
+    from devices.memory.spec import read_allocator
+
     origin = Origin(scenario.document.directory, scenario.allow_code)
     try:
         return read_allocator({"name": choice.name, **choice.options}, origin)
@@ -97,7 +104,9 @@ def _read(choice: Choice, scenario: Scenario, loc: Loc) -> MemorySpec:
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:
     """Return a memory that counts bytes and nothing else."""
-    return tensor_memory(dict.fromkeys((device.name for device in machine.devices), IDEAL))
+    from devices.memory.tensors import tensor_memory
+
+    return tensor_memory(dict.fromkeys((device.name for device in machine.devices), _ideal()))
 
 
 def exceeds_memory(trace: Trace) -> bool:

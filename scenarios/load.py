@@ -23,7 +23,7 @@ from scenarios.document import Document, Loc, hint
 from scenarios.expect import Expectation, read_expectations
 from scenarios.faults import scenario_error
 from scenarios.renamed import refuse_renamed
-from scenarios.schema import Policy, ScenarioFile
+from scenarios.schema import Policy, ScenarioFile, model_for
 from scenarios.workloads import Work
 from scenarios.yaml_read import Node, Place
 from sim import plugins
@@ -65,10 +65,11 @@ def load_scenario(
 
 def _validated(document: Document, allow_code: bool) -> Scenario:
     refuse_renamed(document)
+    value = document.root.plain()
     try:
-        content = ScenarioFile.model_validate(document.root.plain())
+        content = ScenarioFile.model_validate(value)
     except ValidationError as error:
-        raise scenario_error(error, ScenarioFile, document) from None
+        raise scenario_error(error, model_for(value), document) from None
     scenario = Scenario(content, document, allow_code)
     labels = [label for label, _ in scenario.variants]
     for i, label in enumerate(labels):

@@ -37,7 +37,9 @@ __all__ = [
 class Strict(BaseModel):
     """A mapping whose keys are known; anything else in it is an error."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, defer_build=True
+    )
 
 
 def fault(message: str, path: tuple[str | int, ...] = ()) -> PydanticCustomError:

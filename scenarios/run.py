@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from devices.launch import launched
-from devices.memory.groups import Groups
 from devices.rooflines import warn_of_plain_rooflines
 from scenarios.allocator import exact_memory, exceeds_memory, memory_of
 from scenarios.compiling import compile_graph
@@ -23,7 +22,6 @@ from sim.errors import GraphError, InfeasibleError, InputError, ScenarioError, U
 from sim.graph import Graph
 from sim.job import Job, make_job
 from sim.kernel.choose import NotOnKernelError, run_job
-from sim.memory_log import memory_report
 from sim.metrics import summary
 from sim.model import Machine
 from sim.trace import Trace
@@ -60,8 +58,12 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers: see `sim.metrics.summary`."""
-        memory = {} if self.trace.memory is None else {"memory": memory_report(self.trace)}
-        return {**summary(self.trace), **memory, **self.case.work.report(self.trace)}
+        found = summary(self.trace)
+        if self.trace.memory is not None:
+            from sim.memory_log import memory_report
+
+            found["memory"] = memory_report(self.trace)
+        return {**found, **self.case.work.report(self.trace)}
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -211,6 +213,8 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
         "machine.devices.*.virtual_devices",
     ):
         for loc in document.matching(pattern):
+            from devices.memory.groups import Groups
+
             named = document.matching(f"{dotted(loc)}.*")
             group_of = Groups(str(at[-1]) for at in named)
             found = {group_of(op) for op in graph.op_names}

@@ -18,9 +18,20 @@ A key that is not known here is an error, except in ``policy``, where it is an o
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Union
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    create_model,
+)
 
 from scenarios.choices import AnyChoice
 from scenarios.document import hint
@@ -28,7 +39,7 @@ from scenarios.memory import MemoryFields
 from scenarios.noise import NoiseFields, Spread
 from scenarios.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
 from scenarios.schema_machine import AnyMachine
-from scenarios.workloads import WORKLOADS, Workload
+from scenarios.workloads import Workload, every_kind, kind_names, kind_of, kinds_in
 from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 
 __all__ = ["Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
@@ -44,33 +55,21 @@ Knowledge = Literal["exact", "mean", "estimate", "none"]
 # -- workload --------------------------------------------------------------------------------------
 
 
-def _one_kind(value: Any) -> Any:
-    """Refuse a mapping that names no kind of workload, or two."""
+def _workload(value: Any) -> Workload:
+    """Read ``workload:`` as the kind that it names; the other kinds are not even imported."""
     if not isinstance(value, dict):
-        raise fault(f"should be a mapping with one of the keys {', '.join(WORKLOADS)}, not {value!r}")
-    kinds = [kind for kind in WORKLOADS if kind in value]
-    if len(kinds) > 1:
-        raise fault(f"names {len(kinds)} kinds of workload, {' and '.join(kinds)}; a scenario has one")
-    if not kinds:
-        unknown = [key for key in value if not any(key in kind.model_fields for kind in WORKLOADS.values())]
-        near = hint(unknown[0], WORKLOADS) if unknown else f"; known: {', '.join(WORKLOADS)}"
+        raise fault(f"should be a mapping with one of the keys {', '.join(kind_names())}, not {value!r}")
+    named = kinds_in(value)
+    if len(named) > 1:
+        raise fault(f"names {len(named)} kinds of workload, {' and '.join(named)}; a scenario has one")
+    kind = kind_of(named[0]) if named else None
+    if kind is None:
+        kinds = every_kind()
+        unknown = [key for key in value if not any(key in each.model_fields for each in kinds.values())]
+        near = hint(unknown[0], kinds) if unknown else f"; known: {', '.join(kinds)}"
         what = f"; {unknown[0]!r} is none" if unknown else ""
         raise fault(f"names no kind of workload{what}{near}")
-    return value
-
-
-def _kind(value: Any) -> str | None:
-    return next((f"<{kind}>" for kind in WORKLOADS if kind in value), None)
-
-
-if TYPE_CHECKING:
-    AnyWorkload = Workload
-else:
-    AnyWorkload = Annotated[
-        Union[tuple(Annotated[model, Tag(f"<{kind}>")] for kind, model in WORKLOADS.items())],  # noqa: UP007
-        Discriminator(_kind),
-        BeforeValidator(_one_kind),
-    ]
+    return kind.model_validate(value)
 
 
 # -- policy ----------------------------------------------------------------------------------------
@@ -181,8 +180,8 @@ class ScenarioFile(Strict):
     name: Annotated[Name | None, Field(description="name in results; default: the file's name")] = None
     description: str | None = None
     machine: AnyMachine | None = None
-    workload: AnyWorkload
-    policy: AnyPolicy = Policy(name="ready-queue")
+    workload: Annotated[Workload, PlainValidator(_workload)]
+    policy: AnyPolicy = Policy.model_construct(name="ready-queue")
     knowledge: Annotated[Knowledge, Field(description="what policies know about durations")] = "exact"
     estimate_error: Annotated[
         Spread, Field(description="standard deviation of an estimate's logarithm, with knowledge: estimate")
@@ -213,6 +212,25 @@ class ScenarioFile(Strict):
     expect: Expect
 
 
+def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
+    """Return a model of scenario files with these kinds of workload, which knows the keys there are."""
+    workload: Any = Union[tuple(Annotated[kind, Tag(f"<{name}>")] for name, kind in kinds.items())]  # noqa: UP007
+    if len(kinds) > 1:
+        tell = Discriminator(lambda value: next((f"<{name}>" for name in kinds if name in value), None))
+        workload = Annotated[workload, tell]
+    return create_model(
+        "ScenarioFile", __base__=ScenarioFile, __doc__=ScenarioFile.__doc__, workload=workload
+    )
+
+
+def model_for(value: Any) -> type[ScenarioFile]:
+    """Return the model of a whole file, with the kind of workload that it names, else with every kind."""
+    workload = value.get("workload") if isinstance(value, dict) else None
+    named = kinds_in(workload) if isinstance(workload, dict) else []
+    kind = kind_of(named[0]) if len(named) == 1 else None
+    return model_of(every_kind() if kind is None else {named[0]: kind})
+
+
 _SHARED = {
     "Duration": quantity_schema(DURATION),
     "Bytes": quantity_schema(BYTES),
@@ -225,7 +243,7 @@ _SHARED = {
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a scenario file."""
-    schema = ScenarioFile.model_json_schema(by_alias=True)
+    schema = model_of(every_kind()).model_json_schema(by_alias=True)
     _share(schema)
     schema["$defs"] |= _SHARED
     return {"$schema": SCHEMA_ID, **schema, "title": "A scenario of sim"}

@@ -56,7 +56,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name not in _WHERE:
-        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.critical_path import crossing_reads, longest_chain_ns, transfer_ns
+from sim.critical_path import crossing_reads, distinct_moves, longest_chain_ns, transfer_ns
 from sim.frames import has_control_flow
 from sim.graph import IntArray
 from sim.issue_costs import issue_costs_ns
@@ -241,11 +241,10 @@ def _links(job: Job) -> dict[str, int]:
     there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
     moved = np.unique(graph.inputs.indices[crossing] * n_devices + there)
     tensor, there = np.divmod(moved, n_devices)
-    facts = np.stack((home[tensor], there, graph.tensor_nbytes[tensor]), axis=1)
+    moves, which = distinct_moves(home[tensor], there, graph.tensor_nbytes[tensor])
     held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
     used: set[int] = set()
-    unique, counts = np.unique(facts, axis=0, return_counts=True)
-    for (source, destination, size), count in zip(unique.tolist(), counts.tolist(), strict=True):
+    for (source, destination, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
         ns = transfer_ns(job, source, destination, size)
         route = machine.route(source, destination)
         used.update(route)

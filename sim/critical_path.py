@@ -25,7 +25,7 @@ from sim.job import Job
 from sim.strictness import non_strict_ops
 from sim.units import NS_PER_S
 
-__all__ = ["crossing_reads", "longest_chain_ns", "transfer_ns"]
+__all__ = ["crossing_reads", "distinct_moves", "longest_chain_ns", "transfer_ns"]
 
 
 def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
@@ -53,6 +53,26 @@ def transfer_ns(job: Job, source: int, destination: int, nbytes: int) -> int:
     return sum(link.latency_ns for link in route) + (-(-nbytes * NS_PER_S // min(rates)) if rates else 0)
 
 
+def distinct_moves(
+    source: IntArray, destination: IntArray, nbytes: IntArray
+) -> tuple[list[tuple[int, int, int]], IntArray]:
+    """Return the different (source, destination, bytes), sorted, and which of them each row is.
+
+    Examples
+    --------
+    >>> moves, which = distinct_moves(np.array([1, 0, 1]), np.array([0, 1, 0]), np.array([8, 4, 8]))
+    >>> moves, which.tolist()
+    ([(0, 1, 4), (1, 0, 8)], [1, 0, 1])
+    """
+    sizes, size = np.unique(nbytes, return_inverse=True)
+    n = int(max(source.max(initial=0), destination.max(initial=0))) + 1
+    _, first, which = np.unique(
+        (source * n + destination) * max(1, len(sizes)) + size, return_index=True, return_inverse=True
+    )
+    columns = (source[first].tolist(), destination[first].tolist(), nbytes[first].tolist())
+    return list(zip(*columns, strict=True)), which
+
+
 def _delays(job: Job) -> IntArray:
     """Return for each entry of ``graph.inputs`` how long the tensor travels, at least."""
     graph = job.graph
@@ -61,10 +81,9 @@ def _delays(job: Job) -> IntArray:
     if crossing.any():
         tensor = graph.inputs.indices[crossing]
         there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
-        facts = np.stack((home[tensor], there, graph.tensor_nbytes[tensor]), axis=1)
-        unique, inverse = np.unique(facts, axis=0, return_inverse=True)
-        times = [transfer_ns(job, *row) for row in unique.tolist()]
-        delay[crossing] = np.array(times, np.int64)[inverse.reshape(-1)]
+        moves, which = distinct_moves(home[tensor], there, graph.tensor_nbytes[tensor])
+        times = [transfer_ns(job, *move) for move in moves]
+        delay[crossing] = np.array(times, np.int64)[which]
     return delay
 
 

@@ -88,6 +88,13 @@ def dependencies(trace: Trace) -> Dependencies:
     >>> list(zip(edges.producer.tolist(), edges.consumer.tolist()))
     [(0, 1), (0, 2)]
     """
+    known: Dependencies | None = trace.__dict__.get("_dependencies")
+    if known is None:  # memory, bounds, idle reasons and blame all ask
+        known = trace.__dict__["_dependencies"] = _dependencies(trace)
+    return known
+
+
+def _dependencies(trace: Trace) -> Dependencies:
     flow, moved = trace.flow, trace.transfers
     n_devices = len(trace.job.machine.devices)
     key = flow.tensor * n_devices + flow.destination

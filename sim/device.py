@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.details import Details
 from sim.errors import InputError
 from sim.graph import Graph, IntArray
 from sim.processor import Processor
@@ -57,8 +58,8 @@ class Device:
         ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, of the time in which any
         schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
         ``runs[k]`` times, from what its `processor` shares (`sim.bounds`). None: no bound of its own.
-    details : mapping
-        Everything else that a cost model, processor or allocator reads (peak rates, SMs, ...).
+    details : Details
+        Everything else that a processor, network or cost model reads (SMs, copy engines, ...).
     """
 
     name: str
@@ -80,7 +81,7 @@ class Device:
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
     least_ns: Callable[..., int] | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""

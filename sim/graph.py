@@ -80,6 +80,25 @@ class Csr(NamedTuple):
         flat, ptr = self.indices.tolist(), self.indptr.tolist()
         return [flat[a:b] for a, b in itertools.pairwise(ptr)]
 
+    def take(self, rows: IntArray) -> Csr:
+        """Return those rows, in that order.
+
+        Examples
+        --------
+        >>> Csr(np.array([0, 2, 3]), np.array([4, 5, 6])).take(np.array([1, 0, 1])).lists()
+        [[6], [4, 5], [6]]
+        """
+        counts = self.counts()[rows]
+        indptr = _indptr(counts)
+        start = np.repeat(self.indptr[rows] - indptr[:-1], counts)
+        return Csr(indptr, self.indices[start + np.arange(indptr[-1])])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]]) -> Csr:
+        """Make one of Python sequences."""
+        flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
+        return cls(_indptr(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))), flat)
+
     @classmethod
     def group(cls, keys: IntArray, values: IntArray, n_rows: int) -> Csr:
         """Collect ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""

@@ -6,11 +6,13 @@ checked once, in `GraphBuilder.build`, so that a million ops cost a few seconds.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.errors import GraphError, UnknownNameError, nearest
 from sim.graph import UNSET, Csr, Graph, IntArray, Role, _indptr, _topological_order, describe_cycle
@@ -30,6 +32,15 @@ class _Vocabulary:
     def __call__(self, word: str | None) -> int:
         return UNSET if word is None else self.code.setdefault(word, len(self.code))
 
+    def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
+        """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` for a negative code."""
+        used, first = np.unique(codes, return_index=True)
+        own = np.full(len(words) + 1, UNSET, dtype=np.int64)
+        for code in used[np.argsort(first)].tolist():
+            if code >= 0:
+                own[code] = self(words[code])
+        return own[np.maximum(codes, UNSET)]
+
     @property
     def words(self) -> tuple[str, ...]:
         return tuple(self.code)
@@ -46,6 +57,11 @@ class _Refs:
         self.what = what
         self.counts, self.entries, self.distances = array("q"), array("q"), array("q")
         self.later: dict[int, tuple[int, str]] = {}
+
+    def extend(self, rows: Csr, distances: IntArray | None = None) -> None:
+        self.counts.frombytes(_bytes(rows.counts()))
+        self.entries.frombytes(_bytes(rows.indices))
+        self.distances.frombytes(_bytes(np.zeros(len(rows.indices)) if distances is None else distances))
 
     def csr(self, n_external: int) -> tuple[Csr, IntArray]:
         entries = np.array(self.entries, dtype=np.int64)
@@ -279,6 +295,78 @@ class GraphBuilder:
         self._first.append(len(self._sizes))
         return index
 
+    def extend(
+        self,
+        names: Sequence[str],
+        *,
+        kind: tuple[Sequence[str], IntArray],
+        inputs: Csr,
+        outputs: Csr,
+        duration_ns: IntArray,
+        device: tuple[Sequence[str], IntArray],
+        after: Csr,
+        stage: IntArray,
+        micro_batch: IntArray,
+        phase: tuple[Sequence[str], IntArray],
+    ) -> None:
+        """Add many ops at once, as columns: the same as `append` for each of them, a hundred times faster.
+
+        Parameters
+        ----------
+        names : sequence of str
+        kind, device, phase : (sequence of str, array)
+            Words, and for each op the index of its word.
+        inputs, after : Csr
+            Op → numbers of the tensors it reads, and of the ops that it follows. An op of this call has the
+            number that it gets: the first one is ``len(builder)``.
+        outputs : Csr
+            Op → sizes of its outputs in bytes, at least one.
+        duration_ns, stage, micro_batch : array
+            One value an op.
+
+        Raises
+        ------
+        GraphError
+            A name used twice.
+
+        Examples
+        --------
+        >>> b, both = GraphBuilder("two"), np.zeros(2, np.int64)
+        >>> b.extend(
+        ...     ["a", "b"],
+        ...     kind=(["F"], both),
+        ...     inputs=Csr(np.array([0, 0, 1]), np.array([0])),
+        ...     outputs=Csr(np.array([0, 1, 2]), np.array([8, 0])),
+        ...     duration_ns=np.array([10, 20]),
+        ...     device=(["gpu0"], both),
+        ...     after=Csr(np.zeros(3, np.int64), both[:0]),
+        ...     stage=both,
+        ...     micro_batch=both,
+        ...     phase=(["F"], both),
+        ... )
+        >>> b.build()
+        <Graph 'two': 2 ops, 2 tensors, 1 edges>
+        """
+        before, n = len(self._ops), len(names)
+        taken = self._externals.keys() & set(names) if self._externals else ()
+        self._ops.update(zip(names, range(before, before + n), strict=True))
+        if taken or len(self._ops) < before + n:
+            seen = set(itertools.islice(self._ops, before)) | self._externals.keys()
+            twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise GraphError(f"graph {self.name!r}: the name {twice!r} is used twice")
+        table = np.full((n, 10), UNSET, dtype=np.int64)
+        given: tuple[IntArray | int, ...] = (
+            *(self._kinds.all(*kind), UNSET, self._pins.all(*device), 0, UNSET, UNSET),
+            *(duration_ns, stage, micro_batch, self._phases.all(*phase)),
+        )
+        for column, values in enumerate(given):
+            table[:, column] = values
+        self._rows.frombytes(_bytes(table))
+        self._inputs.extend(inputs)
+        self._after.extend(after)
+        self._first.frombytes(_bytes(len(self._sizes) + outputs.indptr[1:]))
+        self._sizes.frombytes(_bytes(outputs.indices))
+
     def tensor(self, op: int, k: int = 0) -> int:
         """Return the number of output `k` of the op of that number, for `append`."""
         return self._first[op] + k
@@ -405,6 +493,10 @@ class GraphBuilder:
 
     def _name(self, op: int) -> str:
         return list(self._ops)[op]
+
+
+def _bytes(values: npt.NDArray[Any]) -> bytes:
+    return np.ascontiguousarray(values, dtype=np.int64).tobytes()
 
 
 def _row_sums(rows: Csr, values: IntArray) -> IntArray:

@@ -206,12 +206,43 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     return ns
 
 
+def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
+    """Return `costs_ns` for each device; devices that differ in nothing that counts share one array."""
+    known: dict[object, IntArray] = {}
+    found = []
+    for device in machine.devices:
+        by_kind = graph.duration_by_kind.get(device.kind)
+        given = graph.duration_ns if by_kind is None else np.maximum(graph.duration_ns, by_kind)
+        asked = device.cost is not None and bool((given == UNSET).any())
+        key = (device.name if asked else device.kind, device.supports)
+        if key not in known:
+            known[key] = costs_ns(graph, device)
+        found.append(known[key])
+    return found
+
+
+def _by_identity(columns: Sequence[IntArray]) -> list[tuple[IntArray, list[int]]]:
+    """Return the different arrays among `columns`, each with the positions where it stands."""
+    found: dict[int, tuple[IntArray, list[int]]] = {}
+    for i, column in enumerate(columns):
+        found.setdefault(id(column), (column, []))[1].append(i)
+    return list(found.values())
+
+
+def _timed(cost_ns: Sequence[IntArray]) -> npt.NDArray[np.bool_]:
+    """Return, per device and op, whether the device can time the op."""
+    able = np.empty((len(cost_ns), len(cost_ns[0])), dtype=bool)
+    for column, devices in _by_identity(cost_ns):
+        able[devices] = column != UNSET
+    return able
+
+
 class PinnedPlacement(Placement):
     """Put each op where it is pinned; a free op on the first device that can run it."""
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op (see `Placement`)."""
-        able = np.array(cost_ns) != UNSET
+        able = _timed(cost_ns)
         able &= allowed_devices(graph, machine)
         return able.argmax(axis=0).tolist()  # type: ignore[no-any-return]
 
@@ -224,18 +255,19 @@ def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
     InputError
         A pin that names neither a device nor a kind of device of the machine.
     """
-    allowed = np.ones((len(machine.devices), len(graph)), dtype=bool)
+    fits = np.ones(
+        (len(machine.devices), len(graph.pins) + 1), dtype=bool
+    )  # the last column: no pin, code -1
     for code, pin in enumerate(graph.pins):
-        fits = np.array([pin in (d.name, d.kind) for d in machine.devices])
-        pinned = graph.pin_code == code
-        if not fits.any() and pinned.any():
-            op = graph.op_names[int(pinned.argmax())]
+        fits[:, code] = [pin in (d.name, d.kind) for d in machine.devices]
+        if not fits[:, code].any() and (graph.pin_code == code).any():
+            op = graph.op_names[int((graph.pin_code == code).argmax())]
             known = sorted({word for d in machine.devices for word in (d.name, d.kind)})
             raise InputError(
                 f"op {op!r} is pinned to {pin!r}, which is no device of the machine; "
                 f"known: {', '.join(known)}"
             )
-        allowed[:, pinned] = fits[:, None]
+    allowed: npt.NDArray[np.bool_] = fits[:, graph.pin_code]
     return allowed
 
 
@@ -283,9 +315,9 @@ def make_job(
     """
     if iterations < 1:
         raise InputError(f"iterations must be at least 1, found {iterations}")
-    cost_ns = [costs_ns(graph, device) for device in machine.devices]
+    cost_ns = _costs_of_all(graph, machine)
     chosen_by = placement or PinnedPlacement()
-    able = np.array(cost_ns) != UNSET
+    able = _timed(cost_ns)
     if not isinstance(chosen_by, Placement):
         raise InputError(f"the placement, a {type(chosen_by).__name__}, should extend sim.model.Placement")
     if not chosen_by.soft:
@@ -294,7 +326,10 @@ def make_job(
     if nowhere.any():
         raise InfeasibleError(_why_nowhere(graph, machine, int(nowhere.argmax()), int(nowhere.sum())))
     device_of = np.asarray(chosen_by.place(graph, machine, cost_ns), dtype=np.int64)
-    duration_ns = np.array(cost_ns)[device_of, np.arange(len(graph))]
+    duration_ns = np.empty(len(graph), dtype=np.int64)
+    for column, devices in _by_identity(cost_ns):
+        here = slice(None) if len(devices) == len(cost_ns) else np.isin(device_of, devices)
+        duration_ns[here] = column[here]
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())
         device = machine.devices[int(device_of[op])]

@@ -26,7 +26,7 @@ import numpy as np
 from sim.critical_path import crossing_reads
 from sim.dependencies import dependencies
 from sim.errors import InputError
-from sim.graph import UNSET, IntArray
+from sim.graph import UNSET, Csr, IntArray
 from sim.storage import storage_of
 from sim.trace import Trace
 
@@ -98,6 +98,8 @@ def lifetimes(trace: Trace, since: str = "start") -> Lifetimes:
     if since not in ("start", "issue"):
         raise InputError(f"memory is taken since start or issue; found {since!r}")
     graph, moved, n_devices = trace.job.graph, trace.transfers, len(trace.job.machine.devices)
+    if not graph.tensor_nbytes.any():
+        return Lifetimes(*np.zeros((6, 0), np.int64))
     producer, consumer, carried = dependencies(trace)
     over = np.concatenate((trace.tasks["end_ns"], moved["end_ns"]))
 
@@ -197,10 +199,9 @@ def memory_use(trace: Trace, since: str = "start", *, holders: int = 10) -> dict
     [(0, 105), (10, 175), (20, 85), (30, 0)]
     """
     lives = lifetimes(trace, since)
+    rows = Csr.group(lives.device, np.arange(len(lives.device)), len(trace.job.machine.devices))
     return {
-        device.name: _of_device(
-            trace, device.name, Lifetimes(*(c[lives.device == d] for c in lives)), holders
-        )
+        device.name: _of_device(trace, device.name, Lifetimes(*(c[rows.row(d)] for c in lives)), holders)
         for d, device in enumerate(trace.job.machine.devices)
     }
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from sim.bounds import bounds
 from sim.core_use import cores_of, used_core_ns
-from sim.explain import idle_reasons
+from sim.explain.idle import idle_reasons
 from sim.graph import IntArray
 from sim.intervals import union
 from sim.memory_use import peak_bytes

@@ -7,7 +7,7 @@ kernel (`sim.kernel`) can run it::
     lifo      last eligible, first taken
     keep      an issuer keeps some of what it     a stack for each issuer, and a queue for all others
               made eligible, last in, first out
-    place     a program for each queue            window 1: its next task, eligible or not; nothing behind it
+    place     a program for each queue            window 1: its next task, eligible or not, and no other
               a b c d e f                         window 3: the first eligible of the three from the oldest
                 [-----]                           that nobody took; no window: the first eligible of all
 """

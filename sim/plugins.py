@@ -8,7 +8,8 @@ other, and a new policy needs one line in the ``pyproject.toml`` of whoever wrot
 
 * Nothing is imported until it is looked up.
 * A plugin that cannot be loaded is a :class:`PluginWarning` and is left out; the others still work.
-* Two plugins of one name: the built-in wins, else the first distribution by name; a warning says so.
+* Two plugins of one name: the built-in wins, else the first distribution by name. Who looks at all of them
+  is warned; a built-in is looked up by name without asking what other distributions offer.
 * ``module:Class`` names an object without an entry point. That runs whatever code the module holds, so
   it needs `allow_code`: a scenario is data until its user says otherwise.
 * In a source checkout ``pyproject.toml`` itself is read, not the copy of it that the last installation
@@ -22,13 +23,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import sys
-import tomllib
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,17 @@ from typing import Any, Final, NamedTuple
 
 from sim.errors import InputError, UnknownNameError
 
-__all__ = ["GROUPS", "Description", "PluginWarning", "describe", "lookup", "names", "register", "unregister"]
+__all__ = [
+    "GROUPS",
+    "Description",
+    "PluginWarning",
+    "built_in",
+    "describe",
+    "lookup",
+    "names",
+    "register",
+    "unregister",
+]
 
 GROUPS = {
     "sim.policies": "policy",
@@ -74,12 +84,14 @@ class Description(NamedTuple):
 
 
 class _Plugin(NamedTuple):
-    entry: EntryPoint
+    group: str
+    name: str
+    value: str
     distribution: str
 
 
 _registered: dict[tuple[str, str], object] = {}
-_broken: set[EntryPoint] = set()
+_broken: set[_Plugin] = set()
 
 
 def lookup(
@@ -114,7 +126,8 @@ def lookup(
         return _load_code(group, name, allow_code, directory)
     if (group, name) in _registered:
         return _registered[group, name]
-    plugin = _plugins(group, tuple(sys.path)).get(name)
+    own = built_in(group).get(name)
+    plugin = _Plugin(group, name, own, _DISTRIBUTION) if own else _plugins(group, tuple(sys.path)).get(name)
     if plugin is not None:
         found, loaded = _load(plugin)
         if found:
@@ -153,9 +166,7 @@ NOWHERE: Final = Origin()
 def names(group: str) -> list[str]:
     """Return the names known in `group`, sorted, importing nothing."""
     known = {name for registered_group, name in _registered if registered_group == group}
-    known |= {
-        name for name, plugin in _plugins(group, tuple(sys.path)).items() if plugin.entry not in _broken
-    }
+    known |= {name for name, plugin in _plugins(group, tuple(sys.path)).items() if plugin not in _broken}
     return sorted(known)
 
 
@@ -219,31 +230,49 @@ def unregister(group: str, name: str) -> None:
 @functools.cache
 def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
     """Return the entry points of `group`, one a name; `path` (sys.path) is the key of the cache."""
+    from importlib.metadata import entry_points  # reads what every installed distribution offers
+
     found = [
-        _Plugin(entry, entry.dist.name if entry.dist is not None else "(unknown)")
+        _Plugin(group, entry.name, entry.value, entry.dist.name if entry.dist is not None else "(unknown)")
         for entry in entry_points(group=group)
     ]
-    checkout = _checkout_entry_points()
-    if checkout is not None:
+    if _checkout_entry_points() is not None:
         found = [plugin for plugin in found if plugin.distribution != _DISTRIBUTION]
-        found += [
-            _Plugin(EntryPoint(name, value, group), _DISTRIBUTION)
-            for name, value in checkout.get(group, {}).items()
-        ]
-    found.sort(
-        key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.entry.value)
-    )
+        found += [_Plugin(group, name, value, _DISTRIBUTION) for name, value in built_in(group).items()]
+    found.sort(key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.value))
     chosen: dict[str, _Plugin] = {}
     for plugin in found:
-        first = chosen.setdefault(plugin.entry.name, plugin)
+        first = chosen.setdefault(plugin.name, plugin)
         if first is not plugin:
             warnings.warn(
                 f"{plugin.distribution} and {first.distribution} both offer the {_what(group)} "
-                f"{plugin.entry.name!r}; the one of {first.distribution} ({first.entry.value}) is used",
+                f"{plugin.name!r}; the one of {first.distribution} ({first.value}) is used",
                 PluginWarning,
                 stacklevel=3,
             )
     return chosen
+
+
+def built_in(group: str) -> Mapping[str, str]:
+    """Return what this project itself offers in `group`, name to ``module:attribute``, importing nothing."""
+    checkout = _checkout_entry_points()
+    return (_installed_entry_points() if checkout is None else checkout).get(group, {})
+
+
+@functools.cache
+def _installed_entry_points() -> dict[str, dict[str, str]]:
+    """Return the entry points that the installation wrote down beside this package."""
+    found: dict[str, dict[str, str]] = {}
+    beside = Path(__file__).resolve().parents[1]
+    for file in beside.glob(f"{_DISTRIBUTION.replace('-', '_')}-*.dist-info/entry_points.txt"):
+        group: dict[str, str] = {}
+        for line in file.read_text(encoding="utf-8").splitlines():
+            name, equals, value = line.partition("=")
+            if line.startswith("["):
+                group = found.setdefault(line.strip("[] "), {})
+            elif equals:
+                group[name.strip()] = value.strip()
+    return found
 
 
 @functools.cache
@@ -252,6 +281,8 @@ def _checkout_entry_points() -> dict[str, dict[str, str]] | None:
     file = Path(__file__).resolve().parents[1] / "pyproject.toml"
     if not file.is_file():
         return None
+    import tomllib
+
     project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
     if project.get("name") != _DISTRIBUTION:
         return None
@@ -262,12 +293,13 @@ def _checkout_entry_points() -> dict[str, dict[str, str]] | None:
 def _load(plugin: _Plugin) -> tuple[bool, Any]:
     """Import a plugin; say whether that worked, and warn when not."""
     try:
-        return True, plugin.entry.load()
+        module, _, attributes = plugin.value.partition("[")[0].strip().partition(":")
+        return True, functools.reduce(getattr, filter(None, attributes.split(".")), import_module(module))
     except (Exception, SystemExit) as error:  # other people's code: whatever it does, the others still work
-        _broken.add(plugin.entry)
+        _broken.add(plugin)
         warnings.warn(
-            f"the {_what(plugin.entry.group)} {plugin.entry.name!r} of {plugin.distribution} "
-            f"({plugin.entry.value}) cannot be loaded and is left out: {type(error).__name__}: {error}",
+            f"the {_what(plugin.group)} {plugin.name!r} of {plugin.distribution} "
+            f"({plugin.value}) cannot be loaded and is left out: {type(error).__name__}: {error}",
             PluginWarning,
             stacklevel=3,
         )
@@ -301,11 +333,11 @@ def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
     """Import a module, looking into `directory` first."""
     importlib.invalidate_caches()  # the file may be younger than the import system's last look
     if directory is None:
-        return importlib.import_module(name)
+        return import_module(name)
     folder = str(Path(directory).resolve())
     sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(name)
+        module = import_module(name)
     finally:
         sys.path.remove(folder)
     # Python keeps one module a name: a second scenario's my_policy.py must not silently be the first one's.
@@ -324,6 +356,8 @@ def _what(group: str) -> str:
 
 def _summary(thing: object) -> str:
     """Return the first line of the docstring that `thing` (or its class) itself has."""
+    import inspect
+
     described = thing if isinstance(thing, (type, ModuleType)) or inspect.isroutine(thing) else type(thing)
     doc = None if getattr(described, "__module__", None) == "builtins" else described.__doc__
     doc = getattr(thing, "__dict__", {}).get("__doc__") or doc  # an instance with a docstring of its own

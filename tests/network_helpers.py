@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
+from sim.details import Details
 
 GB = 10**9
 """Bytes a second that are one byte a nanosecond."""
@@ -24,7 +25,9 @@ class Transfer(NamedTuple):
 def machine_of(links: list[Link], **details: dict[str, Any]) -> Machine:
     """Return a machine of many-worker CPUs at the ends of the links; `details` by device."""
     names = sorted({end for link in links for end in (link.source, link.destination)})
-    devices = tuple(Device(name, "cpu", workers=64, details=details.get(name, {})) for name in names)
+    devices = tuple(
+        Device(name, "cpu", workers=64, details=Details(**details.get(name, {}))) for name in names
+    )
     return Machine(devices, tuple(links), network=make_network)
 
 

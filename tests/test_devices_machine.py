@@ -9,7 +9,7 @@ import pytest
 
 from devices.cpu import speedup
 from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, merge, read_fields
-from devices.machine import make_device, make_machine
+from devices.machine import described_devices, make_device, make_machine
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
 from sim.errors import InputError, UnitError, UnknownNameError
@@ -97,7 +97,8 @@ def test_ideal_drops_overheads_and_losses_and_keeps_what_is_given() -> None:
     assert device.queue_depth is None
     assert device.gap_ns == 1000
     assert device.memory_bytes == 143156 * 2**20
-    assert "efficiency" not in device.details
+    spec = {"preset": "h200-sxm", "ideal": True}
+    assert "efficiency" not in described_devices({"devices": {"gpu0": spec}})["gpu0"]
 
 
 def test_a_mapping_over_a_scalar_keeps_the_scalar_for_the_others() -> None:

@@ -26,6 +26,7 @@ from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
+from sim.details import Details
 from sim.errors import InputError, StuckError
 from sim.job import make_job
 from sim.kernel.layout import why_not
@@ -98,21 +99,20 @@ def machines(draw: st.DrawFn) -> Machine:
     hosts = (Host("host", tuple(served), draw(st.integers(1, 2))),) if served and draw(st.booleans()) else ()
     links = draw(rings([d.name for d in devices])) if len(devices) > 1 and draw(st.booleans()) else ()
     if links and draw(st.integers(0, 3)) == 0:
-        devices[0] = replace(
-            devices[0], details={**devices[0].details, "copy_engines": draw(st.integers(1, 2))}
-        )
+        copying = replace(devices[0].details, copy_engines=draw(st.integers(1, 2)))
+        devices[0] = replace(devices[0], details=copying)
     return Machine(tuple(devices), links, hosts, make_network if links else None)
 
 
 @st.composite
-def sms(draw: st.DrawFn, streams: int) -> dict[str, Any]:
+def sms(draw: st.DrawFn, streams: int) -> Details:
     """Draw the SMs of a GPU, in partitions or not."""
     n = draw(st.integers(2, 12))
     if draw(st.integers(0, 3)):
-        return {"sms_in_use": n}
+        return Details(sms=n)
     some = draw(st.integers(1, n - 1))
     of = draw(st.lists(st.integers(0, 1), min_size=streams, max_size=streams))
-    return {"sms_in_use": n, "partition_sms": [some, n - some], "partition_of": of}
+    return Details(sms=n, partition_sms=(some, n - some), partition_of=tuple(of))
 
 
 @st.composite
@@ -353,7 +353,7 @@ def test_kernels_that_splinter_the_sms_take_the_same_course(seed: int) -> None:
             duration_ns=int(rng.integers(1, 3000)),
             attributes={"grid": int(rng.integers(1, 600)), "blocks_per_sm": int(rng.integers(1, 3))},
         )
-    gpu = Device("gpu0", streams=8, processor=LeftoverSMs, details={"sms_in_use": 132}, gap_ns=3, event_ns=5)
+    gpu = Device("gpu0", streams=8, processor=LeftoverSMs, details=Details(sms=132), gap_ns=3, event_ns=5)
     decisions = Drawn(rng.integers(0, 100, 250).tolist())
     policy = ReadyQueue(synchronisation="issue")
     given = {

@@ -19,6 +19,7 @@ from devices.network import make_network
 from devices.network.columns import network_columns
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim.details import Details
 from sim.job import make_job
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
@@ -246,7 +247,7 @@ def random_machine(draw: random.Random) -> Machine:
                 if a != b:
                     links += [link(a, b, word())]
     names = sorted({end for each in links for end in (each.source, each.destination)})
-    details = {"copy_engines": draw.choice([1, 2])} if draw.random() < 0.2 else {}
+    details = Details(copy_engines=draw.choice([1, 2])) if draw.random() < 0.2 else Details()
     devices = [Device(name, "cpu", workers=1, details=details) for name in names]
     if draw.random() < 0.2:
         rate = draw.randint(1, 6) * GB

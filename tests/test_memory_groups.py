@@ -184,6 +184,6 @@ def test_parts_are_as_allocators_by_themselves(asked: list[tuple[str, int]], kin
 
 def test_a_device_reads_sizes_by_name() -> None:
     device = make_device("gpu0", {"kind": "gpu", "virtual_devices": {"a": "1GB"}})
-    assert device.details["virtual_devices"] == {"a": 10**9}
+    assert device.details.virtual_devices == {"a": 10**9}
     with pytest.raises(InputError, match=r"gpu0\.virtual_devices: .* is no mapping of names to sizes"):
         make_device("gpu0", {"kind": "gpu", "virtual_devices": ["a"]})

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.tiles import Stages, best_tiles, blockings, tiled_ns
-from devices.machine import make_device
+from devices.machine import described_devices, make_device
 from policies.issue.in_order import InOrder
 from policies.streams.per_kind import PerKind
 from sim import GraphBuilder, Machine, simulate
@@ -299,7 +299,7 @@ def test_queues_of_a_core_divide_scratchpad_and_dma() -> None:
 
 def test_the_ascend_910_is_what_its_sources_say() -> None:
     device = make_device("npu0", {"preset": "ascend-910"})
-    details = device.details
+    details = described_devices({"devices": {"npu0": {"preset": "ascend-910"}}})["npu0"]
     assert (details["scratchpad"], details["vector_scratchpad"]) == (1 << 20, 256 << 10)
     assert details["vector_peak"]["fp32"] == 2048 // 32 * 2 * 10**9 * details["cores"]
     assert details["vector_peak"]["fp16"] == 2048 // 16 * 2 * 10**9 * details["cores"]

@@ -130,8 +130,11 @@ def test_a_built_in_wins_over_a_plugin(install: Install, monkeypatch: pytest.Mon
         sim.plugins, "_checkout_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
     )
     install("a-first-by-name", "things_a", {"good": "things_a:Good"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lookup(GROUP, "good").__module__ == "fractions"  # nobody else is asked
     with pytest.warns(PluginWarning, match="the one of graph-schedule-sim"):
-        assert lookup(GROUP, "good").__module__ == "fractions"
+        assert names(GROUP) == ["good"]
     assert describe(GROUP)[0].distribution == "graph-schedule-sim"
 
 

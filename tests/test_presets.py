@@ -11,7 +11,7 @@ import pytest
 
 from devices import presets as module
 from devices.cost.fitted import load_fit
-from devices.machine import make_device, make_machine
+from devices.machine import described_devices, make_device, make_machine
 from devices.presets import device_preset, presets
 from sim import plugins
 from sim.errors import InputError
@@ -74,14 +74,14 @@ def test_every_number_has_its_source_beside_it(file: Path) -> None:
 
 def test_rates_agree_with_the_arithmetic_of_the_chips() -> None:
     """Peak = units * 2 flop * clock, with the clocks that stand in the comments of the presets."""
-    v100 = make_device("x", {"preset": "v100-sxm"}).details
+    v100 = described_devices({"devices": {"x": {"preset": "v100-sxm"}}})["x"]
     assert v100["peak"]["fp32"] == pytest.approx(80 * 64 * 2 * 1_530_000_000, rel=0.01)
-    a100 = make_device("x", {"preset": "a100-sxm-40"}).details
+    a100 = described_devices({"devices": {"x": {"preset": "a100-sxm-40"}}})["x"]
     assert a100["peak"]["fp16"] == pytest.approx(108 * 1024 * 2 * 1_410_000_000, rel=0.01)
-    h100 = make_device("x", {"preset": "h100-sxm"}).details
+    h100 = described_devices({"devices": {"x": {"preset": "h100-sxm"}}})["x"]
     assert h100["peak"]["bf16"] == pytest.approx(132 * 4096 * 1_830_000_000, rel=0.001)
     for name, per_cycle, clock in (("xeon-8480c", 64, 2_000_000_000), ("epyc-7742", 32, 2_250_000_000)):
-        cpu = make_device("x", {"preset": name}).details
+        cpu = described_devices({"devices": {"x": {"preset": name}}})["x"]
         assert cpu["peak"]["fp32"] == cpu["cores"] * per_cycle * clock
 
 
@@ -172,6 +172,6 @@ def test_limits_of_a_preset_can_be_lifted() -> None:
         "gpu0", {"preset": "h200-sxm", "queue_depth": "unlimited", "copy_engines": "unlimited"}
     )
     assert device.queue_depth is None
-    assert device.details["copy_engines"] is None
+    assert device.details.copy_engines is None
     with pytest.raises(InputError, match=r"gpu0\.queue_depth: must be at least 1"):
         make_device("gpu0", {"preset": "h200-sxm", "queue_depth": 0})

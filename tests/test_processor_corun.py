@@ -7,13 +7,14 @@ import pytest
 from devices.processor.corun import CorunSlowdown
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.details import Details
 
 
 def makespan(kinds: list[str], workers: int, factors: list[float]) -> int:
     b = GraphBuilder("side by side")
     for i, kind in enumerate(kinds):
         b.op(f"o{i}", kind=kind, duration_ns=100)
-    details = {"corun_slowdown": factors, "corun_exempt": ("copy",)}
+    details = Details(corun_slowdown=factors, corun_exempt=frozenset({"copy"}))
     cpu = Device("cpu0", "cpu", workers=workers, processor=CorunSlowdown, details=details)
     trace = simulate(b.build(), Machine((cpu,)), ReadyQueue())
     trace.check()

@@ -15,7 +15,7 @@ from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.machine import make_device
+from devices.machine import described_devices, make_device
 from devices.processor.dram import fair_shares
 from devices.processor.gpu import SharedSMs
 from devices.processor.kernels import Demand, demand, demands
@@ -294,7 +294,7 @@ def test_wrong_devices_are_refused(spec: dict[str, Any], message: str) -> None:
 
 def test_the_last_partition_may_take_what_is_left() -> None:
     spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "partitions": {"a": 64, "b": 68}}
-    assert make_device("gpu0", spec).details["partition_sms"] == [64, 68]
+    assert make_device("gpu0", spec).details.partition_sms == (64, 68)
 
 
 def test_shares_of_bandwidth() -> None:
@@ -339,7 +339,7 @@ def test_streams_of_a_preset_do_not_exceed_its_peak(preset: str) -> None:
         device = make_device("gpu0", {"preset": preset, "streams": 4, "issue_cost": 0, **more})
         return simulate(b.build(), Machine((device,)), ReadyQueue(), streams=RoundRobin()).makespan_ns
 
-    peak = make_device("gpu0", {"preset": preset}).details["peak"]["fp32"]
+    peak = described_devices({"devices": {"gpu0": {"preset": preset}}})["gpu0"]["peak"]["fp32"]
     least_ns = 4 * 10**12 * 10**9 / peak
     assert makespan_ns() >= least_ns
     assert makespan_ns(sharing="none") < least_ns

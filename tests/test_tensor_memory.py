@@ -124,6 +124,26 @@ def test_a_task_may_wait_for_memory() -> None:
     assert peak(trace) == 60
 
 
+@pytest.mark.parametrize(("allocator", "issue_ns"), [("pool", 10), ("counted", 20)])
+def test_memory_freed_at_issue_wakes_who_waits_for_it(allocator: str, issue_ns: int) -> None:
+    """Two threads: b waits from 0 on, as a has 60 of 100 bytes; r, the only reader of a, is issued at 10.
+
+    The free of `counted` waits for an idle device, and r runs until 20.
+    """
+    builder = GraphBuilder("freed at issue")
+    builder.op("a", outputs=60, duration_ns=10)
+    builder.op("b", outputs=60, duration_ns=10)
+    builder.op("r", inputs=["a"], duration_ns=10)
+    machine = Machine(
+        (Device("gpu0", memory_bytes=100, streams=2),), hosts=(Host("host", ("gpu0",), threads=2),)
+    )
+    memory = tensor_memory({"gpu0": MemorySpec(allocator)}, lifetime="issue", when_full="wait")
+    trace = simulate(builder.build(), machine, ReadyQueue(), streams=TwoStreams(), memory=memory)
+    trace.check()
+    issued = dict(zip(trace.tasks["op"].tolist(), trace.tasks["issue_ns"].tolist(), strict=True))
+    assert issued == {0: 0, 1: issue_ns, 2: 10}
+
+
 def test_waiting_for_memory_that_never_comes_is_a_deadlock() -> None:
     """a and b hold 80 of 100 bytes until c has read both, and c needs 40 more."""
     builder = GraphBuilder("deadlock")

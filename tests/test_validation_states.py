@@ -35,11 +35,12 @@ from scenarios.validate.measure import PATIENCE_S, Patience
 from scenarios.validate.predict import draw_plans, predict, predict_case, simulate_case
 from scenarios.validate.report import experiment_report
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim.details import Details
 from sim.job import make_job
 
 WORKERS = Device(
     "cpu0", "cpu", workers=2, issue_ns=20, processor=Waking,
-    details={"wake_ns": 80, "corun_slowdown": [1]},
+    details=Details(wake_ns=80),
 )  # fmt: skip
 
 
@@ -77,13 +78,13 @@ def test_a_worker_that_slept_begins_later() -> None:
 
 
 def test_without_a_wake_up_it_is_a_decision_alone() -> None:
-    awake = dataclasses.replace(WORKERS, processor=None, details={})
-    none = dataclasses.replace(WORKERS, details={"wake_ns": 0, "corun_slowdown": [1]})
+    awake = dataclasses.replace(WORKERS, processor=None, details=Details())
+    none = dataclasses.replace(WORKERS, details=Details(wake_ns=0))
     assert times(run(awake)) == times(run(none))
 
 
 def test_woken_workers_slow_one_another_down_too() -> None:
-    slow = dataclasses.replace(WORKERS, details={"wake_ns": 80, "corun_slowdown": [1, 2]})
+    slow = dataclasses.replace(WORKERS, details=Details(wake_ns=80, corun_slowdown=(1, 2)))
     # Of c, 1000 ns beside a, 20 alone, 500 beside b, 480 alone.
     assert times(run(slow)) == {"a": (100, 2100), "c": (100, 3600), "b": (2120, 3120), "d": (3700, 4000)}
 
@@ -131,7 +132,7 @@ def test_a_calibration_that_knows_of_waking_simulates_it() -> None:
     assert case().machine(plain).devices[0].processor is None
     device = case().machine(waking).devices[0]
     assert device.processor is Waking
-    assert device.details["wake_ns"] == 80_000
+    assert device.details.wake_ns == 80_000
     # A chain on two workers: whoever ends an op takes the next one; only the first was asleep.
     difference = predict_case(case(), waking)["makespan_ns"] - predict_case(case(), plain)["makespan_ns"]
     assert difference == 80_000
@@ -143,8 +144,8 @@ def test_interference_keeps_the_wake_up() -> None:
 
     both = device(woken_ns=100_000, corun_slowdown_ppm=1_500_000)
     assert both.processor is Waking
-    assert both.details["wake_ns"] == 80_000
-    assert both.details["corun_slowdown"][1] == 1.5
+    assert both.details.wake_ns == 80_000
+    assert both.details.corun_slowdown[1] == 1.5
     assert device(corun_slowdown_ppm=1_500_000).processor is CorunSlowdown
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.workloads import WORKLOADS
+from scenarios.workloads import every_kind
 from sim import plugins
 
 MODULE = '''
@@ -34,7 +34,7 @@ class Chain(Workload):
 def no_kind():
     """A function is no kind of workload."""
 '''
-SCENARIO = "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\nworkload: {chain: %s}\n"
+SCENARIO = "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\nworkload: {%s}\n"
 
 
 @pytest.fixture
@@ -50,12 +50,10 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(site: Path, root: Path, count: object) -> subprocess.CompletedProcess[str]:
-    """Run a scenario of that kind in a process of its own: kinds are found once in a process."""
-    path = site / "s.yaml"
-    path.write_text(SCENARIO % count)
+def sim(site: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, which sees the package."""
     return subprocess.run(
-        [sys.executable, "-c", "from scenarios.cli import app; app()", "run", str(path), "--json"],
+        [sys.executable, "-c", "from scenarios.cli import app; app()", *words],
         cwd=root,
         env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{root}"},
         capture_output=True,
@@ -64,22 +62,40 @@ def run(site: Path, root: Path, count: object) -> subprocess.CompletedProcess[st
     )
 
 
-def test_a_kind_of_another_package_runs_and_what_is_none_is_left_out_with_a_warning(
-    site: Path, root: Path
-) -> None:
-    done = run(site, root, 3)
+def run(site: Path, root: Path, workload: str) -> subprocess.CompletedProcess[str]:
+    """Run a scenario with that workload."""
+    path = site / "s.yaml"
+    path.write_text(SCENARIO % workload)
+    return sim(site, root, "run", str(path), "--json")
+
+
+def test_a_kind_of_another_package_runs(site: Path, root: Path) -> None:
+    done = run(site, root, "chain: 3")
     assert done.returncode == 0, done.stderr
     assert '"makespan_ns": 3000' in done.stdout
+    assert not done.stderr  # what nobody names is not even loaded
+
+
+def test_what_is_no_kind_is_left_out_with_a_warning(site: Path, root: Path) -> None:
+    done = sim(site, root, "schema")
+    assert '"chain"' in done.stdout
     assert "the kind of workload 'bad' is left out: <function no_kind" in done.stderr
     assert "the kind of workload 'lost' of chains (chains_lost:Lost) cannot be loaded" in done.stderr
 
 
+def test_who_names_what_is_no_kind_is_told_so(site: Path, root: Path) -> None:
+    done = run(site, root, "lost: 3")
+    assert done.returncode == 2
+    assert "the kind of workload 'lost' of chains (chains_lost:Lost) cannot be loaded" in done.stderr
+    assert "s.yaml:2:11: workload: names no kind of workload; 'lost' is none; known: build," in done.stderr
+
+
 def test_its_keys_are_checked(site: Path, root: Path) -> None:
-    done = run(site, root, "many")
+    done = run(site, root, "chain: many")
     assert done.returncode == 2
     assert "s.yaml:2:19: workload.chain: " in done.stderr
 
 
 def test_every_kind_is_an_entry_point() -> None:
-    assert list(WORKLOADS) == plugins.names("sim.workloads")
-    assert "ops" in WORKLOADS
+    assert list(every_kind()) == plugins.names("sim.workloads")
+    assert "ops" in every_kind()

@@ -38,6 +38,7 @@ PATIENCE_S: Final = 120
 TESTS: Final = {
     "sim/engine": "engine order_of_ties launch tensor_memory issue_* control_flow pageable rendezvous "
     "random_triples explain rows",
+    "sim/kernel": "kernel kernel_* order_of_ties",
     "devices/memory": "memory_* tensor_memory allocator_table scenario_memory",
     "devices/processor": "processor_*",
     "devices/network": "network_* pipeline_devices",
@@ -218,7 +219,7 @@ def survives(mutant: Mutant, copy: Path) -> bool:
 def main() -> None:
     """Draw mutants and print those that survive."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="*", default=["sim/engine", "devices", "policies"])
+    parser.add_argument("folders", nargs="*", default=["sim/engine", "sim/kernel", "devices", "policies"])
     parser.add_argument("--sample", type=int, default=200, help="mutants at most")
     parser.add_argument("--seconds", type=int, default=900, help="CPU seconds at most")
     parser.add_argument("--seed", type=int, default=0)

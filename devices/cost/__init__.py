@@ -13,13 +13,19 @@
 ``docs/costs.md`` tells how far each is off. Importing this package imports numpy and nothing heavier.
 """
 
-from devices.cost.attention import AttentionParameters, attention_ns
-from devices.cost.fitted import FittedCosts, load_fit
-from devices.cost.gemm import GemmParameters, gemm_ns
-from devices.cost.roofline import KindEfficiency, Roofline, roofline_ns
-from devices.cost.table import Axis, CostTable, ExtrapolationWarning
-from devices.cost.table_file import load_table, save_table
-from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from devices.cost.attention import AttentionParameters, attention_ns
+    from devices.cost.fitted import FittedCosts, load_fit
+    from devices.cost.gemm import GemmParameters, gemm_ns
+    from devices.cost.roofline import KindEfficiency, Roofline, roofline_ns
+    from devices.cost.table import Axis, CostTable, ExtrapolationWarning
+    from devices.cost.table_file import load_table, save_table
+    from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
 
 __all__ = [
     "AttentionParameters",
@@ -39,3 +45,31 @@ __all__ = [
     "roofline_ns",
     "save_table",
 ]
+
+_WHERE: Final = {
+    "AttentionParameters": "devices.cost.attention",
+    "Axis": "devices.cost.table",
+    "CostTable": "devices.cost.table",
+    "ExtrapolationWarning": "devices.cost.table",
+    "FittedCosts": "devices.cost.fitted",
+    "GemmParameters": "devices.cost.gemm",
+    "KindEfficiency": "devices.cost.roofline",
+    "PlainRooflineWarning": "devices.cost.unreliable",
+    "Roofline": "devices.cost.roofline",
+    "UnreliableCostWarning": "devices.cost.unreliable",
+    "attention_ns": "devices.cost.attention",
+    "gemm_ns": "devices.cost.gemm",
+    "load_fit": "devices.cost.fitted",
+    "load_table": "devices.cost.table_file",
+    "roofline_ns": "devices.cost.roofline",
+    "save_table": "devices.cost.table_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value

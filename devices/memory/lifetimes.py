@@ -93,6 +93,7 @@ class Lifetimes:
         self.outstanding = [0] * len(machine.devices)  # tasks issued that have not ended
         self.ended = bytearray(context.flow.n_nodes * job.iterations)  # tasks, where a free may wait for one
         self.awaited: dict[int, list[tuple[Allocator, Block]]] = {}  # task → blocks that its end sets free
+        self.freed = False  # whether a task that took something has let something else go
         self.late: dict[int, list[int]] = {}  # task → what it reads that had not arrived when it was issued
         # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
         # issued, because the order of streams protects what it reads.
@@ -201,7 +202,7 @@ class Lifetimes:
                 self._reserve(device, len(log.key) - 1)
         taken = _calls(allocator) if charged and not certain else None
         if self.launched[node]:
-            self._read(task, stream, now_ns)
+            self.freed |= self._read(task, stream, now_ns)
         if not self.at_issue:
             self.granted.add(task.id)
         if taken:

@@ -122,6 +122,11 @@ class TensorMemory:
         self.when.append(self.context.now_ns)
         return 0
 
+    def freed(self) -> bool:
+        """Whether an `acquire` freed anything since this was last asked; see `sim.engine.Memory`."""
+        freed, self.lives.freed = self.lives.freed, False
+        return freed
+
     def _look(self) -> None:
         """See how much room there is, and how many tasks find some whichever they are."""
         self.room = room = self.lives.room()

@@ -107,7 +107,7 @@ def _way(machine: Machine, source: int, destination: int, staging: int | None, s
 
 def _engine(machine: Machine, device: int, direction: str) -> Hashable | None:
     """Return what a transfer holds at one of its ends; None: nothing."""
-    engines = machine.devices[device].details.get("copy_engines")
+    engines = machine.devices[device].details.copy_engines
     if engines is None:
         return None
     if engines not in (1, 2):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import ceil
 
-from devices.processor.kernels import demands
+from devices.processor.kernels import demands, sms_in_use
 from sim.graph import IntArray
 from sim.job import Job
 from sim.model import Device
@@ -35,8 +35,8 @@ def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) ->
     runs : array of int64
         How often each op runs.
     """
-    sms: int = device.details["sms_in_use"]
-    bandwidth = device.details.get("bandwidth") if device.details.get("sharing") == "sm+dram" else None
+    sms = sms_in_use(device)
+    bandwidth = device.details.dram_bytes_per_s
     sm_ns, drawn = Fraction(0), Fraction(0)  # drawn: bytes * 10**9
     work: dict[int, int] = {}  # by waves: loads * ns, so that fractions are few
     traffic: dict[int, int] = {}

@@ -21,7 +21,7 @@ class CorunSlowdown:
     Parameters
     ----------
     device : Device
-        With ``corun_slowdown`` in its details: the factors for 1, 2, ... ops at once; the last one holds
+        Its `details` have ``corun_slowdown``: the factors for 1, 2, ... ops at once; the last one holds
         for any greater number. Ops of a kind in ``corun_exempt`` do not compete with those: copies, which
         have engines of their own, and slow one another down by ``corun_exempt_slowdown``, if it is given.
     context : Context
@@ -29,13 +29,13 @@ class CorunSlowdown:
     """
 
     def __init__(self, device: Device, context: Context) -> None:
-        factors = [Fraction(str(factor)) for factor in device.details["corun_slowdown"]]
+        factors = [Fraction(str(factor)) for factor in device.details.corun_slowdown]
         self._duration_of = context.duration_of
-        exempt = frozenset(device.details.get("corun_exempt", ()))
+        exempt = device.details.corun_exempt
         graph = context.job.graph
         self._exempt = [graph.kinds[code] in exempt for code in graph.kind_code.tolist()]
         self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
-        apart = [Fraction(str(factor)) for factor in device.details.get("corun_exempt_slowdown", (1,))]
+        apart = [Fraction(str(factor)) for factor in device.details.corun_exempt_slowdown]
         self._copying = (
             EqualShare(context, lambda n: 1 / apart[min(n, len(apart)) - 1], context.finish)
             if any(factor != 1 for factor in apart)

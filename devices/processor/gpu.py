@@ -37,14 +37,11 @@ from operator import attrgetter
 
 from devices.events import Alarm
 from devices.processor.dram import fair_level
-from devices.processor.kernels import NEVER, Demand, Kernel, demands
+from devices.processor.kernels import NEVER, Demand, Kernel, demands, sms_in_use
 from sim.model import MANAGED, Context, Device, Task
 from sim.trace import Wait
 
-__all__ = ["MAX_RESIDENT", "SharedSMs"]
-
-MAX_RESIDENT = 128
-"""Kernels resident at once (CUDA C++ Programming Guide, compute capabilities 7.0 to 9.0)."""
+__all__ = ["SharedSMs"]
 
 _by_rank = attrgetter("rank")
 
@@ -55,9 +52,8 @@ class SharedSMs:
     Parameters
     ----------
     device : Device
-        In its details: ``sms_in_use``, ``sharing`` (``sm`` or ``sm+dram``), ``bandwidth``,
-        ``blocks_per_sm``, ``max_resident``, ``partition_sms`` (SMs of each partition), ``partition_of``
-        (partition of each stream) and ``stream_priorities``; what is left out is the ideal.
+        Its `details` have ``sms``, and perhaps ``dram_bytes_per_s``, ``blocks_per_sm``, ``max_resident``,
+        ``partition_sms``, ``partition_of`` and ``stream_priorities``; what is left out is the ideal.
     context : Context
         The run.
     asked : mapping of int to Demand, optional
@@ -77,14 +73,12 @@ class SharedSMs:
         machine = context.job.machine
         here = machine.device_index(device.name)
         self._first_stream = machine.first_stream[here]
-        self._free: list[int] = list(details.get("partition_sms") or [details["sms_in_use"]])
-        self._partition_of: list[int] = list(details.get("partition_of") or [0] * device.lanes)
-        priorities = list(details.get("stream_priorities", ()))
+        self._free: list[int] = list(details.partition_sms or [sms_in_use(device)])
+        self._partition_of: list[int] = list(details.partition_of or [0] * device.lanes)
+        priorities = list(details.stream_priorities)
         self._priority: list[int] = priorities + [0] * (device.lanes - len(priorities))
-        self._max_resident: int = details.get("max_resident", MAX_RESIDENT)
-        self._bandwidth: int | None = (
-            details.get("bandwidth") if details.get("sharing") == "sm+dram" else None
-        )
+        self._max_resident: int = details.max_resident
+        self._bandwidth: int | None = details.dram_bytes_per_s
         self._demands = demands(device, context.job, self._bandwidth) if asked is None else asked
         self._pending: list[list[Kernel]] = [[] for _ in self._free]  # with loads left, by rank
         self._served: list[Kernel | None] = [None for _ in self._free]

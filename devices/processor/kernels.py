@@ -134,12 +134,18 @@ def demand(
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
+def sms_in_use(device: Device) -> int:
+    """Return how many SMs kernels share; a processor of SMs is made only where that is given."""
+    assert device.details.sms is not None
+    return device.details.sms
+
+
 def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     """Return what each op that is placed on `device` asks for."""
     graph = job.graph
     attributes = _with_fitted_grids(device, job)
     here = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
-    sms, blocks_per_sm = device.details["sms_in_use"], device.details.get("blocks_per_sm", 1)
+    sms, blocks_per_sm = sms_in_use(device), device.details.blocks_per_sm
     nothing: dict[str, Any] = {}
     if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
         asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
@@ -170,7 +176,7 @@ def _with_fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, An
     A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
     """
     attributes = job.graph.attributes
-    if device.cost is None or not device.details.get("fitted_grids", True):
+    if device.cost is None or not device.details.fitted_grids:
         return attributes
     blocks = device.cost.blocks(job.graph, device)
     grids = {

@@ -27,7 +27,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from devices.processor.kernels import GROUPS, Demand, demands
+from devices.processor.kernels import GROUPS, Demand, demands, sms_in_use
 from sim.job import Job
 from sim.kernel.shared import SharedSms
 from sim.model import Context, Device, Task
@@ -146,8 +146,8 @@ def sms_in_columns(device: Device, asked: Mapping[int, Demand]) -> SharedSms:
     details = device.details
     numbers = np.array([demand[:2] for demand in asked.values()], np.int64).reshape(-1, 2)
     return SharedSms(
-        details.get("partition_sms") or [details["sms_in_use"]],
-        details.get("partition_of") or [0] * device.lanes,
+        details.partition_sms or [sms_in_use(device)],
+        details.partition_of or [0] * device.lanes,
         np.array(list(asked), np.int64),
         numbers[:, 0],
         numbers[:, 1],
@@ -160,7 +160,7 @@ class LeftoverSMs:
     Parameters
     ----------
     device : Device
-        In its details: ``sms_in_use``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
+        In its `details`: ``sms``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
         `devices.processor.gpu.SharedSMs`). It has no more streams than kernels may be resident.
     context : Context
         The run.
@@ -180,10 +180,8 @@ class LeftoverSMs:
         machine = context.job.machine
         self._context = context
         self._first_stream = machine.first_stream[machine.device_index(device.name)]
-        self._partition_of: list[int] = list(details.get("partition_of") or [0] * device.lanes)
-        self._free: list[Instants] = [
-            [(0, sms)] for sms in details.get("partition_sms") or [details["sms_in_use"]]
-        ]
+        self._partition_of: list[int] = list(details.partition_of or [0] * device.lanes)
+        self._free: list[Instants] = [[(0, sms)] for sms in details.partition_sms or [sms_in_use(device)]]
         self._demands = demands(device, context.job, None) if asked is None else asked
 
     @classmethod

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from devices.processor.gpu import MAX_RESIDENT, SharedSMs
-from devices.processor.kernels import Demand, demands
+from devices.processor.gpu import SharedSMs
+from devices.processor.kernels import Demand, demands, sms_in_use
 from devices.processor.leftover import LeftoverSMs, sms_in_columns
+from sim.details import Details
 from sim.job import Job
 from sim.kernel.shared import SharedSms
 from sim.model import Context, Device, Processor
@@ -47,7 +48,7 @@ def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, C
     if sharing == "none":
         return None
     one_priority = len({*values.get("stream_priorities", ()), 0}) == 1
-    if not one_priority or streams > values.get("max_resident", MAX_RESIDENT):
+    if not one_priority or streams > values.get("max_resident", Details.max_resident):
         return SharedSMs
     return LeftoverSMs if sharing == "sm" else SMsAndDram()
 
@@ -68,7 +69,8 @@ class SMsAndDram:
 
 def _demands(device: Device, job: Job) -> tuple[Mapping[int, Demand], bool]:
     """Return what each op asks for, and whether the bandwidth suffices for whatever runs together."""
-    sms, bandwidth = device.details["sms_in_use"], device.details["bandwidth"]
+    sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
+    assert bandwidth is not None
     asked = demands(device, job, None)
     if all(kernel.loads >= sms for kernel in asked.values()):  # none can draw more than its part
         return asked, True

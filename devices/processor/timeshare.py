@@ -55,5 +55,5 @@ def _rate(threads: int, device: Device) -> Fraction:
     load = Fraction(threads, device.cores)
     if load <= 1:
         return Fraction(1)
-    cost = Fraction(str(device.details.get("oversubscription_cost", 0)))  # by its shortest spelling: exact
+    cost = device.details.oversubscription_cost
     return 1 / load / (1 + cost * (load - 1))

@@ -33,13 +33,11 @@ class CoreUnits:
 
     def __init__(self, device: Device, context: Context) -> None:
         job = context.job
-        units: Units = device.details["units"]
+        units: Units = device.details.units
         self._duration_of = context.duration_of
-        self._per_core: int = device.details["queues_per_core"]
+        self._per_core: int = device.details.queues_per_core
         self._first = job.machine.first_stream[job.machine.device_index(device.name)]
-        self._unit_of: list[int] = units_of(
-            job.graph, units, device.details.get("default_dtype", "fp32")
-        ).tolist()
+        self._unit_of: list[int] = units_of(job.graph, units, device.details.default_dtype).tolist()
         self._busy: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], deque[int]] = {}  # unit of a core → ids, in order of arrival
 

@@ -31,7 +31,7 @@ class Waking(CorunSlowdown):
     def __init__(self, device: Device, context: Context) -> None:
         super().__init__(device, context)
         self._context, self._issue_ns = context, device.issue_ns
-        self._wake_ns = int(device.details["wake_ns"])
+        self._wake_ns = device.details.wake_ns
         self._ended_ns: dict[int, int] = {}  # by worker
 
     def start(self, task: Task) -> int:

@@ -60,20 +60,24 @@ class _Walk:
 
     def __init__(self, facts: Facts) -> None:
         moved = facts.trace.transfers
-        self.start = [*facts.start.tolist(), *moved["start_ns"].tolist()]
+        self.start = np.concatenate((facts.start, moved["start_ns"])).tolist()
         self.end = facts.row_end.tolist()
         self.producer = facts.last_producer.tolist()
-        self.before = [*facts.before_on_lane.tolist(), *[-1] * len(moved["start_ns"])]
+        self.before = np.concatenate((facts.before_on_lane, np.full(len(moved["start_ns"]), -1))).tolist()
+        # What a row is called: the stage of a slot, the kind of another op, a pair of devices; as codes.
         graph, ops = facts.job.graph, facts.trace.tasks["op"]
-        stages, kinds = graph.stage[ops].tolist(), graph.kind_code[ops].tolist()
-        names = [device.name for device in facts.devices]
-        self.label = [
-            f"stage {stage}" if is_compute(graph.kinds[kind]) else graph.kinds[kind]
-            for stage, kind in zip(stages, kinds, strict=True)
-        ] + [
-            f"transfer {names[min(a, b)]}<->{names[max(a, b)]}"
-            for a, b in zip(moved["source"].tolist(), moved["destination"].tolist(), strict=True)
-        ]
+        self.names = [f"stage {stage}" for stage in range(int(graph.stage.max(initial=-1)) + 1)]
+        slots = np.array([is_compute(kind) for kind in graph.kinds])[graph.kind_code[ops]]
+        task = np.where(slots, graph.stage[ops], len(self.names) + graph.kind_code[ops])
+        self.names += graph.kinds
+        pair = np.minimum(moved["source"], moved["destination"]) * len(facts.devices)
+        pairs, which = np.unique(
+            pair + np.maximum(moved["source"], moved["destination"]), return_inverse=True
+        )
+        self.label = np.concatenate((task, len(self.names) + which)).tolist()
+        called = [device.name for device in facts.devices]
+        for a, b in zip(*(column.tolist() for column in np.divmod(pairs, len(called))), strict=True):
+            self.names.append(f"transfer {called[a]}<->{called[b]}")
 
     def back(self, row: int, until_ns: int, blamed: dict[str, int]) -> None:
         """Put the time from `until_ns` to the start of `row` down to what it waited for."""
@@ -88,7 +92,7 @@ class _Walk:
             if cause < 0 or at <= until_ns:
                 return
             since = max(self.start[cause], until_ns)
-            _add(blamed, self.label[cause], at - since)
+            _add(blamed, self.names[self.label[cause]], at - since)
             at, row = since, cause
 
 

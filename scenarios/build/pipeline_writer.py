@@ -14,25 +14,30 @@ is there, and begins its half of the copy when the other one has posted too::
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Final, NamedTuple
+from functools import cached_property
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import NamedTuple
 
-from policies.pipeline import Schedule
+import numpy as np
+import numpy.typing as npt
+
+from policies.pipeline import PHASES, Schedule
 from policies.pipeline.action import Action, Slot
 from policies.pipeline.validate import explain_deadlock
 from scenarios.build.pipeline_end import End
 from scenarios.build.pipeline_flow import Read, output_sizes, reads_of_stages
 from scenarios.build.pipeline_stage import Around, PipelineStage
+from scenarios.build.pipeline_walk import NOTHING, PLANE, Actions, key_of, needs_of, walk
 from sim import Graph, GraphBuilder
 from sim.errors import StuckError
+from sim.graph import UNSET, Csr, IntArray
 from sim.units import round_half_up
 
 __all__ = ["Writer"]
-
-_PLANE: Final = {"F": 0, "B": 1, "I": 1, "R": 2}
-"""Kinds of what may be waited for; the gradient is made by B or by I, and nobody waits for a W."""
 
 
 class _Meeting(NamedTuple):
@@ -75,22 +80,25 @@ class Writer:
         self.end = End(self.builder, schedule, stages, devices, around)
         self.m = m = schedule.micro_batches
         self.plane = plane = schedule.stages * m
-        # By number of an action: number of its first output, and its op; -1 until it is written.
+        # By number of an action: number of its first output, and its op.
         self.made, self.op_at = [-1] * (3 * plane), [-1] * (3 * plane)
         self.gathered: dict[int, int] = {}  # what leaves a stage after its collective, in place of `made`
         self.arrived: dict[tuple[int, int, int], int] = {}  # copies on compute streams: their tensor
         self.met: dict[object, int] = {}  # posts and copies: their op
-        self.recomputed = bytearray(plane)
-        for rank in range(schedule.ranks):
-            for stage, phase, k in schedule.actions(rank):
-                if phase == "R":
-                    self.recomputed[stage * m + k] = 1
+        self.actions = Actions(schedule)
+        self.recomputed = np.zeros(plane, dtype=np.bool_)
+        again = self.actions.phase == "R"
+        self.recomputed[self.actions.stage[again] * m + self.actions.micro_batch[again]] = True
         self.sizes = output_sizes(stages, around)
         self.reads = reads_of_stages(self.sizes, around, m)
         self.durations: dict[tuple[int, str], int] = {}
-        self.left = [
-            Counter(a.stage for a in schedule.actions(rank) if a.phase in "BW")
-            for rank in range(schedule.ranks)
+
+    @cached_property
+    def left(self) -> list[Counter[int]]:
+        """Rank → how many backwards of each stage are still to be written."""
+        schedule = self.schedule
+        return [
+            Counter(a.stage for a in schedule.actions(r) if a.phase in "BW") for r in range(schedule.ranks)
         ]
 
     def _reads_of(self, stage: int, phase: str) -> list[Read]:
@@ -106,40 +114,29 @@ class Writer:
         StuckError
             The ranks wait for each other.
         """
-        schedule = self.schedule
-        programs: list[Sequence[_Step]] = list(schedule.programs)
+        actions, programs = self.actions, self.schedule.programs
+        needs = needs_of(actions, self.recomputed, self.reads, self.m)
+        made = key_of(actions.phase, actions.stage, actions.micro_batch, self.schedule.stages, self.m)
+        makes = Csr.group(actions.slot[made >= 0], made[made >= 0], actions.first[-1])
+        first, n_keys = actions.first, 3 * self.plane
+        steps: Sequence[Sequence[_Step]] = programs
         if not self.around.copy_streams:
-            programs = self._with_meetings()
-        done = [0] * schedule.ranks
-        sleepers: dict[object, list[int]] = {}
-        awake = deque(range(schedule.ranks))
-        while awake:
-            rank = awake.popleft()
-            program = programs[rank]
-            at = done[rank]
-            while at < len(program):
-                step = program[at]
-                missing = self._meet(step) if isinstance(step, _Meeting) else self._slot(rank, step)
-                if missing is not None:
-                    sleepers.setdefault(missing, []).append(rank)
-                    break
-                at += 1
-                if sleepers:
-                    for key in self._keys(step):
-                        awake.extend(sleepers.pop(key, ()))
-            done[rank] = at
-        if any(at < len(program) for at, program in zip(done, programs, strict=True)):
-            raise StuckError(self._why(programs, done))
+            steps = self._with_meetings()
+            needs, makes, first, n_keys = _with_posts(steps, needs, makes, n_keys)
+        runs, done = walk(needs, makes, first, n_keys)
+        if done != first[1:]:
+            raise StuckError(self._why(steps, [at - start for at, start in zip(done, first, strict=False)]))
+        if self._is_plain():
+            self._write_at_once(runs)
+        else:
+            for rank, start, end in runs:
+                for step in steps[rank][start - first[rank] : end - first[rank]]:
+                    if isinstance(step, _Meeting):
+                        self._meet(step)
+                    else:
+                        self._slot(rank, step)
         self.end.write()
         return self.builder.build()
-
-    def _keys(self, step: _Step) -> list[object]:
-        """Return what is there now and may have been waited for."""
-        if isinstance(step, _Meeting):
-            return [(step.copy, step.sends, step.copies)]
-        return [
-            _PLANE[phase] * self.plane + stage * self.m + k for stage, phase, k in step.parts if phase != "W"
-        ]
 
     def _why(self, programs: Sequence[Sequence[_Step]], done: Sequence[int]) -> str:
         """Say who waits for whom."""
@@ -156,17 +153,114 @@ class Writer:
         )
         return "\n".join([head, *lines, "  copy_streams: true lets copies wait beside the computation"])
 
+    # -- all slots at once ---------------------------------------------------------------------
+
+    def _is_plain(self) -> bool:
+        """Whether every slot is one action and one op, with nothing written between the slots."""
+        around = self.around
+        between = (around.overlap and around.all_reduce_ns) or self.end.after_each_backward
+        collectives = any(stage.collective_ns for stage in self.stages)
+        one_each = len(self.actions.stage) == self.actions.first[-1]
+        return one_each and around.copy_streams and not between and not collectives
+
+    def _write_at_once(self, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Write all slots as columns, in the order of the walk: what `_slot` does one by one."""
+        actions, m, plane = self.actions, self.m, self.plane
+        slots = [np.arange(start, end) for _, start, end in runs]
+        order = np.concatenate(slots)
+        phase, stage, k = actions.phase[order], actions.stage[order], actions.micro_batch[order]
+        rank, at, n = actions.rank[order], stage * m + k, len(order)
+        letters = {letter: phase == letter for letter in PHASES}
+        code = np.zeros(n, dtype=np.int64)
+        for number, chosen in enumerate(letters.values()):
+            code[chosen] = number
+        again = self.recomputed[at]
+
+        # The sizes of outputs, by stage and phase; the F of a micro-batch that is recomputed has its own.
+        words = [*PHASES, "C"]
+        sizes = [of[word] for of in self.sizes for word in words]
+        row = stage * len(words) + np.where(letters["F"] & again, len(PHASES), code)
+        table = Csr.of_rows(sizes)
+        outputs = table.take(row)
+        made = np.full(3 * plane, UNSET)
+        op_at = np.full(3 * plane, UNSET)
+        key = key_of(phase, stage, k, self.schedule.stages, m)
+        made[key[key >= 0]] = outputs.indptr[:-1][key >= 0]
+        op_at[key[key >= 0]] = np.flatnonzero(key >= 0)
+
+        # What is read, a column for each, where it is read at all.
+        forward, gradient = made[at], letters["B"] | letters["I"]
+        of_backward = gradient | letters["W"]
+        source = np.where(again, made[2 * plane + at], forward)
+        passing = np.array([of["R"][1] > 0 for of in self.sizes])[stage]
+        read = [
+            np.where(letters["R"], forward + 1, np.where(of_backward, source + 2, NOTHING)),
+            np.where(of_backward & again, forward + 1, NOTHING),
+            np.where(gradient & passing, source + 1, NOTHING),
+        ]
+        for of, mine in enumerate((letters["F"], gradient)):
+            for j in range(max(len(reads[of]) for reads in self.reads)):
+                base, output = np.array(
+                    [(r[of][j].base, r[of][j].output) if j < len(r[of]) else (NOTHING, 0) for r in self.reads]
+                ).T
+                there = mine & (base[stage] != NOTHING)
+                read.append(
+                    np.where(there, made[np.where(there, base[stage] + k, 0)] + output[stage], NOTHING)
+                )
+        homes, firsts = np.unique(rank * self.schedule.stages + stage, return_index=True)
+        resident = [self.end.first_reads(*divmod(home, self.schedule.stages)) for home in homes.tolist()]
+        for j in range(max(map(len, resident))):
+            column = np.full(n, NOTHING)
+            column[firsts] = [of[j] if j < len(of) else NOTHING for of in resident]
+            read.append(column)
+        after = np.where(letters["W"], op_at[np.where(letters["W"], plane + at, 0)], NOTHING)
+
+        names = [f"{s}{p}{k}" for s, p, k in zip(stage.tolist(), phase.tolist(), k.tolist(), strict=True)]
+        phases = (list(PHASES), code)
+        self.builder.extend(
+            names,
+            kind=phases,
+            inputs=_present(np.stack(read, axis=1)),
+            outputs=outputs,
+            duration_ns=self._durations(stage, phase, code, k),
+            device=(self.devices, rank),
+            after=_present(after[:, None]),
+            stage=stage,
+            micro_batch=k,
+            phase=phases,
+        )
+        last = dict(zip(rank.tolist(), range(n), strict=True))
+        for where, op in last.items():
+            self.end.last[where] = op
+        weights = np.flatnonzero(letters["B"] | letters["W"])
+        complete = dict(
+            zip((rank * self.schedule.stages + stage)[weights].tolist(), weights.tolist(), strict=True)
+        )
+        for home, op in sorted(complete.items(), key=itemgetter(1)):
+            self.end.reduced[divmod(home, self.schedule.stages)] = [op]
+
+    def _durations(
+        self, stage: IntArray, phase: npt.NDArray[np.str_], code: IntArray, k: IntArray
+    ) -> IntArray:
+        """Return the durations of actions: one look at each stage, phase and share."""
+        odd = np.where(np.isin(k, list(self.shares)), k + 1, 0)
+        sort = (odd * self.schedule.stages + stage) * len(PHASES) + code
+        _, first, which = np.unique(sort, return_index=True, return_inverse=True)
+        found = np.zeros(len(first), dtype=np.int64)
+        for j in np.argsort(first).tolist():  # so that a phase without a time is refused where it comes first
+            at = first[j]
+            found[j] = self._duration(Action(int(stage[at]), str(phase[at]), int(k[at])))  # type: ignore[arg-type]
+        return found[which]
+
     # -- slots ---------------------------------------------------------------------------------
 
-    def _slot(self, rank: int, slot: Slot) -> object:
-        """Write a slot; return what it lacks instead, if it lacks anything."""
+    def _slot(self, rank: int, slot: Slot) -> None:
+        """Write a slot."""
         inputs: list[int] = []
         after: list[int] = []
         parts = slot.parts
         for stage, phase, k in parts:
-            missing = self._inputs(rank, stage, phase, k, inputs, after)
-            if missing is not None:
-                return missing
+            self._inputs(rank, stage, phase, k, inputs, after)
         outputs: tuple[int, ...] = ()
         for stage, phase, k in parts:
             inputs += self.end.first_reads(rank, stage)
@@ -195,48 +289,40 @@ class Writer:
         first = self.builder.tensor(op)
         for stage, phase, k in parts:
             if phase != "W":
-                key = _PLANE[phase] * self.plane + stage * self.m + k
+                key = self._key(stage, phase, k)
                 self.made[key], self.op_at[key] = first, op
                 if self.stages[stage].collective_ns and phase != "R":
                     self._collective(rank, key, self._outputs(stage, phase, k)[0], f"{stage}{phase}{k}")
             first += len(self._outputs(stage, phase, k))
         if self.end.after_each_backward:
             self.end.step(rank, parts)
-        return None
 
-    def _inputs(
-        self, rank: int, stage: int, phase: str, k: int, inputs: list[int], after: list[int]
-    ) -> object:
-        """Add what an action reads; return what is missing of it, if anything."""
+    def _key(self, stage: int, phase: str, k: int) -> int:
+        return PLANE[phase] * self.plane + stage * self.m + k
+
+    def _inputs(self, rank: int, stage: int, phase: str, k: int, inputs: list[int], after: list[int]) -> None:
+        """Add what an action reads."""
         made, plane, at = self.made, self.plane, stage * self.m + k
+        if phase == "R":
+            inputs.append(made[at] + 1)
+            return
         if phase != "F":
-            forward = made[at]
             again = self.recomputed[at]
-            source = made[2 * plane + at] if again and phase != "R" else forward
-            if forward < 0 or source < 0:
-                return at if forward < 0 else 2 * plane + at
-            if phase == "R":
-                inputs.append(forward + 1)
-                return None
+            source = made[2 * plane + at] if again else made[at]
             inputs.append(source + 2)
             if again:
-                inputs.append(forward + 1)
+                inputs.append(made[at] + 1)
             if phase == "W":
-                if self.op_at[plane + at] < 0:
-                    return plane + at
                 after.append(self.op_at[plane + at])
-                return None
+                return
             if self.sizes[stage]["R"][1]:
                 inputs.append(source + 1)
         for read in self._reads_of(stage, phase):
             key = read.base + k
-            if made[key] < 0:
-                return key
             tensor = self._tensor(key, read.output)
             if self.arrived:
                 tensor = self.arrived.get((key, read.output, rank), tensor)
             inputs.append(tensor)
-        return None
 
     def _tensor(self, key: int, output: int) -> int:
         """Return the number of an output of an action, as others read it."""
@@ -316,33 +402,55 @@ class Writer:
             steps: list[_Step] = []
             for slot, meetings in zip(program, before[rank], strict=True):
                 steps += [*meetings, slot]
-                for key in self._keys(slot):
-                    assert isinstance(key, int)
-                    steps += sends.get(key, ())
+                for stage, phase, k in slot.parts:
+                    if phase != "W":
+                        steps += sends.get(self._key(stage, phase, k), ())
             programs.append(steps)
         return programs
 
-    def _meet(self, step: _Meeting) -> object:
-        """Write a post or half a copy; return what it lacks instead."""
+    def _meet(self, step: _Meeting) -> None:
+        """Write a post or half a copy."""
         rank = step.source if step.sends else step.destination
         word = "from" if step.sends else "to"
         tensor = (self._tensor(step.key, step.output),) if step.sends else ()
-        after: tuple[int, ...] = ()
-        if step.copies:
-            other = (step.copy, not step.sends, 0)
-            if other not in self.met:
-                return other
-            after = (self.met[other],)
         op = self.builder.append(
             f"{'' if step.copies else 'post '}{step.name} {word} {self.devices[rank]}",
             kind="copy" if step.copies else "post",
             inputs=tensor,
             outputs=(step.nbytes if step.copies and not step.sends else 0,),
-            after=after,
+            after=(self.met[step.copy, not step.sends, 0],) if step.copies else (),
             duration_ns=self.copy_ns(step.source, step.destination, step.nbytes) if step.copies else 0,
             device=self.devices[rank],
         )
         self.met[step.copy, step.sends, step.copies] = op
         if step.copies and not step.sends:
             self.arrived[step.copy] = self.builder.tensor(op)
-        return None
+
+
+def _with_posts(
+    programs: Sequence[Sequence[_Step]], needs: Csr, makes: Csr, n_keys: int
+) -> tuple[Csr, Csr, list[int], int]:
+    """Return needs and makes of programs in which posts and copies stand between the slots."""
+    number: dict[object, int] = {}
+
+    def key(*of: object) -> int:
+        return number.setdefault(of, n_keys + len(number))
+
+    slots = zip(needs.lists(), makes.lists(), strict=True)
+    all_needs, all_makes = [], []
+    for step in chain.from_iterable(programs):
+        if isinstance(step, _Meeting):
+            need = [key(step.copy, not step.sends, 0)] if step.copies else []
+            make = [key(step.copy, step.sends, step.copies)]
+        else:
+            need, make = next(slots)
+        all_needs.append(need)
+        all_makes.append(make)
+    first = [0, *accumulate(map(len, programs))]
+    return Csr.of_rows(all_needs), Csr.of_rows(all_makes), first, n_keys + len(number)
+
+
+def _present(table: IntArray) -> Csr:
+    """Return the rows of a table without `NOTHING`."""
+    there = table != NOTHING
+    return Csr(np.concatenate(([0], np.cumsum(there.sum(axis=1)))), table[there])

@@ -45,7 +45,7 @@ def devices(json: Json = False) -> None:
         _show(_HARDWARE, json)
         return
     from devices.fields import DEVICE_FIELDS
-    from scenarios.cli.output import print_list
+    from scenarios.cli.text import print_list
 
     _show(_HARDWARE, json)
     rows = [
@@ -65,7 +65,8 @@ def runtimes(json: Json = False) -> None:
 
 def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
     """Print the members of entry-point groups, each under its title."""
-    from scenarios.cli.output import print_json, print_list
+    from scenarios.cli.output import print_json
+    from scenarios.cli.text import print_list
     from sim import plugins
 
     found = {group: plugins.describe(group) for group, _ in groups}

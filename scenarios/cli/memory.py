@@ -111,7 +111,7 @@ def _options(sets: list[str]) -> dict[str, Any]:
 
 
 def _print(reports: list[dict[str, Any]]) -> None:
-    from scenarios.cli.output import print_table
+    from scenarios.cli.text import print_table
     from sim.units import format_bytes
 
     def size(nbytes: int) -> str:

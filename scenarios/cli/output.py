@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.cli.pipelines import RANK_COLUMNS, pipeline_line, rank_rows
 from scenarios.cli.streams import stream_notes
-from scenarios.compare import Comparison
-from scenarios.expect import Outcome
-from scenarios.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
-from scenarios.repeat import Repeats
-from scenarios.run import Result
+from scenarios.cli.text import print_table, strong
 from sim.units import format_bytes, format_duration
 
-__all__ = [
-    "percent",
-    "print_comparison",
-    "print_json",
-    "print_list",
-    "print_repeats",
-    "print_result",
-    "print_table",
-]
+if TYPE_CHECKING:
+    from scenarios.compare import Comparison
+    from scenarios.expect import Outcome
+    from scenarios.repeat import Repeats
+    from scenarios.run import Result
 
-_WIDTH: Final = 160
-"""Columns of a table that goes to a file or a pipe."""
-
+__all__ = ["percent", "print_comparison", "print_json", "print_repeats", "print_result"]
 
 _METHOD: Final = (
     "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams "
@@ -40,36 +25,9 @@ _METHOD: Final = (
 )
 
 
-def console() -> Console:
-    """Return a console for stdout: as wide as the terminal, or wide enough."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
-
-
 def print_json(value: Any) -> None:
     """Print one JSON value; the same value gives the same bytes."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print names with a line about each."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, line in rows or [("(none)", "")]:
-        table.add_row(Text(name), Text(line))
-    out = console()
-    out.print(Text(title))
-    out.print(table)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table; the first `left` columns are text, the others numbers."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if i < left else "right", no_wrap=i > 0)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
 
 
 def percent(share: float) -> str:
@@ -80,13 +38,12 @@ def percent(share: float) -> str:
 def print_result(result: Result) -> None:
     """Print what came out of one run."""
     summary = result.summary
-    out = console()
-    out.print(Text(f"{result.scenario}: {result.policy}", style="bold"))
-    out.print(Text(f"makespan {format_duration(summary['makespan_ns'])}, {_above_bound(summary)}"))
+    print(strong(f"{result.scenario}: {result.policy}"))
+    print(f"makespan {format_duration(summary['makespan_ns'])}, {_above_bound(summary)}")
     critical = format_duration(summary["critical_path_ns"])
     ran = "1 task ran" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks ran"
-    out.print(Text(f"critical path {critical}; {ran}"))
-    out.print()
+    print(f"critical path {critical}; {ran}")
+    print()
     unused = [
         name
         for name, use in summary["devices"].items()
@@ -110,13 +67,13 @@ def print_result(result: Result) -> None:
         ],
     )
     if unused:
-        out.print(Text(f"unused: {', '.join(unused)}"), soft_wrap=True)
+        print(f"unused: {', '.join(unused)}")
     for note in stream_notes([result]):
-        out.print(Text(note), soft_wrap=True)
-    _print_memory(summary, out)
+        print(note)
+    _print_memory(summary)
     used = {name: use for name, use in summary["links"].items() if use["bytes"]}
     if used:
-        out.print()
+        print()
         print_table(
             ("link", "bytes", "busy", "utilisation"),
             [
@@ -130,10 +87,10 @@ def print_result(result: Result) -> None:
             ],
         )
     if summary["pipeline"]:
-        out.print()
-        out.print(Text(pipeline_line(summary["pipeline"])))
+        print()
+        print(pipeline_line(summary["pipeline"]))
         print_table(RANK_COLUMNS, rank_rows(summary["pipeline"]))
-    _print_outcomes(result.outcomes, out)
+    _print_outcomes(result.outcomes)
 
 
 def print_repeats(repeats: Sequence[Repeats]) -> None:
@@ -158,12 +115,12 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
     )
 
 
-def _print_memory(summary: Mapping[str, Any], out: Console) -> None:
+def _print_memory(summary: Mapping[str, Any]) -> None:
     """Print what the allocators did, when there were any, and who held most at the peak."""
     used = {name: use for name, use in summary.get("memory", {}).items() if use["allocations"]}
     if not used:
         return
-    out.print()
+    print()
     print_table(
         ("memory of", "peak in use", "at", "reserved", "fragmentation", "largest holders at the peak"),
         [
@@ -185,10 +142,11 @@ def _print_memory(summary: Mapping[str, Any], out: Console) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print one table for all runs, the fastest first, and one line each on why they differ."""
+    from scenarios.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
+
     ranked, fastest = comparison.ranked, comparison.fastest.trace.makespan_ns
     bound = comparison.lower_bound_ns
-    out = console()
-    out.print(Text(comparison.fastest.scenario, style="bold"))
+    print(strong(comparison.fastest.scenario))
     rows = []
     for result in ranked:
         summary = result.summary
@@ -209,20 +167,17 @@ def print_comparison(comparison: Comparison) -> None:
         ("policy", "makespan", "vs fastest", "above bound", "busiest device", "its peak memory"), rows
     )
     if is_pipelines(ranked):
-        out.print()
+        print()
         print_table(COLUMNS, pipeline_rows(ranked))
-    out.print()
+    print()
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
-        out.print(Text(f"{result.policy:{width}}  {comparison.why(result)}"), soft_wrap=True)
-    out.print(
-        Text(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}." if bound else "")),
-        soft_wrap=True,
-    )
+        print(f"{result.policy:{width}}  {comparison.why(result)}")
+    print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}." if bound else ""))
     for note in stream_notes(ranked):
-        out.print(Text(note), soft_wrap=True)
+        print(note)
     expected = [outcome for result in ranked for outcome in result.outcomes]
-    _print_outcomes(expected, out)
+    _print_outcomes(expected)
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:
@@ -241,12 +196,12 @@ def reasons(idle: Mapping[str, int], *, shown: int = 3) -> str:
     return ", ".join(f"{reason} {format_duration(ns)}" for reason, ns in largest[:shown])
 
 
-def _print_outcomes(outcomes: Sequence[Outcome], out: Console) -> None:
+def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Say what is not as expected, or that all is; nothing when nothing was expected."""
     failed = [outcome.message for outcome in outcomes if not outcome.passed]
     if outcomes:
-        out.print()
+        print()
     if outcomes and not failed:
-        out.print(Text("all as expected"))
+        print("all as expected")
     for message in failed:
-        out.print(Text(f"not as expected: {message}"), soft_wrap=True)
+        print(f"not as expected: {message}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import typer
 
 from scenarios.cli.options import (
@@ -17,6 +20,9 @@ from scenarios.cli.options import (
     ShowGraph,
     TraceFile,
 )
+
+if TYPE_CHECKING:
+    from scenarios.outputs import Outputs
 
 __all__ = ["add_to"]
 
@@ -48,9 +54,9 @@ def run(
     from scenarios.cli.output import print_json, print_repeats, print_result
     from scenarios.cli.running import cases_of, run_all, run_repeatedly
     from scenarios.load import load_scenario
-    from scenarios.outputs import Outputs, write_graphs
 
-    outputs = Outputs(gantt=gantt, trace=trace, ops=ops, memory=memory)
+    files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
+    outputs = _outputs(files) if any(files.values()) else None  # names are looked at before anything runs
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     cases = cases_of(loaded, policy)
     repeats = None if repeat is None else run_repeatedly(cases, repeat)
@@ -69,9 +75,17 @@ def run(
             typer.echo()
             print_repeats(repeats)
     if show_graph is not None:
+        from scenarios.outputs import write_graphs
+
         write_graphs(results, show_graph)
         typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
-    for path in outputs.write(results):
+    for path in [] if outputs is None else outputs.write(results):
         typer.echo(f"wrote {path}", err=True)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
+
+
+def _outputs(files: Mapping[str, str | None]) -> Outputs:
+    from scenarios.outputs import Outputs
+
+    return Outputs(**files)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
 from scenarios.cli.progress import progress
 from scenarios.load import Case, Scenario
-from scenarios.repeat import Repeats, repeat
 from scenarios.run import Result, run_case
 from sim.errors import InputError, SimError
+
+if TYPE_CHECKING:
+    from scenarios.repeat import Repeats
 
 __all__ = ["cases_of", "run_all", "run_repeatedly"]
 
@@ -46,6 +49,8 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
     """Run each case with so many seeds; on stderr, say which one takes longer than a second."""
+    from scenarios.repeat import repeat
+
     done = []
     for case in cases:
         with progress(f"simulating {case.label} with {runs} seeds"):

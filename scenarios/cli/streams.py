@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scenarios.run import Result
 from sim import plugins
+
+if TYPE_CHECKING:
+    from scenarios.run import Result
 
 __all__ = ["stream_notes"]
 

@@ -91,7 +91,8 @@ def sweep(
 
 def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
     """Print settings, policy, makespan, and how far it is from the bound."""
-    from scenarios.cli.output import percent, print_table
+    from scenarios.cli.output import percent
+    from scenarios.cli.text import print_table
     from sim.units import format_duration
 
     table, failures = [], []

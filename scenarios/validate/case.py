@@ -23,6 +23,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.linearize.program import Program
+from sim.details import Details
 from sim.graph import Graph
 from sim.graph_builder import GraphBuilder
 from sim.job import Job, make_job
@@ -202,7 +203,7 @@ class Case:
             workers = Device(name, "cpu", workers=spec["workers"], issue_ns=awake_ns)
             if wake_ns <= 0:
                 return workers
-            return replace(workers, processor=Waking, details={"wake_ns": wake_ns, "corun_slowdown": [1]})
+            return replace(workers, processor=Waking, details=Details(wake_ns=wake_ns))
         if calibration is None:
             return Device(name, "gpu", streams=spec["streams"])
         if calibration.backend == "cuda":

@@ -57,17 +57,17 @@ def with_interference(machine: Machine, case: Case, calibration: Calibration) ->
     copies = max(1.0, calibration.quantity("duplex_slowdown_ppm", 1_000_000) / 1_000_000)
     if two == four == copies == 1:
         return machine
-    factors = [1, two, (two + four) / 2, four]
+    factors = (1, two, (two + four) / 2, four)
     devices = tuple(
         replace(
             device,
             processor=device.processor or CorunSlowdown,
-            details={
-                **device.details,
-                "corun_slowdown": factors,
-                "corun_exempt": ("h2d", "d2h", *HOLDS_HOST),
-                "corun_exempt_slowdown": [1, copies],
-            },
+            details=replace(
+                device.details,
+                corun_slowdown=factors,
+                corun_exempt=frozenset(("h2d", "d2h", *HOLDS_HOST)),
+                corun_exempt_slowdown=(1, copies),
+            ),
         )
         if device.lanes > 1
         else device

@@ -297,6 +297,13 @@ class Engine:
     # -- 3. ask --------------------------------------------------------------------------------
 
     def _ask(self) -> None:
+        """Ask free issuers until none takes a task, and nothing that they issued frees memory for others."""
+        self._ask_issuers()
+        while self.starved and self.memory is not None and self.memory.freed():
+            self._feed()
+            self._ask_issuers()
+
+    def _ask_issuers(self) -> None:
         """Ask free issuers until none takes a task: of groups where something changed, or all of them."""
         ask = self.policy.next
         if self.by_group:

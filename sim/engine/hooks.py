@@ -40,6 +40,9 @@ class Memory(Protocol):
             When it cannot be had and waiting is not wanted.
         """
 
+    def freed(self) -> bool:
+        """Whether an `acquire` freed anything since this was last asked: what its task is the last to read."""
+
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
 

@@ -1,9 +1,15 @@
 """Why did it take so long? Idle time by reason, the executed critical path, and who is to blame."""
 
-from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
-from sim.explain.path import Step, executed_path
-from sim.explain.text import Gap, explain_text, largest_gaps
-from sim.explain.waits import final_waits
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
+    from sim.explain.path import Step, executed_path
+    from sim.explain.text import Gap, explain_text, largest_gaps
+    from sim.explain.waits import final_waits
 
 __all__ = [
     "REASONS",
@@ -17,3 +23,25 @@ __all__ = [
     "idle_reasons",
     "largest_gaps",
 ]
+
+_WHERE: Final = {
+    "Gap": "sim.explain.text",
+    "IdlePieces": "sim.explain.idle",
+    "REASONS": "sim.explain.idle",
+    "Step": "sim.explain.path",
+    "executed_path": "sim.explain.path",
+    "explain_text": "sim.explain.text",
+    "final_waits": "sim.explain.waits",
+    "idle_pieces": "sim.explain.idle",
+    "idle_reasons": "sim.explain.idle",
+    "largest_gaps": "sim.explain.text",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value

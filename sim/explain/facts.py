@@ -75,8 +75,11 @@ class Facts:
         """The producer of each row that ended last (the first such edge), -1 without producers."""
         last = np.full(len(self.row_end), UNSET)
         producer, consumer, _ = self.edges
-        order = np.lexsort((-np.arange(len(producer)), self.row_end[producer], consumer))
-        last[consumer[order]] = producer[order]  # the last assignment stays
+        end = self.row_end[producer]
+        latest = np.full(len(last), UNSET)
+        np.maximum.at(latest, consumer, end)
+        first = np.flatnonzero(end == latest[consumer])[::-1]
+        last[consumer[first]] = producer[first]  # the last assignment stays, which is of the first edge
         return last
 
     @cached_property

@@ -1,1 +1,1 @@
-"""The fast path: Python over int64 columns, which Cython compiles unchanged where there is a compiler."""
+"""The fast path: plain Python over int64 columns, which Cython compiles unchanged where it can."""

@@ -1,0 +1,68 @@
+"""Text for people on stdout: lines, and tables as wide as what they hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+from unicodedata import east_asian_width
+
+__all__ = ["print_list", "print_table", "strong"]
+
+_WIDTH: Final = 160
+"""Columns of a list that goes to a file or a pipe."""
+
+
+def strong(text: str) -> str:
+    """Return `text` as a terminal shows it in bold; what goes to a file or a pipe stays as it is."""
+    bold = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return f"\x1b[1m{text}\x1b[0m" if bold and text else text
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Print a table; the first `left` columns are text, the others numbers.
+
+    Examples
+    --------
+    >>> print_table(("device", "busy"), [("gpu0", "60 us"), ("a longer name", "5 us")])
+    device          busy
+    gpu0           60 us
+    a longer name   5 us
+    """
+    cells = [tuple(columns), *map(tuple, rows)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    for n, row in enumerate(cells):
+        line = [
+            " " * (width - _width(cell)) * (i >= left) + cell + " " * (width - _width(cell)) * (i < left)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        text = "  ".join(line).rstrip()
+        print(strong(text) if n == 0 else text)
+
+
+def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print names with a line about each, wrapped to the terminal.
+
+    Examples
+    --------
+    >>> print_list("runtimes", [("tfrt", "Work queues."), ("tensorflow", "One ready queue.")])
+    runtimes
+      tfrt          Work queues.
+      tensorflow    One ready queue.
+    """
+    print(title)
+    rows = rows or [("(none)", "")]
+    indent = max(_width(name) for name, _ in rows) + 6
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    for name, line in rows:
+        shown = textwrap.wrap(line, max(width - indent, 20), break_on_hyphens=False) or [""]
+        head = f"  {name}{' ' * (indent - 2 - _width(name))}"
+        print("\n".join([head + shown[0], *(" " * indent + more for more in shown[1:])]).rstrip())
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal `text` takes."""
+    return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)

@@ -1,0 +1,32 @@
+"""A command imports what it uses and no more: what a plain run must not wait for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = (
+    *("pandas", "matplotlib", "plotly", "onnx", "torch", "ortools", "distributed"),
+    *("rich", "devices.memory", "devices.network", "devices.npu", "devices.processor.gpu", "devices.tiled"),
+    *("policies.pipeline", "scenarios.importers", "scenarios.outputs", "scenarios.workloads.pipeline"),
+)
+TELL = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+
+
+def imported(root: Path, *words: str) -> set[str]:
+    """Return the modules that a command has imported when it ends."""
+    command = [sys.executable, "-c", f"{TELL}; from scenarios.cli import app; app()", *words]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_a_plain_run_imports_nothing_heavy(root: Path) -> None:
+    assert imported(root, "run", "scenarios/branches.yaml").isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_help_imports_no_part_of_the_simulator(root: Path, words: list[str]) -> None:
+    assert imported(root, *words).isdisjoint({"numpy", "simpy", "yaml", "scenarios.load"})
