@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from examples import examples
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from devices.network import make_network
@@ -35,9 +36,6 @@ from sim.noise import Noise
 from sim.trace import Wait
 from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags
-
-MANY = 3 * settings().max_examples
-"""Examples of what matters most; the nightly profile has thousands."""
 
 
 class Drawn(Placement):
@@ -222,13 +220,14 @@ def agree(given: dict[str, Any]) -> Trace | None:
 
 
 @given(runs())
-@settings(max_examples=MANY)
+@examples(300)
 def test_the_kernel_does_what_simpy_does(given: dict[str, Any]) -> None:
     trace = agree(given)
     event("stuck" if trace is None else "transfers" if len(trace.transfers["id"]) else "no transfers")
 
 
 @given(runs())
+@examples(100)
 def test_a_replay_does_too(given: dict[str, Any]) -> None:
     trace = agree(given)
     if trace is not None:

@@ -243,6 +243,7 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     for op, given in job.graph.attributes.items():
         if given.get("host_waits") or given.get("pageable"):
             holds[op] = not executed[op]
+    cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
     if job.noisy_ns is None:
         ns = padded(job.duration_ns)
     else:
@@ -250,15 +251,14 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     return {
         "drawn": job.noisy_ns is not None,
         "ns": ns,
-        "group": padded(job.group_of, UNSET),
-        "executed": padded(executed),
-        "cost": padded(issue_costs_ns(job)),
-        "device": padded(device),
+        "device": padded(device, len(devices)),
+        "charged": bool(cost.any()),
+        "cost": padded(cost) if cost.any() else no,
         "lane_of": padded(
             np.where(executed, UNSET, job.stream_of) if not executed.all() else device * 0 - 1, -2
         ),
-        "hop": padded(np.array([d.event_ns for d in devices])[device]),
-        "holds": padded(holds),
+        "holding": bool(holds.any()),
+        "holds": padded(holds) if holds.any() else no,
     }
 
 
@@ -302,6 +302,9 @@ def _devices(job: Job) -> Columns:
     n_lanes, n_issuers = len(lane_device), len(issuers)
     depths = [d.queue_depth for d in devices]
     group = np.array([issuer.group for issuer in issuers])
+    group_of_device = np.full(len(devices), UNSET)
+    for issuer in issuers:
+        group_of_device[list(issuer.devices)] = issuer.group
     out: Columns = {
         "n_lanes": n_lanes,
         "n_issuers": n_issuers,
@@ -309,6 +312,9 @@ def _devices(job: Job) -> Columns:
         "gap": np.array([d.gap_ns for d in devices])[lane_device],
         "latency": np.array([d.launch_latency_ns for d in devices])[lane_device],
         "lane_device": lane_device,
+        "group": np.append(group_of_device, UNSET),
+        "executed": np.array([d.workers > 0 for d in devices] + [False]).astype(np.int64),
+        "hop": np.array([d.event_ns for d in devices] + [0]),
         "depth": np.array([1 << 62 if depth is None else depth for depth in depths]),
         "issuer_group": group,
         "issuer_lane": np.array([issuer.stream for issuer in issuers]),

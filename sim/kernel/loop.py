@@ -63,13 +63,12 @@ class Run:
     ns: Column
 
     # One entry a node.
-    group: Column  # -1: a transfer
-    executed: Column  # by a worker; else launched on a stream
-    cost: Column
-    device: Column
+    device: Column  # of transfers, one after all others
     lane_of: Column  # stream on which it is launched
-    hop: Column  # how long an event of another stream takes to arrive
-    holds: Column  # whether it keeps its host thread until it ends
+    charged: bool  # some cost their issuer something
+    cost: Column
+    holding: bool  # some keep their host thread until they end
+    holds: Column
     first_edge: Column  # rows of `edge`: n that count when the node is issued, then n that count when it ends
     edge: Column  # distance * n + consumer
 
@@ -113,6 +112,9 @@ class Run:
     after_sms: Column
 
     # One entry a device.
+    group: Column  # -1: transfers
+    executed: Column  # by a worker; else launched on a stream
+    hop: Column  # how long an event of another stream takes to arrive
     depth: Column
     outstanding: Column
     parked: Column  # first and last launch that found no place
@@ -240,21 +242,21 @@ class Run:
             self.end[task] = self.now
             if node >= self.n_ops:
                 continue
-            if self.executed[node]:
+            if self.executed[self.device[node]]:
                 self.free_issuer(self.issuer[task])
                 if self.counts_cores and self.cores[node]:
                     self.free_cores[self.device[node]] += self.cores[node]
                     self.cores_freed = True
             else:
                 self.free_lane(self.stream[task])
-                if self.holds[node]:
+                if self.holding and self.holds[node]:
                     self.free_issuer(self.issuer[task])
         for k in range(self.n_ended):
             task = self.ended[k]
             node = self.node_of(task)
             if self.at_issue:
                 self.record_event(task, node)
-            if node < self.n_ops and (self.executed[node] or not self.at_issue):
+            if node < self.n_ops and (self.executed[self.device[node]] or not self.at_issue):
                 self.done_with(task)
             self.count_down(task, node, self.n + node)
         self.n_done += self.n_ended
@@ -287,8 +289,8 @@ class Run:
             if other < self.n_tasks:
                 follower = self.node_of(other)
                 self.running[other] -= 1
-                if self.hop[follower] and self.lane_of[follower] != self.stream[task]:
-                    self.floor[other] = self.now + self.hop[follower]
+                if self.hop[self.device[follower]] and self.lane_of[follower] != self.stream[task]:
+                    self.floor[other] = self.now + self.hop[self.device[follower]]
                 if self.running[other] == 0 and self.issue[other] >= 0:
                     if follower >= self.n_ops:
                         self.released[self.n_released] = other
@@ -325,7 +327,7 @@ class Run:
     def eligible(self, task: int, node: int) -> None:
         """Stamp a task whose inputs are there, and queue it."""
         self.ready[task] = self.now
-        group = self.group[node]
+        group = self.group[self.device[node]]
         self.ask_later(group)
         if self.keeping:
             self.keep_or_queue(task, node)
@@ -367,14 +369,14 @@ class Run:
         who = self.maker
         first = self.n_made == 0
         self.n_made += 1
-        mine = who >= 0 and self.issuer_group[who] == self.group[node]
+        mine = who >= 0 and self.issuer_group[who] == self.group[self.device[node]]
         if mine and self.blocks[node] == self.may_block[who]:
             mine = first if self.keep_first else self.label[node] == self.maker_label
             if mine:
                 self.follower[task] = self.kept[who]
                 self.kept[who] = task
                 return
-        queue = 2 * self.group[node] + self.blocks[node]
+        queue = 2 * self.group[self.device[node]] + self.blocks[node]
         self.slots[self.queue_first[queue] + self.queue_tail[queue]] = task
         self.queue_tail[queue] += 1
 
@@ -397,7 +399,7 @@ class Run:
         for k in range(self.n_paid):
             task = self.paid[k]
             node = self.node_of(task)
-            if self.executed[node]:
+            if self.executed[self.device[node]]:
                 self.execute(task, node)
             elif self.find_place(task, node):
                 self.launch(task, node)
@@ -436,7 +438,7 @@ class Run:
 
     def launch(self, task: int, node: int) -> None:
         """Put a launch on its stream; its issuer goes on, unless it holds it until it ends."""
-        if not self.holds[node]:
+        if not (self.holding and self.holds[node]):
             self.free_issuer(self.issuer[task])
         self.put_on_stream(task, node)
 
@@ -547,7 +549,7 @@ class Run:
             if self.queue_head[queue] == self.queue_tail[queue]:
                 return -1
             task = self.task_at(queue, self.queue_head[queue])
-            if self.ready[task] < 0 or self.group[self.node_of(task)] != self.issuer_group[who]:
+            if self.ready[task] < 0 or self.group[self.device[self.node_of(task)]] != self.issuer_group[who]:
                 return -1
             if self.most_in_flight:
                 if self.in_flight[queue] == self.most_in_flight:
@@ -582,8 +584,8 @@ class Run:
     def take(self, task: int, who: int) -> None:
         """Let the issuer pay for the task it took, and go on at once where that costs nothing."""
         node = self.node_of(task)
-        cost = self.cost[node]
-        if self.executed[node]:
+        cost = self.cost[node] if self.charged else 0
+        if self.executed[self.device[node]]:
             self.occupy(who)
             self.stream[task] = self.issuer_lane[who]
             self.issue[task] = self.now
@@ -595,7 +597,7 @@ class Run:
             self.occupy(who)
             self.spend(task, who, cost)
         elif self.find_place(task, node):
-            if self.holds[node]:
+            if self.holding and self.holds[node]:
                 self.occupy(who)
             self.put_on_stream(task, node)
         else:
