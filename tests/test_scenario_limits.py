@@ -52,9 +52,9 @@ def test_cores_and_threads(tmp_path: Path, setting: str, expected: int) -> None:
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("sm_fraction=1.0", 20_000),
-        ("sm_fraction=0.5", 40_000),  # 50 SMs: half the rate, and still one after the other
-        ("sm_fraction=25%", 80_000),
+        ("use_sms=100%", 20_000),
+        ("use_sms=50%", 40_000),  # 50 SMs: half the rate, and still one after the other
+        ("use_sms=25%", 80_000),
         ("use_sms=20", 100_000),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_part_of_the_memory(tmp_path: Path) -> None:
     [
         (CPU, "machine.devices.cpu0.intra_op=8", "an op cannot use 8 of 4 cores"),
         (GPU, "machine.devices.gpu0.use_sms=200", "there are only 100 SMs, not 200"),
-        (GPU, "machine.devices.gpu0.sm_fraction=1.5", "sm_fraction"),
+        (GPU, "machine.devices.gpu0.use_sms=150%", "use_sms"),
         (GPU, "machine.devices.gpu0.memory_fraction=0", "must be more than 0"),
     ],
 )
