@@ -242,6 +242,6 @@ def test_import_of_what_is_no_model(tmp_path: Path) -> None:
 
 
 def test_version_and_help_are_wrapped_to_the_terminal() -> None:
-    assert re.fullmatch(r"sim \d+\.\d+\.\d+\S*\n", sim("--version").stdout)
+    assert re.fullmatch(r"sim \d+\.\d+\.\d+\S*\nkernel: .+\n", sim("--version").stdout)
     helped = sim("run", "--help").stdout
     assert re.search(r"turns these checks +\n +off", helped)
