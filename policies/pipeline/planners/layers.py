@@ -57,8 +57,8 @@ def by_size(layers: Sequence[LayerCost], stages: int, *, param_scale: int = 2) -
 
     Examples
     --------
-    >>> by_size([LayerCost(0, parameter_nbytes=n) for n in (1, 1, 6)], 2)
-    (2, 1)
+    >>> by_size([LayerCost(0, parameter_nbytes=n) for n in (6, 1, 1)], 2)
+    (1, 2)
     """
     return block_partition(
         [param_scale * layer.parameter_nbytes + layer.kept_nbytes for layer in layers], stages
