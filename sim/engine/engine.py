@@ -89,6 +89,7 @@ class Engine:
         self.memory = memory(job, self) if memory else None
         self.gives_back = any(self.processors) or self.memory is not None or bool(self.observers)
         # What has fired at the present instant, and who waits for something to come free.
+        self.called: list[tuple[Callable[[Any], None], Any]] = []
         self.ended: list[Task] = []
         self.paid: list[Task] = []
         self.placed: list[Task] = []  # launches that were parked and have a place now
@@ -137,9 +138,12 @@ class Engine:
         self.round = self.round + 1 if to_ns == self.now_ns else 0
         self.now_ns = int(to_ns)
         clock = self.clock
-        last = clock.timeout(to_ns - clock.now)  # what begins while this is noted is of the next round
-        while not last.processed:
+        while clock.peek() == to_ns:
             clock.step()
+        if self.called:  # by now all is noted, so that what they begin is of the next round
+            called, self.called = self.called, []
+            for callback, value in called:
+                callback(value)
 
     def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
         """Let SimPy call ``note(event)``, with ``event.value`` the value, after a delay."""
@@ -466,7 +470,7 @@ class Engine:
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""
-        self._later(time_ns - self.now_ns, _call, (callback, value))
+        self._later(time_ns - self.now_ns, self._note_call, (callback, value))
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
@@ -502,6 +506,9 @@ class Engine:
 
     def _note_retry(self, event: Any) -> None:
         self._try_again(event.value)
+
+    def _note_call(self, event: Any) -> None:
+        self.called.append(event.value)
 
     def _note_wake(self, event: Any) -> None:
         self.touched.add(event.value)
@@ -540,8 +547,3 @@ class Engine:
         if self.rendezvous is not None:
             lacks.update(self.rendezvous.lacks())
         return stuck_error(self.readiness.name, waiting, self.policy, lacks)
-
-
-def _call(event: Any) -> None:
-    callback, value = event.value
-    callback(value)
