@@ -23,7 +23,7 @@ $(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/kernel/*.py sim/k
 
 demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gantt chart, a trace
 	@mkdir -p out
-	$(BIN)/sim compare scenarios/quickstart.yaml \
+	$(BIN)/sim compare scenarios/examples/quickstart.yaml \
 	    --gantt out/quickstart.png --trace out/quickstart.trace.json.gz
 
 test: $(READY)  ## Run the tests (WORKERS=2 at a time), under two minutes
@@ -58,7 +58,7 @@ mutants: $(READY)  ## Change the code at random, and see whether a test notices 
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with what was predicted
-	$(BIN)/python -m scenarios.validate.record timer threads
+	$(BIN)/python -m validation.record timer threads
 
 # On a machine with CUDA and torch; nothing is installed. PYTHON=... names its interpreter, ARGS=--dry-run lists
 # the steps and what they need that is not there. Under nine minutes; run again, it goes on with what is missing.
@@ -66,7 +66,7 @@ validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with w
 PYTHON ?= python3
 validate-gpu:  ## The same on a GPU (PYTHON=python3 ARGS=--dry-run)
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 \
-	    $(PYTHON) -m scenarios.validate --backend cuda --limit 420 $(ARGS)
+	    $(PYTHON) -m validation --backend cuda --limit 420 $(ARGS)
 
 # Each extra whose oldest version is tested; notebooks only run with what is new.
 LOWEST := .venv-lowest

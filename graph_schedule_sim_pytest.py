@@ -2,7 +2,7 @@
 
 Each run of which a scenario expects something is one test, called after its policy::
 
-    scenarios/head_of_line.yaml::window 2  PASSED
+    scenarios/examples/head_of_line.yaml::window 2  PASSED
 
 Without ``--sim-check`` nothing is collected, so that having this package installed changes no test suite.
 pytest imports this file in every project, even one with a folder ``scenarios`` or ``devices`` of its own. So
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from scenarios.check import Checked
-    from scenarios.load import Case
+    from scenarios.run.check import Checked
+    from scenarios.run.load import Case
 
 __all__ = ["ScenarioFile", "ScenarioTest"]
 
@@ -40,7 +40,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     if found := _shadowed():
         raise parent.CollectError(f"--sim-check: {found}")
-    from scenarios.check import SUFFIXES, is_scenario
+    from scenarios.run.check import SUFFIXES, is_scenario
 
     if file_path.suffix not in SUFFIXES:
         return None
@@ -69,8 +69,8 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Read the file; a mistake in it fails the collection with its place."""
-        from scenarios.load import load_scenario
-        from sim.errors import InputError
+        from scenarios.run.load import load_scenario
+        from sim.words.errors import InputError
 
         try:
             cases = load_scenario(self.path, allow_code=self.config.getoption("--sim-allow-code")).expected()
@@ -93,7 +93,7 @@ class ScenarioTest(pytest.Item):
 
     def runtest(self) -> None:
         """Run it, check the invariants of its trace, and fail with every expectation that does not hold."""
-        from scenarios.check import check_case
+        from scenarios.run.check import check_case
 
         checked: Checked = check_case(self.case)
         if checked.exit_status:

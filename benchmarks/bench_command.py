@@ -13,7 +13,7 @@ import sys
 
 RUN = "from scenarios.cli import app; app()"
 COMMANDS = {
-    "sim run branches.yaml": [sys.executable, "-c", RUN, "run", "scenarios/branches.yaml"],
+    "sim run branches.yaml": [sys.executable, "-c", RUN, "run", "scenarios/examples/branches.yaml"],
     "sim --help": [sys.executable, "-c", RUN, "--help"],
 }
 

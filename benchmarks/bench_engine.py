@@ -42,8 +42,8 @@ import pytest
 import simpy
 
 from devices.machine import make_device
-from devices.memory.spec import MemorySpec
-from devices.memory.tensors import tensor_memory
+from devices.memory.memory_description import MemorySpec
+from devices.memory.run.tensors import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Job, Machine, Trace, simulate
 

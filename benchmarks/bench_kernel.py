@@ -26,12 +26,12 @@ from bench_engine import TwoStreams, chain, layered, machine, raw_timeouts, seco
 
 from policies.issue.ready_queue import ReadyQueue
 from sim import Graph, Job, Trace
-from sim.job import make_job
+from sim.job.build_job import make_job
+from sim.job.transfers import make_flow
 from sim.kernel import layout
 from sim.kernel.compiled import load
 from sim.kernel.run import compiled, run
-from sim.order import order_of
-from sim.transfers import make_flow
+from sim.policy.as_data import order_of
 
 BUDGET = {"plain": 0.15, "gpu": 0.4}
 """Raw timeouts that a task may cost in the compiled loop, layered on eight devices."""

@@ -31,14 +31,14 @@ from bench_engine import raw_timeouts, seconds
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
-from sim.job import make_job
+from sim.job.build_job import make_job
+from sim.job.transfers import make_flow
 from sim.kernel import loop as loop_source
 from sim.kernel import network as network_source
 from sim.kernel.compiled import load
 from sim.kernel.layout import columns, routes_of
 from sim.kernel.run import compiled
-from sim.order import order_of
-from sim.transfers import make_flow
+from sim.policy.as_data import order_of
 
 BANDWIDTH = 25 * 10**9
 """Of every link, in bytes/s: 25 bytes a ns."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bench_engine import raw_timeouts
 
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 
 NOTED = 15.0
 """Raw timeouts a task or transfer."""

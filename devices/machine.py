@@ -5,7 +5,7 @@ laid over those of the preset, and only the result is read, so that every number
 changed, or set to zero, by itself::
 
     {preset: h200-sxm, streams: 2, launch_latency: 0}
-          |                     merge (devices.fields)
+          |                     merge (devices.describe.fields)
           v                              |
     {kind: gpu, sms: 132, launch_latency: 2us, ...}  ──read_fields──► values ──gpu.build──► Device
 """
@@ -18,18 +18,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from devices.common import common_arguments
-from devices.cost_spec import make_cost
-from devices.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
-from devices.links import make_links, matching
+from devices.cost.cost_description import make_cost
+from devices.describe.common_arguments import common_arguments
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
+from devices.describe.links import make_links, matching
 from devices.presets import device_preset, machine_preset
-from sim.errors import InputError, located
-from sim.model import Device, Host, Machine
-from sim.plugins import Origin
+from sim.machine.device import Device
+from sim.machine.machine import Host, Machine
+from sim.words.errors import InputError, located
+from sim.words.plugins import Origin
 
 __all__ = ["described_devices", "make_device", "make_machine"]
 
-_BUILDERS: Final = {kind: f"devices.{kind}" for kind in ("cpu", "gpu", "npu")}
+_BUILDERS: Final = {kind: f"devices.kinds.{kind}" for kind in ("cpu", "gpu", "npu")}
 """The module whose ``build`` makes a device of the kind; imported when a machine has one."""
 
 
@@ -43,7 +44,7 @@ def make_device(
     name : str
         What it is called: ``"gpu0"``.
     spec : mapping
-        Keys of `devices.fields.DEVICE_FIELDS`; what is left out is the ideal.
+        Keys of `devices.describe.fields.DEVICE_FIELDS`; what is left out is the ideal.
     directory : Path, optional
         Where relative paths in it begin, usually the folder of the scenario file.
     allow_code : bool
@@ -64,7 +65,7 @@ def make_device(
     >>> make_device("gpu0", {"kind": "gpu", "stream": 2})
     Traceback (most recent call last):
         ...
-    sim.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
+    sim.words.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
     """
     origin = Origin(directory, allow_code)
     with located(name):
@@ -133,7 +134,7 @@ def make_machine(
     Parameters
     ----------
     spec : mapping
-        Keys of `devices.fields.MACHINE_FIELDS`. A device with a ``count`` stands for several, called
+        Keys of `devices.describe.fields.MACHINE_FIELDS`. A device with a ``count`` stands for several, called
         ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes that one alone. With a
         machine ``preset``, devices and links of the same name are laid over those of the preset, others are
         added.

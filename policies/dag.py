@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from sim import Graph
-from sim.graph import Csr
+from sim.graph.csr import Csr
 
 __all__ = ["Dag", "dag_of", "least_first"]
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["Runtime"]
+__all__ = ["Runtime", "pipedream", "torchgpipe"]
 
 
 class Runtime(Mapping[str, Any]):
@@ -105,4 +105,19 @@ cuda_graph: Final = Runtime(
     linearize="topological",
     streams="per-branch",
     launch="cuda-graph",
+)
+
+
+torchgpipe: Final = Runtime(
+    "torchgpipe: GPipe, backward passes last in, first out, all but the last micro-batch recomputed",
+    name="gpipe",
+    order="lifo",
+    checkpoint="except_last",
+)
+
+
+pipedream: Final = Runtime(
+    "PipeDream: asynchronous 1F1B with stashed weights, no recomputation",
+    name="pipedream",
+    checkpoint="never",
 )

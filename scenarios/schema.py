@@ -10,9 +10,9 @@
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
 
-The machine's part is in `scenarios.schema_machine`, each kind of workload in `scenarios.workloads`.
-A key that is not known here is an error, except in ``policy``, where it is an option of the policy, which
-`scenarios.decisions` checks.
+The machine's part is in `scenarios.fields.machine_fields`, each kind of workload in
+`scenarios.work.registry`. A key that is not known here is an error, except in ``policy``, where it is an
+option of the policy, which `scenarios.run.decisions` checks.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import (
-    BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     JsonValue,
     PlainValidator,
     Tag,
-    WithJsonSchema,
     create_model,
 )
 
-from scenarios.choices import AnyChoice
-from scenarios.document import hint
-from scenarios.memory import MemoryFields
-from scenarios.noise import NoiseFields, Spread
-from scenarios.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
-from scenarios.schema_machine import AnyMachine
-from scenarios.workloads import Workload, every_kind, kind_names, kind_of, kinds_in
-from sim.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
+from scenarios.fields.machine_fields import AnyMachine
+from scenarios.fields.memory_fields import MemoryFields
+from scenarios.fields.noise_fields import NoiseFields, Spread
+from scenarios.fields.policy_fields import (
+    AnyPolicy,
+    AnyVariant,
+    Expect,
+    Knowledge,
+    Policy,
+)
+from scenarios.file.document import hint
+from scenarios.file.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
+from scenarios.work.registry import every_kind, kind_names, kind_of, kinds_in
+from scenarios.work.workload import Workload
+from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 
-__all__ = ["Condition", "Policy", "ScenarioFile", "Variant", "json_schema", "json_schema_text"]
+__all__ = ["ScenarioFile", "json_schema", "json_schema_text"]
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 MOST_TASKS: Final = 100_000_000
 """Most tasks of a run, iterations times ops: more do not fit in the memory of a large host."""
-
-Knowledge = Literal["exact", "mean", "estimate", "none"]
 
 
 # -- workload --------------------------------------------------------------------------------------
@@ -75,95 +77,7 @@ def _workload(value: Any) -> Workload:
 # -- policy ----------------------------------------------------------------------------------------
 
 
-class Policy(Strict):
-    """The policy and the other decisions; further keys are the policy's options."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
-    runtime: Annotated[Name | None, Field(description="a named set of decisions (`sim runtimes`)")] = None
-    placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
-    streams: Annotated[AnyChoice | None, Field(description="which stream each op is launched on")] = None
-    linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
-    compile: Annotated[
-        list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
-    ] = None
-    synchronisation: Annotated[
-        Literal["completion", "issue"] | None,
-        Field(description="tasks are eligible when their inputs are computed, or when they are issued"),
-    ] = None
-    launch: Annotated[
-        Literal["op", "cuda-graph"] | None,
-        Field(description="launch ops one by one (default), or those of a device as one CUDA graph"),
-    ] = None
-    knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the policy: keys that are no decision of their own."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-def _policy(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-AnyPolicy = Annotated[Policy, BeforeValidator(_policy)]
-
-
 # -- expect ----------------------------------------------------------------------------------------
-
-
-class Condition(Strict):
-    """What a result must be; `scenarios.expect` reads the values, as their unit depends on the result."""
-
-    equals: JsonValue = None
-    at_most: JsonValue = None
-    at_least: JsonValue = None
-    tolerance: Annotated[
-        JsonValue, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
-    ] = None
-
-
-def _condition(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"equals": value}
-
-
-_CONDITION_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": ["string", "number", "array"]},
-        {
-            "type": "object",
-            "properties": {
-                key: {"type": ["string", "number", "array"]}
-                for key in ("equals", "at_most", "at_least", "tolerance")
-            },
-            "additionalProperties": False,
-        },
-    ]
-}
-Expect = Annotated[
-    dict[str, Annotated[Condition, BeforeValidator(_condition), WithJsonSchema(_CONDITION_SCHEMA)]],
-    Field(
-        default_factory=dict,
-        description="results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
-        "to {equals, at_most, at_least, tolerance} or a plain value",
-    ),
-]
-
-
-class Variant(Policy):
-    """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
-
-    label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
-    set: Annotated[
-        dict[str, JsonValue],
-        Field(default_factory=dict, description="other changes: dotted path to value, as for --set"),
-    ]
-    expect: Expect
-
-
-AnyVariant = Annotated[Variant, BeforeValidator(_policy)]
 
 
 # -- the whole -------------------------------------------------------------------------------------

@@ -12,26 +12,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sim.graph import Graph
-    from sim.graph_builder import GraphBuilder
-    from sim.job import Job
-    from sim.model import Device, Host, Issuer, Link, Machine, Policy, Task
-    from sim.plan import Plan
+    from sim.graph.builder import GraphBuilder
+    from sim.graph.graph import Graph
+    from sim.job.job import Job
+    from sim.machine.device import Device
+    from sim.machine.link import Link
+    from sim.machine.machine import Host, Machine
+    from sim.machine.task import Issuer, Task
+    from sim.policy.policy import Policy
+    from sim.record.plan import Plan
     from sim.simulation import simulate
     from sim.trace import Trace
 
 _WHERE: Final = {
-    "Device": "sim.device",
-    "Graph": "sim.graph",
-    "GraphBuilder": "sim.graph_builder",
-    "Host": "sim.machine",
-    "Issuer": "sim.task",
-    "Job": "sim.job",
-    "Link": "sim.machine",
-    "Machine": "sim.machine",
-    "Plan": "sim.plan",
-    "Policy": "sim.policy",
-    "Task": "sim.task",
+    "Device": "sim.machine.device",
+    "Graph": "sim.graph.graph",
+    "GraphBuilder": "sim.graph.builder",
+    "Host": "sim.machine.machine",
+    "Issuer": "sim.machine.task",
+    "Job": "sim.job.job",
+    "Link": "sim.machine.link",
+    "Machine": "sim.machine.machine",
+    "Plan": "sim.record.plan",
+    "Policy": "sim.policy.policy",
+    "Task": "sim.machine.task",
     "Trace": "sim.trace",
     "simulate": "sim.simulation",
 }

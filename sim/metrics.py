@@ -23,13 +23,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.bounds import bounds
-from sim.core_use import cores_of, used_core_ns
+from sim.analysis.bounds import bounds
+from sim.analysis.core_use import cores_of, used_core_ns
+from sim.analysis.memory_use import peak_bytes
+from sim.analysis.transfers_on_links import transfers_on_links
 from sim.explain.idle import idle_reasons
-from sim.graph import IntArray
-from sim.intervals import union
-from sim.memory_use import peak_bytes
-from sim.trace import Trace
+from sim.record.record import Record
+from sim.words.intervals import union
 
 __all__ = ["SCHEMA", "DeviceUse", "LinkUse", "device_use", "link_use", "summary"]
 
@@ -93,7 +93,7 @@ class LinkUse:
     utilisation: float
 
 
-def device_use(trace: Trace) -> dict[str, DeviceUse]:
+def device_use(trace: Record) -> dict[str, DeviceUse]:
     """Return how each device was used, by name, in machine order.
 
     Examples
@@ -132,7 +132,7 @@ def device_use(trace: Trace) -> dict[str, DeviceUse]:
     }
 
 
-def link_use(trace: Trace) -> dict[str, LinkUse]:
+def link_use(trace: Record) -> dict[str, LinkUse]:
     """Return how each link was used, by name, in machine order."""
     row, link = transfers_on_links(trace)
     n = len(trace.job.machine.links)
@@ -146,22 +146,7 @@ def link_use(trace: Trace) -> dict[str, LinkUse]:
     }
 
 
-def transfers_on_links(trace: Trace) -> tuple[IntArray, IntArray]:
-    """Return (row of the transfer, link) for every link that a transfer crosses, by link, then row."""
-    machine = trace.job.machine
-    pair = trace.transfers["source"] * len(machine.devices) + trace.transfers["destination"]
-    rows, links = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for p in np.unique(pair).tolist():
-        mine = np.flatnonzero(pair == p)
-        for k in machine.route(*divmod(p, len(machine.devices))):
-            rows.append(mine)
-            links.append(np.full(len(mine), k))
-    row, link = np.concatenate(rows), np.concatenate(links)
-    order = np.lexsort((row, link))
-    return row[order], link[order]
-
-
-def _peaks(trace: Trace) -> dict[str, tuple[int, int | None]]:
+def _peaks(trace: Record) -> dict[str, tuple[int, int | None]]:
     """Return the most bytes in use and reserved on each device."""
     log = trace.memory
     if log is None:
@@ -179,14 +164,14 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def summary(trace: Trace) -> dict[str, Any]:
+def summary(trace: Record) -> dict[str, Any]:
     """Return the object that ``sim run --json`` prints.
 
     What a trace does not know is left for the caller to fill in: ``scenario`` (None), ``policy`` (the
     name of the policy's class), ``pipeline`` (None), ``expect`` (an empty list).
 
     Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
-    tensors alone take (`sim.memory_use`), and ``peak_reserved_bytes`` is None.
+    tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
     Returns
     -------

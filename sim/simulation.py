@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sim.engine import Memory, Observer
-from sim.engine.collector import collector_paused
-from sim.graph import Graph
-from sim.job import Job, make_job
+from sim.graph.graph import Graph
+from sim.job.build_job import make_job
+from sim.job.context import Context
+from sim.job.job import Job, Linearizer, Placement, StreamAssignment
+from sim.job.noise import Noise
 from sim.kernel.choose import run_job
-from sim.model import Context, Linearizer, Machine, Placement, Policy, StreamAssignment
-from sim.noise import Noise
+from sim.machine.machine import Machine
+from sim.policy.policy import Policy
 from sim.trace import Trace
+from sim.words.collector import collector_paused
 
 __all__ = ["simulate"]
 
@@ -42,7 +45,7 @@ def simulate(
     policy : Policy
         Issues tasks; prepared anew for every run.
     placement, streams, linearize, iterations, knowledge, estimate_error, noise, seed
-        The other decisions; see `sim.job.make_job`.
+        The other decisions; see `sim.job.build_job.make_job`.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     engine : str

@@ -1,150 +1,23 @@
-"""What happened: flat columns, one row per task and one per transfer.
-
-Rows are in the order in which tasks started: by start, round of that instant, lane and id (`sim.rows`).
-Integer columns are numpy arrays of ns, bytes or indices; words (op, kind, device, stream, ...) are looked up
-only when a table is asked for.
-Computing on a trace is in `sim.metrics`, `sim.explain` and `sim.bounds`, drawing in `sim.plot`,
-files in `sim.export`.
-"""
+"""What a run gives: its columns (`sim.record.record`), and what is most often asked of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sim.graph import IntArray
-from sim.job import Job
-from sim.model import Policy, Task
-from sim.rows import Rows, task_rows, transfer_rows
-from sim.transfers import Flow
+from sim.record.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.plan import Plan
+    from sim.record.plan import Plan
 
-__all__ = ["WAITS", "Trace", "Wait"]
-
-
-class Wait:
-    """Why a task did not start when it was ready (codes of the column `wait`)."""
-
-    NONE: Final = 0
-    ISSUER: Final = 1
-    POLICY: Final = 2
-    STREAM: Final = 3
-    EVENT: Final = 4
-    LAUNCH: Final = 5
-    RESOURCES: Final = 6
-    MEMORY: Final = 7
+__all__ = ["Trace"]
 
 
-WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources", "memory")
-"""Words of `Wait`: the issuer was busy; it was free but the policy held the task back (head-of-line
-blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
-kernels; cores, SMs or bandwidth; memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """The outcome of a run.
-
-    Attributes
-    ----------
-    job : Job
-        What ran, where, and what was decided before.
-    flow : Flow
-        Ops and transfers with the edges between them.
-    policy : str
-        Name of the policy's class.
-    tasks : mapping of str to array of int64
-        One row per executed task, in start order: ``id, op, iteration, stream`` (counted over the
-        machine), ``issuer`` (index), ``ready_ns, issue_ns, start_ns, end_ns, wait`` (`Wait`) and
-        ``dead`` (1: skipped by control flow). With control flow also ``frame`` (index into `frames`), and
-        where calls of an allocator took an issuer's time ``calls_ns`` (what it spent before the issue).
-    transfers : mapping of str to array of int64
-        One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
-        indices), ``nbytes, ready_ns, start_ns, end_ns``.
-    memory : mapping of str to array of int64, optional
-        One row per allocation (``change`` > 0) or free (< 0), in order, when an allocator was used:
-        ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change), and the
-        ``tensor`` with its ``iteration`` (-1: there from the beginning).
-    frames : tuple of str
-        Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
-    met : array of int64, shape (meetings, 2)
-        Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
-    engine : str
-        Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
+class Trace(Record):
+    """The outcome of a run, as `simulate` returns it: the columns of `Record`, and ways to go on from
+    there.
     """
-
-    job: Job
-    flow: Flow
-    policy: str
-    tasks: Mapping[str, IntArray]
-    transfers: Mapping[str, IntArray]
-    memory: Mapping[str, IntArray] | None = None
-    frames: tuple[str, ...] = ()
-    met: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    engine: str = "simpy"
-
-    @classmethod
-    def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Trace:
-        """Make the trace of tasks that ran elsewhere."""
-        frames: dict[str, int] = {}
-        rows = task_rows(job.graph, len(tasks), frames)
-        for task in tasks:
-            rows.add(task)
-        return cls.from_rows(job, flow, policy, rows, transfer_rows(0), frames=frames)
-
-    @classmethod
-    def from_rows(
-        cls,
-        job: Job,
-        flow: Flow,
-        policy: Policy,
-        tasks: Rows,
-        transfers: Rows,
-        *,
-        frames: Iterable[str] = (),
-        memory: Mapping[str, IntArray] | None = None,
-        calls: Mapping[int, int] | None = None,
-        met: Sequence[tuple[int, int]] = (),
-    ) -> Trace:
-        """Make the trace of a finished run from the rows it collected (see `sim.rows`)."""
-        columns = tasks.columns()
-        if "op" not in columns:
-            columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
-            columns["dead"] = np.zeros(len(tasks), np.int64)
-        if calls:
-            columns["calls_ns"] = np.array([calls.get(task, 0) for task in columns["id"].tolist()], np.int64)
-        late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
-        by_issuer = columns["issue_ns"] > columns["ready_ns"]
-        columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
-        moved = _transfers(flow, transfers)
-        pairs = np.array(met, np.int64).reshape(-1, 2)
-        return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames), pairs)
-
-    def __len__(self) -> int:
-        """Return the number of tasks that ran."""
-        return len(self.tasks["op"])
-
-    def __repr__(self) -> str:
-        """Return size and makespan."""
-        return f"<Trace {self.job.graph.name!r}: {len(self)} tasks, {self.makespan_ns} ns>"
-
-    @cached_property
-    def makespan_ns(self) -> int:
-        """Time from 0 to the end of the last task or transfer."""
-        return int(max(self.tasks["end_ns"].max(initial=0), self.transfers["end_ns"].max(initial=0)))
-
-    @cached_property
-    def device(self) -> IntArray:
-        """Device index of every task."""
-        return self.job.device_of[self.tasks["op"]]
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the tasks as a table with words for codes (see `sim.export.tables.task_table`)."""
@@ -154,7 +27,7 @@ class Trace:
 
     def plan(self) -> Plan:
         """Return what the run decided: order on every stream, waits, order of issue."""
-        from sim.plan import plan_of
+        from sim.record.plan import plan_of
 
         return plan_of(self)
 
@@ -169,12 +42,3 @@ class Trace:
         from sim.invariants import check
 
         check(self)
-
-
-def _transfers(flow: Flow, transfers: Rows) -> dict[str, IntArray]:
-    """Return the columns of the transfers, in start order."""
-    moved = transfers.columns()
-    which = moved.pop("op") - flow.n_ops
-    for name in ("tensor", "source", "destination", "nbytes"):
-        moved[name] = getattr(flow, name)[which]
-    return moved

@@ -9,7 +9,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Job, Link, Machine, Policy, Trace, simulate
-from sim.model import Placement
+from sim.job.job import Placement
 
 KINDS = ("matmul", "conv", "copy", "add")
 

@@ -54,6 +54,6 @@ def own_clock(monkeypatch: Any, torch: Torch) -> None:
     def now_ns() -> int:
         return int(torch.cuda.host_ms * 1e6)
 
-    for module in ("cuda", "torch_device", "probes"):
-        monkeypatch.setattr(f"devices.real.{module}.now_ns", now_ns)
-    monkeypatch.setattr("devices.real.cuda.run_queue_ns", lambda: None)
+    for module in ("cuda", "torch_device", "gpu_probes"):
+        monkeypatch.setattr(f"validation.gpu.{module}.now_ns", now_ns)
+    monkeypatch.setattr("validation.gpu.cuda.run_queue_ns", lambda: None)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.details import Details
+from sim.machine.device_details import Details
 
 GB = 10**9
 """Bytes a second that are one byte a nanosecond."""

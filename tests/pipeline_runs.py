@@ -7,10 +7,10 @@ from typing import Any
 
 from scenario_texts import write
 
-from scenarios.load import load_scenario
-from scenarios.run import Result, run_scenario
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import load_scenario
 
-FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
+FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 
 GOOD = """\
 name: a pipeline

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
+from policies.placement.lists.list_schedule import Schedule
 from policies.placement.problem import NEVER, Problem
-from policies.placement.schedule import Schedule
 from sim import Device, Graph, GraphBuilder, Link, Machine, Task
-from sim.job import costs_ns
-from sim.model import Context
+from sim.job.context import Context
+from sim.job.costs import costs_ns
 
 # Topcuoglu, Hariri and Wu 2002, IEEE TPDS 13(3), figure 2: ten tasks on three processors.
 COSTS = [

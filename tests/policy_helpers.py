@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from scenarios.studies.runtimes import frameworks
 from sim import Device, Graph, GraphBuilder, Job, Machine, Trace
-from sim.job import make_job
+from sim.job.build_job import make_job
+from studies.runtimes_study import frameworks
 
 FRAMEWORKS = frameworks()
 """The registered runtimes that run any graph; the others are of pipelines."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from scenarios.build.control_flow import cond, while_loop
+from scenarios.ops.control_flow import cond, while_loop
 from sim import Graph, GraphBuilder
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from import_helpers import recorded
 
-from scenarios.allocator_table import Row, allocator_rows, main, markdown
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
+from studies.allocator_table import Row, allocator_rows, main, markdown
 
 MIB = 1 << 20
 

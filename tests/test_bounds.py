@@ -9,9 +9,10 @@ from drawn_runs import draw_run
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.bounds import Bounds, bounds, critical_path_ns, lower_bound_ns
-from sim.critical_path import transfer_ns
-from sim.job import Job, make_job
+from sim.analysis.bounds import Bounds, bounds, critical_path_ns, lower_bound_ns
+from sim.analysis.critical_path import transfer_ns
+from sim.job.build_job import make_job
+from sim.job.job import Job
 
 
 def graph(durations: dict[str, int], edges: dict[str, list[str]]) -> Graph:

@@ -21,13 +21,13 @@ from scenarios.build.data_parallel import (
 from scenarios.build.gpt import gpt_graph
 from scenarios.build.random_dag import branchy, random_dag
 from scenarios.build.transformer import Transformer
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from scenarios.workloads.build import BUILDERS
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from scenarios.work.built import BUILDERS
 from sim import Graph
-from sim.errors import InputError, ScenarioError
-from sim.graph import Role, longest_path_ns
+from sim.graph.graph import Role, longest_path_ns
 from sim.trace import Trace
+from sim.words.errors import InputError, ScenarioError
 
 
 def run(folder: Path, build: str, rest: str = "") -> Trace:

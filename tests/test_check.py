@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from scenarios.check import check_file, scenario_files
-from sim.errors import InputError
+from scenarios.run.check import check_file, scenario_files
+from sim.words.errors import InputError
 
 pytest_plugins = ["pytester"]
 

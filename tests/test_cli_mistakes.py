@@ -9,7 +9,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, changed, write
 
-import scenarios.run
+import scenarios.run.execute
 
 MISTAKES = {
     "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:8:8: workload.ops.b: "),
@@ -153,7 +153,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
         warnings.warn("the sky is falling", stacklevel=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios.run, "make_job", warn)
+    monkeypatch.setattr(scenarios.run.execute, "make_job", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = sim("run", write(tmp_path))
@@ -162,7 +162,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenarios.run, "make_job", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(scenarios.run.execute, "make_job", lambda *a, **k: 1 / 0)
     assert isinstance(sim("run", write(tmp_path)).exception, ZeroDivisionError)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.load import load_scenario
+from scenarios.run.load import load_scenario
 
 STREAMS = """\
 machine: {devices: {gpu0: {kind: gpu, streams: 2}}}

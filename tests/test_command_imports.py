@@ -10,8 +10,20 @@ import pytest
 
 HEAVY = (
     *("pandas", "matplotlib", "plotly", "onnx", "torch", "ortools", "distributed"),
-    *("rich", "devices.memory", "devices.network", "devices.npu", "devices.processor.gpu", "devices.tiled"),
-    *("policies.pipeline", "scenarios.importers", "scenarios.outputs", "scenarios.workloads.pipeline"),
+    *(
+        "rich",
+        "devices.memory",
+        "devices.network",
+        "devices.kinds.npu",
+        "devices.processor.sms.shared_sms",
+        "devices.cost.tiled_cost",
+    ),
+    *(
+        "policies.pipeline",
+        "scenarios.importers",
+        "scenarios.report.outputs",
+        "scenarios.work.pipeline.pipeline_workload",
+    ),
 )
 TELL = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
 
@@ -24,9 +36,9 @@ def imported(root: Path, *words: str) -> set[str]:
 
 
 def test_a_plain_run_imports_nothing_heavy(root: Path) -> None:
-    assert imported(root, "run", "scenarios/branches.yaml").isdisjoint(HEAVY)
+    assert imported(root, "run", "scenarios/examples/branches.yaml").isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
 def test_help_imports_no_part_of_the_simulator(root: Path, words: list[str]) -> None:
-    assert imported(root, *words).isdisjoint({"numpy", "simpy", "yaml", "scenarios.load"})
+    assert imported(root, *words).isdisjoint({"numpy", "simpy", "yaml", "scenarios.run.load"})

@@ -9,10 +9,10 @@ import pytest
 from cli_runner import sim
 
 from scenarios.importers import read_graph
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim import plugins
-from sim.errors import ScenarioError
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words import plugins
+from sim.words.errors import ScenarioError
 
 TEXT = """\
 machine: {devices: {gpu0: {kind: gpu, issue_cost: 1us}}}

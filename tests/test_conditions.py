@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.conditions import RULES
-from scenarios.load import load_scenario
-from scenarios.run import job_of, run_scenario
-from sim.errors import ScenarioError
+from scenarios.run.conditions import RULES
+from scenarios.run.execute import job_of, run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
 
 OPS = "workload: {ops: {a: {duration: 10us, output: 1MB}, b: {duration: 10us, inputs: [a]}}}"
 INNER = OPS.partition(" ")[2]

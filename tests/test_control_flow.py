@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
-from policies.issue.tensorflow_executor import TensorFlowExecutor
-from scenarios.build.control_flow import cond, while_loop
+from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
-from sim.errors import GraphError, RunError
-from sim.frames import CONTROL_FLOW_KINDS
+from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.words.errors import GraphError, RunError
 
 
 def cpu(workers: int = 1) -> Machine:
@@ -317,7 +317,7 @@ def test_bad_control_flow_is_explained() -> None:
 
 
 def test_a_loop_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim.control_flow import TaggedTokenReadiness
+    from sim.readiness.tokens import TaggedTokenReadiness
 
     monkeypatch.setattr(TaggedTokenReadiness, "MAX_ITERATIONS", 50)
     with pytest.raises(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 
 
 def test_a_loop_in_every_kind_of_output(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_bad_control_flow_is_the_users_mistake(tmp_path: Path, ops: str, message
 
 
 def test_a_loop_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim.control_flow import TaggedTokenReadiness
+    from sim.readiness.tokens import TaggedTokenReadiness
 
     monkeypatch.setattr(TaggedTokenReadiness, "MAX_ITERATIONS", 50)
     path = tmp_path / "s.yaml"

@@ -13,25 +13,28 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from devices.cost.attention import AttentionParameters, attention_ns
-from devices.cost.crossval import cross_validate, errors, folds_by
-from devices.cost.fit import main
 from devices.cost.fitted import load_fit, read_fit
-from devices.cost.gemm import GemmParameters, gemm_ns
-from devices.cost.measured import (
+from devices.cost.formulas.attention import AttentionParameters, attention_ns
+from devices.cost.formulas.gemm import GemmParameters, gemm_ns
+from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters
+from devices.cost.formulas.parameters import from_mapping, from_vector, ranges, to_mapping, to_vector
+from devices.cost.tables.attention_axes import attention_axes
+from devices.cost.unreliable import UnreliableCostWarning
+from sim.words.errors import InputError, UnknownNameError
+from studies.h200.crossval import cross_validate, errors, folds_by
+from studies.h200.docs_tables import renewed
+from studies.h200.fit import main
+from studies.h200.measured import (
     ATTENTION_FILE,
     COLLECTIVE_FILE,
     GEMM_FILE,
-    attention_axes,
     attention_table,
     collective_table,
     gemm_table,
     read_columns,
 )
-from devices.cost.nccl import COLLECTIVES, NcclParameters
-from devices.cost.optimise import minimise_in_box, nelder_mead
-from devices.cost.parameters import from_mapping, from_vector, ranges, to_mapping, to_vector
-from devices.cost.predictors import (
+from studies.h200.optimise import minimise_in_box, nelder_mead
+from studies.h200.predictors import (
     KNOWN_REGIONS,
     Problem,
     attention_problem,
@@ -40,9 +43,6 @@ from devices.cost.predictors import (
     gemm_problem,
     trainers,
 )
-from devices.cost.report import renewed
-from devices.cost.unreliable import UnreliableCostWarning
-from sim.errors import InputError, UnknownNameError
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("SIM_DATA", REPOSITORY.parent / "shared" / "data")) / "h200"
@@ -199,7 +199,7 @@ def write_tables(folder: Path) -> None:
 def test_the_program_writes_what_the_simulator_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devices.cost.predictors._ITERATIONS", 30)  # enough to see that it runs and improves
+    monkeypatch.setattr("studies.h200.predictors._ITERATIONS", 30)  # enough to see that it runs and improves
     write_tables(tmp_path)
     arguments = ["--data", str(tmp_path), "--folds", "3", "--out"]
     assert main([*arguments, str(tmp_path / "one.json")]) == 0

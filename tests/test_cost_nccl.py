@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.fitted import load_fit
-from devices.cost.nccl import COLLECTIVES, NcclParameters, collective_ns
-from sim.errors import InputError, UnknownNameError
+from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters, collective_ns
+from sim.words.errors import InputError, UnknownNameError
 
 # Protocol LL: 100 ns a step at 1 B/ns. The others, the switch and the copy: never, or free.
 BARE = NcclParameters(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.roofline import KindEfficiency, Roofline, roofline_ns
-from sim.errors import InputError
+from devices.cost.formulas.roofline import KindEfficiency, Roofline, roofline_ns
+from sim.words.errors import InputError
 
 SIZES = st.integers(0, 10**15)
 RATES = st.integers(10**9, 10**16)  # at worst 10^15 / 10^9 s / 0.001 = 10^18 ns

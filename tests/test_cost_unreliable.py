@@ -13,12 +13,13 @@ from cli_runner import sim
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.nccl import COLLECTIVES
+from devices.cost.formulas.nccl import COLLECTIVES
+from devices.cost.plain_rooflines import warn_of_plain_rooflines
 from devices.cost.unreliable import ALLOWANCES, PlainRooflineWarning, may_take_twice
 from devices.machine import make_machine
-from devices.rooflines import warn_of_plain_rooflines
 from sim import GraphBuilder
-from sim.job import Job, make_job
+from sim.job.build_job import make_job
+from sim.job.job import Job
 
 # Of an H100 SXM (devices/presets/h100-sxm.yaml): 989.4 TFLOP/s in bf16, 3.35 TB/s.
 SHORT = {"bytes_read": 33_500_000, "dtype": "bf16"}  # 10 us:  30 + 10 / 0.85 = 41.8 > 20

@@ -15,9 +15,10 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.linearize.depth_first import DepthFirst
 from policies.streams.per_branch import PerBranch
 from policies.streams.single import Single
-from scenarios.load import Case, Scenario, load_scenario
-from sim import Policy, plugins
-from sim.errors import ScenarioError
+from scenarios.run.load import Case, Scenario, load_scenario
+from sim import Policy
+from sim.words import plugins
+from sim.words.errors import ScenarioError
 
 
 def load(folder: Path, policy: str, more: str = "") -> Scenario:

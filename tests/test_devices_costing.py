@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.roofline import KindEfficiency
-from devices.cost.table import Axis, CostTable
-from devices.cost.table_file import save_table
-from devices.cost_spec import make_cost
-from devices.costing import FirstCost, FixedCost, RooflineCost, TableCost, dtype_name
-from devices.fields import DEVICE_FIELDS, read_fields
+from devices.cost.cost_description import make_cost
+from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost, TableCost, dtype_name
+from devices.cost.formulas.roofline import KindEfficiency
+from devices.cost.tables.cost_table import Axis, CostTable
+from devices.cost.tables.table_file import save_table
+from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.machine import make_device
-from sim import Device, Graph, GraphBuilder, Machine, plugins
-from sim.errors import InfeasibleError, InputError
-from sim.job import costs_ns, make_job
-from sim.units import round_half_up
+from sim import Device, Graph, GraphBuilder, Machine
+from sim.job.build_job import make_job
+from sim.job.costs import costs_ns
+from sim.words import plugins
+from sim.words.errors import InfeasibleError, InputError
+from sim.words.units import round_half_up
 
 GPU = Device("gpu0")
 

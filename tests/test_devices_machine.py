@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from devices.cpu import speedup
-from devices.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, merge, read_fields
+from devices.describe.fields import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    LINK_FIELDS,
+    MACHINE_FIELDS,
+    TYPES,
+    merge,
+    read_fields,
+)
+from devices.kinds.cpu import speedup
 from devices.machine import described_devices, make_device, make_machine
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
-from sim.errors import InputError, UnitError, UnknownNameError
+from sim.words.errors import InputError, UnitError, UnknownNameError
 
 
 def test_a_bare_cpu_is_ideal() -> None:

@@ -9,8 +9,8 @@ import pytest
 from cli_runner import sim
 from scenario_texts import write
 
-from scenarios.load import load_scenario
-from scenarios.run import run_case
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
 from scenarios.schema import ScenarioFile
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import GOOD, changed, write
 
-from scenarios.document import Document
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from scenarios.yaml_read import read_yaml_text
-from sim.errors import ScenarioError
+from scenarios.file.document import Document
+from scenarios.file.yaml_read import read_yaml_text
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
 
 
 def document(text: str) -> Document:

@@ -9,7 +9,7 @@ import pytest
 
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
-from sim.errors import InfeasibleError, InputError, RunError, StuckError
+from sim.words.errors import InfeasibleError, InputError, RunError, StuckError
 
 
 def graph_of(

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
+from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.sequential import Sequential
-from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.work_queues import KeepFirst, StreamStacks
-from scenarios.build.control_flow import cond, while_loop
+from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 
 CPU = Machine((Device("cpu0", "cpu", workers=1),))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from scenarios.expect import RESULTS
-from scenarios.load import load_scenario
-from scenarios.run import Result, run_scenario
-from sim.errors import ScenarioError
+from scenarios.fields.expect import RESULTS
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
 
 
 def run(folder: Path, expect: str, text: str = GOOD) -> Result:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 from drawn_runs import draw_run
 
-from devices.memory.spec import MemorySpec
-from devices.memory.tensors import tensor_memory
+from devices.memory.memory_description import MemorySpec
+from devices.memory.run.tensors import tensor_memory
 from devices.network import make_network
-from devices.processor.cores import CorePool
+from devices.processor.cores.core_pool import CorePool
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.control_flow import cond, while_loop
-from scenarios.why import makespan_parts
+from scenarios.ops.control_flow import cond, while_loop
+from scenarios.report.why import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
 from sim.explain import (
     Step,
@@ -26,9 +26,9 @@ from sim.explain import (
     idle_reasons,
     largest_gaps,
 )
-from sim.explain.facts import Facts
+from sim.explain.derived_columns import Facts
 from sim.metrics import device_use
-from sim.trace import Wait
+from sim.record.record import Wait
 
 ISSUE = ReadyQueue(synchronisation="issue")
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from sim.explain.path import executed_path
 
 
 @pytest.mark.parametrize("parallel_iterations", [1, 2, 3, 6])
 def test_full_windows_are_causes(parallel_iterations: int) -> None:
     scenario = load_scenario(
-        Path(__file__).parent.parent / "scenarios" / "loop.yaml",
+        Path(__file__).parent.parent / "scenarios" / "examples" / "loop.yaml",
         sets=[f"workload.ops.loop.attributes.parallel_iterations={parallel_iterations}"],
     )
     trace = run_scenario(scenario).trace

@@ -15,8 +15,8 @@ from trace_examples import two_streams
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Host, Link, Machine, simulate
-from sim.errors import InputError
 from sim.export.chrome import chrome_events, write_chrome
+from sim.words.errors import InputError
 
 
 def test_slices_say_what_ran_where_and_when() -> None:

@@ -13,11 +13,11 @@ from drawn_runs import draw_run
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.outputs import Outputs
+from scenarios.report.outputs import Outputs
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.errors import InputError, MissingExtraError
 from sim.export.chrome import chrome_events
 from sim.export.perfetto import write_perfetto
+from sim.words.errors import InputError, MissingExtraError
 
 
 class Slice(NamedTuple):

@@ -16,10 +16,10 @@ from drawn_runs import draw_run
 from devices.network import make_network
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.control_flow import cond
+from scenarios.ops.control_flow import cond
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.errors import InputError
 from sim.export.tables import TABLE_ENDINGS, task_table, transfer_table, write_table
+from sim.words.errors import InputError
 
 COLUMNS = [
     "op",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.check import is_scenario
-from scenarios.document import Document
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim.errors import ScenarioError
+from scenarios.file.document import Document
+from scenarios.run.check import is_scenario
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
 
 BASE = """\
 machine: {devices: {cpu0: {kind: cpu, cores: 1}}}

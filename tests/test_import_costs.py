@@ -9,10 +9,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.importers.dtypes import BITS, FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
-from scenarios.importers.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
-from scenarios.importers.op_formulas import measured_shape
-from sim.errors import GraphError, UnknownNameError
+from scenarios.ops.dtypes import BITS, FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
+from scenarios.ops.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
+from scenarios.ops.op_formulas import measured_shape
+from sim.words.errors import GraphError, UnknownNameError
 
 small = st.integers(1, 4)
 

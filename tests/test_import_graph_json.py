@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from import_helpers import REPOSITORY, columns
 
 from scenarios.importers.batching import at_batch, is_straight, slope_between
-from scenarios.importers.graph_file import SCHEMA, json_schema
-from scenarios.importers.graph_json import read_graph, recognises, write_graph
+from scenarios.importers.neutral.graph_file import SCHEMA, json_schema
+from scenarios.importers.neutral.graph_json import read_graph, recognises, write_graph
 from sim import GraphBuilder
-from sim.errors import GraphError, InputError
+from sim.words.errors import GraphError, InputError
 
 amount = st.integers(0, 2**40)
 word = st.text(min_size=1, max_size=8)

@@ -6,9 +6,9 @@ import pytest
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
-from scenarios.importers.kineto import load
-from scenarios.importers.kineto_events import kind_of
-from sim.errors import InputError
+from scenarios.importers.traces.kineto import load
+from scenarios.importers.traces.kineto_events import kind_of
+from sim.words.errors import InputError
 
 RECORDED = {
     # file: (GPU tasks, launched before the trace begins)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.importers.torch_export import import_torch
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim.errors import InputError, ScenarioError, UnknownNameError
-from sim.graph import Graph, Role
+from scenarios.importers.torch.torch_export import import_torch
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.graph.graph import Graph, Role
+from sim.words.errors import InputError, ScenarioError, UnknownNameError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of PyTorch about its own inside

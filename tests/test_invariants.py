@@ -12,10 +12,10 @@ from drawn_runs import draw_policy, draw_run
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.control_flow import cond, while_loop
+from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.errors import InvariantError
-from sim.graph import IntArray
+from sim.words.arrays import IntArray
+from sim.words.errors import InvariantError
 
 
 def two_gpus() -> Trace:

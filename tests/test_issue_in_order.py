@@ -8,9 +8,9 @@ from policy_helpers import FIVE, cpu, gpu, graph_of, spans
 from devices.network import make_network
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.program import Program
+from policies.linearize.user_order import Program
 from sim import Device, GraphBuilder, Host, Job, Link, Machine, simulate
-from sim.errors import InputError, StuckError
+from sim.words.errors import InputError, StuckError
 
 #   n0 ──► n1 ──► n2        n3 is ready at once, but comes after n1 and n2 in the program
 BLOCKED = {"n0": [], "n1": ["n0"], "n2": ["n1"], "n3": []}

@@ -11,8 +11,8 @@ from policies.issue.critical_path import CriticalPath
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Machine, Policy, simulate
-from sim.errors import InputError
-from sim.graph import longest_path_ns
+from sim.graph.graph import longest_path_ns
+from sim.words.errors import InputError
 
 LISTS = [ReadyQueue(), ReadyQueue("lifo"), OutOfOrder(), CriticalPath()]
 

@@ -11,8 +11,8 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.streams.round_robin import RoundRobin
 from sim import Device, Graph, GraphBuilder, Issuer, Job, Machine, Policy, Task, simulate
-from sim.errors import InputError
-from sim.model import Placement
+from sim.job.job import Placement
+from sim.words.errors import InputError
 
 #   n0 ──► n1 ──► n2        n3, n4 and n5 wait for nobody
 PROGRAM = {"n0": [], "n1": ["n0"], "n2": ["n1"], "n3": [], "n4": [], "n5": []}

@@ -19,9 +19,9 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, Replay
 from policies.streams.per_branch import PerBranch
 from sim import Device, Machine, Policy, Trace, simulate
-from sim.errors import InputError, UnknownNameError
-from sim.model import Placement
-from sim.plan import Plan
+from sim.job.job import Placement
+from sim.record.plan import Plan
+from sim.words.errors import InputError, UnknownNameError
 
 TWO = Machine((Device("gpu0", streams=2), Device("gpu1")))
 

@@ -16,24 +16,24 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from devices.network import make_network
-from devices.processor.cores import CorePool
-from devices.processor.leftover import LeftoverSMs
+from devices.processor.cores.core_pool import CorePool
+from devices.processor.sms.leftover import LeftoverSMs
 from policies.issue.critical_path import CriticalPath
+from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Replay
 from policies.issue.sequential import Sequential
-from policies.issue.work_queues import KeepFirst, StreamStacks
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
-from sim.details import Details
-from sim.errors import InputError, StuckError
-from sim.job import make_job
+from sim.job.build_job import make_job
+from sim.job.job import Placement
+from sim.job.noise import Noise
 from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
-from sim.model import Placement
-from sim.noise import Noise
-from sim.trace import Wait
+from sim.machine.device_details import Details
+from sim.record.record import Wait
+from sim.words.errors import InputError, StuckError
 from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags
 

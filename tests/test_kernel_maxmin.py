@@ -19,13 +19,13 @@ from devices.network import make_network
 from devices.network.columns import network_columns
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
-from sim.details import Details
-from sim.job import make_job
+from sim.job.build_job import make_job
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
 from sim.kernel.routes import NEVER, Routes
 from sim.kernel.run import compiled, run
-from sim.task import Task
+from sim.machine.device_details import Details
+from sim.machine.task import Task
 
 SEQUENCES = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300
 """How many random sequences of changes are drawn."""

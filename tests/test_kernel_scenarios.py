@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.load import load_scenario
-from scenarios.run import job_of
+from scenarios.run.execute import job_of
+from scenarios.run.load import load_scenario
 from sim.engine import Engine
 from sim.kernel.run import run
 from sim.trace import Trace

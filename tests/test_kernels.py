@@ -11,12 +11,13 @@ from types import ModuleType
 
 import pytest
 
-from devices.kernels import Kernel, KernelCost, OpFacts, kernel, kernels
+from devices.cost.registered_kernels import Kernel, KernelCost, OpFacts, kernel, kernels
 from devices.machine import make_device
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim import Device, Graph, GraphBuilder, plugins
-from sim.errors import InputError, UnknownNameError
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim import Device, Graph, GraphBuilder
+from sim.words import plugins
+from sim.words.errors import InputError, UnknownNameError
 
 
 def blocks(root: Path) -> dict[str, str]:

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import write
 
-from devices.launch import as_cuda_graphs, launched, with_legacy_streams
+from devices.kinds.launches import as_cuda_graphs, launched, with_legacy_streams
 from devices.machine import make_device
 from policies.issue.in_order import InOrder
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Job, Machine, Trace
 from sim.engine import Engine
-from sim.errors import InputError
-from sim.job import make_job
+from sim.job.build_job import make_job
+from sim.words.errors import InputError
 
 
 class Lanes:

@@ -11,12 +11,12 @@ from policies.linearize.critical_path_first import CriticalPathFirst
 from policies.linearize.depth_first import DepthFirst
 from policies.linearize.memory_aware import MemoryAware
 from policies.linearize.priority import Priority
-from policies.linearize.program import Program
 from policies.linearize.reverse_depth_first import ReverseDepthFirst
 from policies.linearize.topological import Topological
+from policies.linearize.user_order import Program
 from sim import Graph, GraphBuilder
-from sim.errors import InputError, UnknownNameError
-from sim.model import Linearizer
+from sim.job.job import Linearizer
+from sim.words.errors import InputError, UnknownNameError
 
 ALL = [
     Topological(),

@@ -28,10 +28,10 @@ from devices.memory import (
     read_allocator,
     virtual_devices,
 )
+from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.plan import Lifetime, plan_greedy
-from devices.memory.segmented import SegmentedAllocator
-from sim import plugins
-from sim.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
+from sim.words import plugins
+from sim.words.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 
 MIB = 1 << 20
 

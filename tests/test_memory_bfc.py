@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from devices.memory import Allocator, BfcAllocator, Block, DeviceMemory
-from sim.errors import InputError, OutOfMemoryError
+from sim.words.errors import InputError, OutOfMemoryError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

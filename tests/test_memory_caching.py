@@ -7,7 +7,7 @@ import random
 import pytest
 
 from devices.memory import Block, CachingAllocator, DeviceMemory
-from sim.errors import InputError, InvariantError, OutOfMemoryError
+from sim.words.errors import InputError, InvariantError, OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
 

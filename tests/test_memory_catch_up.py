@@ -10,15 +10,15 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.bfc import BfcAllocator
-from devices.memory.caching import CachingAllocator
-from devices.memory.lifetimes import Lifetimes
-from devices.memory.pool import PoolAllocator
-from devices.memory.spec import MemorySpec
-from devices.memory.tensors import tensor_memory
+from devices.memory.allocators.bfc import BfcAllocator
+from devices.memory.allocators.caching import CachingAllocator
+from devices.memory.allocators.pool import PoolAllocator
+from devices.memory.memory_description import MemorySpec
+from devices.memory.run.tensor_lifetimes import Lifetimes
+from devices.memory.run.tensors import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Job, Machine, simulate
-from sim.errors import OutOfMemoryError, StuckError
+from sim.words.errors import OutOfMemoryError, StuckError
 
 ALLOCATORS = {"pool": PoolAllocator, "bfc": BfcAllocator, "caching": CachingAllocator}
 
@@ -120,7 +120,7 @@ def test_done_later_is_done_the_same(
 ) -> None:
     ops = drawn(seed, n)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("devices.memory.tensors.AT_ONCE", at_once)
+        patch.setattr("devices.memory.run.tensors.AT_ONCE", at_once)
         later = outcome(ops, allocator, iterations, capacity, issue_ns)
         patch.setattr(Lifetimes, "room", lambda self: None)
         at_once_ = outcome(ops, allocator, iterations, capacity, issue_ns)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from devices.machine import make_device
 from devices.memory import Block, PoolAllocator, VirtualDevices, make_allocator, read_allocator
 from devices.memory.groups import Groups
-from scenarios.load import load_scenario
-from scenarios.run import Result, run_scenario
-from sim.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError, StuckError
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError, StuckError
 
-SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "shared_gpu.yaml"
+SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "shared_gpu.yaml"
 
 
 def run(*sets: str) -> Result:

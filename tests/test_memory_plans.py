@@ -26,7 +26,7 @@ from devices.memory.plan import (
     plan_program,
     plan_tokens,
 )
-from sim.errors import InputError, InvariantError, MissingExtraError
+from sim.words.errors import InputError, InvariantError, MissingExtraError
 
 
 def chain(sizes: list[int], outputs: frozenset[int] | None = None) -> Program:

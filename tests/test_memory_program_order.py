@@ -6,13 +6,13 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.program_order import program_events
-from devices.memory.spec import MemorySpec
-from devices.memory.tensors import tensor_memory
+from devices.memory.memory_description import MemorySpec
+from devices.memory.run.planned_order import program_events
+from devices.memory.run.tensors import tensor_memory
 from devices.network import make_network
 from policies.issue.in_order import InOrder
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
-from sim.job import make_job
+from sim.job.build_job import make_job
 
 
 def two_gpus(bandwidth_bytes_per_s: int | None = None) -> Machine:

@@ -24,8 +24,8 @@ from devices.memory import (
     read_events,
     replay,
 )
-from devices.memory.planned import lifetimes_of_events
-from sim.errors import InputError, OutOfMemoryError, UnknownNameError
+from devices.memory.allocators.planned import lifetimes_of_events
+from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
 
 KIB, MIB = 1 << 10, 1 << 20
 

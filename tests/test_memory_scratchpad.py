@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory import Operand, ScratchpadAllocator, tile
-from sim.errors import InfeasibleError, InputError, InvariantError
+from sim.words.errors import InfeasibleError, InputError, InvariantError
 
 KIB = 1 << 10
 

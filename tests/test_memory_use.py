@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy, draw_run
 
-from devices.memory.tensors import MemorySpec, tensor_memory
+from devices.memory.run.tensors import MemorySpec, tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.control_flow import while_loop
+from scenarios.ops.control_flow import while_loop
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.errors import GraphError, InputError
-from sim.memory_use import lifetimes, memory_use, peak_bytes
+from sim.analysis.memory_use import lifetimes, memory_use, peak_bytes
+from sim.words.errors import GraphError, InputError
 
 
 def steps(trace: Trace, device: str, since: str = "start") -> list[tuple[int, int]]:

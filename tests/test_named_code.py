@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim.errors import ScenarioError
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
 
 CODE = """
 import numpy as np
-from devices.memory.pool import PoolAllocator
-from sim.model import CostModel
+from devices.memory.allocators.pool import PoolAllocator
+from sim.machine.device import CostModel
 
 DEVICE = {"kind": "gpu", "launch_latency": "3us"}
 MACHINE = {"devices": {"d": {"kind": "gpu", "launch_latency": "5us"}}}

@@ -11,7 +11,7 @@ from network_helpers import GB, Transfer, arrivals, machine_of, moved
 from devices.network import make_network
 from devices.network.turnstile import Turnstile
 from sim import Link, Machine
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 
 def serial(source: str, destination: str, rate: int = 1, latency_ns: int = 0) -> Link:

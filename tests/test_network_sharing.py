@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of
 
-from devices.events import EqualShare
 from devices.network import flows, max_min
-from devices.network.maxmin import fill
+from devices.sharing.maxmin import fill
+from devices.sharing.virtual_time import EqualShare
 from sim import Link
 
 

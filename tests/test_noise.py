@@ -10,9 +10,9 @@ import pytest
 from policies.issue.critical_path import CriticalPath
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Machine, simulate
-from sim.errors import InputError, UnknownNameError
-from sim.job import make_job
-from sim.noise import Noise
+from sim.job.build_job import make_job
+from sim.job.noise import Noise
+from sim.words.errors import InputError, UnknownNameError
 
 
 def wide(n: int, ns: int = 1_000_000) -> Graph:

@@ -15,14 +15,14 @@ from cli_runner import sim
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.tiles import Stages, best_tiles, blockings, tiled_ns
+from devices.cost.formulas.tiles import Stages, best_tiles, blockings, tiled_ns
 from devices.machine import described_devices, make_device
 from policies.issue.in_order import InOrder
 from policies.streams.per_kind import PerKind
 from sim import GraphBuilder, Machine, simulate
-from sim.errors import InfeasibleError, InputError, UnknownNameError
+from sim.words.errors import InfeasibleError, InputError, UnknownNameError
 
-SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "npu_tiles.yaml"
+SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "npu_tiles.yaml"
 CORE = {
     "kind": "npu",
     "scratchpad": "4096B",

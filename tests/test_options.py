@@ -10,10 +10,10 @@ import pytest
 from scenario_texts import changed, write
 
 from policies.pipeline import generate, options
-from scenarios.load import load_scenario
-from sim import plugins
-from sim.errors import InfeasibleError, InputError, ScenarioError
-from sim.options import misfit, parameters
+from scenarios.run.load import load_scenario
+from sim.words import plugins
+from sim.words.errors import InfeasibleError, InputError, ScenarioError
+from sim.words.options import misfit, parameters
 
 PLAIN: list[Any] = ["x", "", -1, 0, 1.5, True, None, [], {}, [1, "x"], {"a": 1}, 10**30, float("nan"), "5us"]
 """Whatever a hurried hand may write."""

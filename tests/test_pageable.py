@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from devices.machine import make_device, make_machine
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from sim import Graph, GraphBuilder, Policy, Trace, simulate
-from sim.errors import InputError, InvariantError
-from sim.explain.facts import Facts
+from sim.explain.derived_columns import Facts
 from sim.explain.path import executed_path
 from sim.explain.waits import final_waits
-from sim.trace import Wait
+from sim.record.record import Wait
+from sim.words.errors import InputError, InvariantError
 
-SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "pageable.yaml"
+SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "pageable.yaml"
 
 
 def machine(host: dict[str, Any], **gpu: Any) -> Any:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from program_helpers import programs
 
 from devices.machine import make_machine
+from policies.compile.partition import Partition, rendezvous_keys
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.sequential import Sequential
-from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.rewrite.partition import Partition, rendezvous_keys
-from scenarios.build.control_flow import cond, while_loop
-from scenarios.compiling import pinned
+from scenarios.ops.control_flow import cond, while_loop
+from scenarios.run.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 DEVICES = ("cpu0", "cpu1", "cpu2")
 

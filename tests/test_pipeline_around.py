@@ -16,10 +16,10 @@ from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
 from policies.pipeline import Schedule, generate, schedules
-from scenarios.load import load_scenario
-from scenarios.run import run_case, run_scenario
-from sim import plugins
-from sim.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError, StuckError
+from scenarios.run.execute import run_case, run_scenario
+from scenarios.run.load import load_scenario
+from sim.words import plugins
+from sim.words.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError, StuckError
 
 # -- around ------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.load import load_scenario
-from scenarios.run import Result, run_scenario
-from sim.errors import ScenarioError
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
 
 MODEL = "model: {layers: 8, hidden: 1024, heads: 16, sequence: 512}"
 

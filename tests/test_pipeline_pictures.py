@@ -13,9 +13,9 @@ import pytest
 
 import policies.pipeline
 from policies.pipeline import StageTimes, clock_cycles, clock_table, evaluate, generate, picture
-from sim.errors import InputError
+from sim.words.errors import InputError
 
-MODULES = [module.name for module in pkgutil.iter_modules(policies.pipeline.__path__)]
+MODULES = [module.name for module in pkgutil.walk_packages(policies.pipeline.__path__, "policies.pipeline.")]
 
 PICTURES: list[tuple[str, str, dict[str, Any], StageTimes | None]] = [
     ("gpipe", "gpipe", {"ranks": 3, "micro_batches": 4}, None),
@@ -46,14 +46,15 @@ def test_the_picture_is_the_docstrings(
 ) -> None:
     schedule = generate(name, **sizes)
     drawn = picture(schedule, evaluate(schedule, times) if times else None)
-    told = importlib.import_module(f"policies.pipeline.{module}").__doc__ or ""
+    [path] = [each for each in MODULES if each.endswith(f".{module}")]
+    told = importlib.import_module(path).__doc__ or ""
     assert f"``{name}`` with {sizes['ranks']} ranks" in told
     assert textwrap.indent(drawn, "    ") in told, f"\n{drawn}"
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_run(module: str) -> None:
-    failed, _ = doctest.testmod(importlib.import_module(f"policies.pipeline.{module}"))
+    failed, _ = doctest.testmod(importlib.import_module(module))
     assert failed == 0
 
 
@@ -75,7 +76,7 @@ def test_clock_cycles_are_diagonals() -> None:
 
 
 def test_the_clock_table_is_the_docstrings() -> None:
-    told = importlib.import_module("policies.pipeline.clock").__doc__ or ""
+    told = importlib.import_module("policies.pipeline.orders.clock_cycles").__doc__ or ""
     table = [found[0] for line in told.splitlines() if (found := re.search(r"cycle \d .*", line))]
     assert clock_table(4, 3).splitlines() == table
 

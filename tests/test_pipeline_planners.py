@@ -20,12 +20,12 @@ from policies.pipeline.planners import (
     min_max,
     plan_pipedream,
 )
-from scenarios.build.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
-from scenarios.importers.pipedream import read_profile
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.build.pipeline.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
+from scenarios.importers.task_graphs.pipedream_profile import read_profile
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 COSTS = st.lists(st.integers(0, 30), min_size=1, max_size=9)
 

@@ -14,12 +14,12 @@ from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
 from policies.pipeline import StageTimes, evaluate, generate
-from scenarios.check import check_file
-from scenarios.load import load_scenario
-from scenarios.pipeline_compare import COLUMNS, memory_of_rank, pipeline_rows
-from scenarios.run import run_case, run_scenario
-from scenarios.workloads.pipeline import micro_batch_sizes
-from sim.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
+from scenarios.report.pipeline_compare import COLUMNS, memory_of_rank, pipeline_rows
+from scenarios.run.check import check_file
+from scenarios.run.execute import run_case, run_scenario
+from scenarios.run.load import load_scenario
+from scenarios.work.pipeline.pipeline_workload import micro_batch_sizes
+from sim.words.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
 
 # -- the result ------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def test_the_shipped_rates_are_the_published_ones(data_dir: Path) -> None:
     "name", ["stages_1_5b_8x24", "stages_1_5b_8x32", "stages_6_2b_8x24", "stages_14_6b_16x48", "v_6_2b_16x48"]
 )
 def test_published_bubble_rates(name: str) -> None:
-    """Five of the 21 files; ``sim check scenarios/zero_bubble`` runs them all in half a minute."""
+    """Five of the 21 files; ``sim check scenarios/examples/zero_bubble`` runs them all in half a minute."""
     checked = list(check_file(FOLDER / "zero_bubble" / f"{name}.yaml"))
     assert [message for one in checked for message in one.messages] == []
     assert len(checked) >= 4

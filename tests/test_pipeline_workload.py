@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 
 from policies.issue.in_order import InOrder
 from policies.pipeline import generate
-from policies.pipeline.evaluate import StageTimes, evaluate
-from policies.pipeline.memory import StageActivations, peak_activations
-from policies.pipeline.schedule import Schedule
-from scenarios.build.pipeline import AsWritten, PipelineStage, pipeline_graph, plain_machine, slot_name
+from policies.pipeline.orders.pipeline_schedule import Schedule
+from policies.pipeline.timing.activations import StageActivations, peak_activations
+from policies.pipeline.timing.evaluate import StageTimes, evaluate
+from scenarios.build.pipeline.pipeline_graph import (
+    AsWritten,
+    PipelineStage,
+    pipeline_graph,
+    plain_machine,
+    slot_name,
+)
 from sim import Trace, simulate
-from sim.memory_use import peak_bytes
+from sim.analysis.memory_use import peak_bytes
 
 FAMILIES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2), ("zb-h1", 1), ("zb-h2", 1),

@@ -20,9 +20,9 @@ from policies.pipeline import (
     peak_activations,
     validate,
 )
-from policies.pipeline.schedule import one_pipeline
-from policies.pipeline.validate import first_blocked
-from sim.errors import InfeasibleError, InputError
+from policies.pipeline.orders.pipeline_schedule import one_pipeline
+from policies.pipeline.orders.validate import first_blocked
+from sim.words.errors import InfeasibleError, InputError
 
 NEEDS_ORTOOLS = pytest.mark.skipif(
     importlib.util.find_spec("ortools") is None, reason="ortools is not installed"

@@ -16,9 +16,9 @@ from policies.placement.auto_tune import AutoTune, Tuning
 from policies.placement.problem import Problem
 from policies.placement.round_robin import RoundRobin
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.errors import InputError, OutOfMemoryError, UnknownNameError
-from sim.job import costs_ns
-from sim.plugins import lookup
+from sim.job.costs import costs_ns
+from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
+from sim.words.plugins import lookup
 
 STARTS = ["greedy", "heft", "cpop", "peft", "round-robin", "device-kind"]
 

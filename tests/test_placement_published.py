@@ -10,14 +10,14 @@ from placement_helpers import Independent, problem_of, published_graph, require_
 from devices.network import make_network
 from policies.issue.in_order import InOrder
 from policies.placement.auto_tune import AutoTune
-from policies.placement.cpop import Cpop
-from policies.placement.greedy import Greedy
-from policies.placement.heft import Heft
-from policies.placement.optimal import Optimal
-from policies.placement.peft import Peft
+from policies.placement.exact.optimal import Optimal
+from policies.placement.lists.cpop import Cpop
+from policies.placement.lists.greedy import Greedy
+from policies.placement.lists.heft import Heft
+from policies.placement.lists.list_schedule import Builder, ListPlacement
+from policies.placement.lists.peft import Peft
+from policies.placement.lists.ranks import downward_ranks, upward_ranks
 from policies.placement.problem import Problem
-from policies.placement.ranks import downward_ranks, upward_ranks
-from policies.placement.schedule import Builder, ListPlacement
 from sim import simulate
 
 PUBLISHED = [(Heft(), 80), (Cpop(), 86), (Peft(), 85)]

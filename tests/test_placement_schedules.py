@@ -8,16 +8,16 @@ from hypothesis import given
 from placement_helpers import Independent, full_mesh, problem_of, problems, require_valid
 
 from policies.issue.in_order import InOrder
-from policies.placement.cpop import Cpop
-from policies.placement.greedy import Greedy
-from policies.placement.heft import Heft
-from policies.placement.optimal import Optimal
-from policies.placement.peft import Peft
+from policies.placement.exact.optimal import Optimal
+from policies.placement.lists.cpop import Cpop
+from policies.placement.lists.greedy import Greedy
+from policies.placement.lists.heft import Heft
+from policies.placement.lists.list_schedule import Builder, ListPlacement
+from policies.placement.lists.peft import Peft
+from policies.placement.lists.timeline import Timeline
 from policies.placement.problem import Problem
-from policies.placement.schedule import Builder, ListPlacement
-from policies.placement.timeline import Timeline
 from sim import Device, GraphBuilder, Link, Machine, simulate
-from sim.errors import InfeasibleError, InputError
+from sim.words.errors import InfeasibleError, InputError
 
 LISTS = [Greedy(), Heft(), Cpop(), Peft()]
 by_name = pytest.mark.parametrize("placement", LISTS, ids=lambda p: type(p).__name__)

@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement_helpers import every_placement, full_mesh, problem_of, problems
 
-from policies.placement.chain_dp import ChainDp
 from policies.placement.device_kind import DeviceKind
-from policies.placement.max_flow import FlowNetwork
-from policies.placement.min_cut import MinCut
+from policies.placement.exact.chain_dp import ChainDp
+from policies.placement.exact.max_flow import FlowNetwork
+from policies.placement.exact.min_cut import MinCut
 from policies.placement.problem import NEVER, Problem
 from policies.placement.round_robin import RoundRobin
 from policies.placement.single import Single
 from sim import Device, Graph, GraphBuilder, Link, Machine
-from sim.errors import InfeasibleError, InputError, UnknownNameError
-from sim.job import costs_ns, make_job
-from sim.model import Placement
+from sim.job.build_job import make_job
+from sim.job.costs import costs_ns
+from sim.job.job import Placement
+from sim.words.errors import InfeasibleError, InputError, UnknownNameError
 
 CPU, GPU, GPU1, NPU = (
     Device("cpu0", "cpu", workers=2),

@@ -12,9 +12,9 @@ import pytest
 from drawn_runs import draw_run
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.control_flow import while_loop
+from scenarios.ops.control_flow import while_loop
 from sim import Device, GraphBuilder, Job, Machine, Plan, Trace, simulate
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 
 class Lanes:
@@ -173,7 +173,7 @@ def test_control_flow_has_no_plan() -> None:
 
 def test_reading_a_plan_needs_numpy_only() -> None:
     code = (
-        "import sys, sim.plan\n"
+        "import sys, sim.record.plan\n"
         "heavy = {'pandas', 'simpy', 'matplotlib', 'pydantic', 'typer', 'yaml'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
     )

@@ -13,15 +13,15 @@ from drawn_runs import draw_run
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from devices.memory.tensors import MemorySpec, tensor_memory
+from devices.memory.run.tensors import MemorySpec, tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
-from sim.errors import InputError, UnknownNameError
 from sim.plot import compare_gantt, gantt, memory, save, utilisation
 from sim.plot.bars import arrows_of, bars_of
 from sim.plot.figure import OKABE_ITO, OTHER, time_unit
 from sim.plot.gantt import _by_turns, colours_of
+from sim.words.errors import InputError, UnknownNameError
 
 
 class Alternate:

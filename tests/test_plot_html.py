@@ -18,12 +18,12 @@ from scenario_texts import GOOD, write
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
-from sim.errors import InputError, MissingExtraError
 from sim.plot import save_html
 from sim.plot.bars import bars_of
 from sim.plot.gantt import colours_of
 from sim.plot.html import _exact, html_figure
-from sim.units import parse_duration
+from sim.words.errors import InputError, MissingExtraError
+from sim.words.units import parse_duration
 
 
 class Alternate:

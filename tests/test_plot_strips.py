@@ -18,17 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scenario_texts import write
 
-from devices.memory.tensors import MemorySpec, tensor_memory
+from devices.memory.run.tensors import MemorySpec, tensor_memory
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.graph import IntArray
-from sim.memory_bands import OTHER, RESIDENT
+from sim.analysis.memory_bands import OTHER, RESIDENT
 from sim.plot import compare_gantt, gantt, memory, save, save_html
 from sim.plot.figure import OTHER as OTHER_COLOUR
 from sim.plot.gantt import colours_of
 from sim.plot.html import html_figure
 from sim.plot.strips import Strip, Strips, alike, band_colours, scales_of, strip_of, strips_of
+from sim.words.arrays import IntArray
 
 ALLOCATORS = ("pool", "bfc", "caching", "counted", "planned")
 

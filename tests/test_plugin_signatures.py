@@ -11,11 +11,11 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD
 
-from devices.kernels import kernel
+from devices.cost.registered_kernels import kernel
 from scenarios.importers import load_graph
-from sim import plugins
-from sim.errors import InputError
-from sim.options import require_call
+from sim.words import plugins
+from sim.words.errors import InputError
+from sim.words.options import require_call
 
 Put = Callable[[str, object], None]
 
@@ -59,7 +59,7 @@ NO_DURATIONS = "should have a method durations_ns(graph, device)"
         ),
         (
             lambda p, d: SimpleNamespace(durations_ns=lambda graph, device: None),
-            "what the cost model 'mine' makes, a SimpleNamespace, should extend sim.model.CostModel",
+            "what the cost model 'mine' makes, a SimpleNamespace, should extend sim.machine.device.CostModel",
         ),
     ],
 )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import sim.plugins
-from sim.errors import InputError, UnknownNameError
-from sim.plugins import PluginWarning, describe, lookup, names, register, unregister
+import sim.words.plugins
+from sim.words.errors import InputError, UnknownNameError
+from sim.words.plugins import PluginWarning, describe, lookup, names, register, unregister
 
 GROUP = "test.things"
 Install = Callable[..., Path]
@@ -53,7 +53,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     yield put
     for name in set(sys.modules) - before:
         del sys.modules[name]
-    sim.plugins._broken.clear()
+    sim.words.plugins._broken.clear()
 
 
 def test_a_plugin_is_found_by_name_and_imported_only_when_looked_up(install: Install) -> None:
@@ -127,7 +127,7 @@ def test_of_two_plugins_with_one_name_the_first_distribution_is_used(install: In
 
 def test_a_built_in_wins_over_a_plugin(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sim.plugins, "_checkout_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
+        sim.words.plugins, "_checkout_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
     )
     install("a-first-by-name", "things_a", {"good": "things_a:Good"})
     with warnings.catch_warnings():
@@ -141,21 +141,23 @@ def test_a_built_in_wins_over_a_plugin(install: Install, monkeypatch: pytest.Mon
 def test_in_a_checkout_its_pyproject_counts_and_not_the_installed_copy(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sim.plugins, "_checkout_entry_points", lambda: {GROUP: {"new": "fractions:Fraction"}})
+    monkeypatch.setattr(
+        sim.words.plugins, "_checkout_entry_points", lambda: {GROUP: {"new": "fractions:Fraction"}}
+    )
     install("graph-schedule-sim", "things_a", {"old": "things_a:Good"})
     assert names(GROUP) == ["new"]
-    monkeypatch.setattr(sim.plugins, "_checkout_entry_points", lambda: None)
-    sim.plugins._plugins.cache_clear()
+    monkeypatch.setattr(sim.words.plugins, "_checkout_entry_points", lambda: None)
+    sim.words.plugins._plugins.cache_clear()
     assert names(GROUP) == ["old"]
 
 
 def test_every_built_in_can_be_loaded_and_says_what_it_is() -> None:
-    declared = sim.plugins._checkout_entry_points()
+    declared = sim.words.plugins._checkout_entry_points()
     assert declared is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error", PluginWarning)
         for group in declared:
-            assert group in sim.plugins.GROUPS or not group.startswith("sim.")
+            assert group in sim.words.plugins.GROUPS or not group.startswith("sim.")
             if group.startswith("sim."):
                 assert [found.name for found in describe(group) if not found.summary] == []
 
@@ -220,9 +222,9 @@ def test_importing_the_registry_reads_no_metadata() -> None:
         "import importlib.metadata as m\n"
         "def no(*a, **k): raise AssertionError('looked for plugins at import')\n"
         "m.entry_points = no\n"
-        "import sim.plugins\n"
+        "import sim.words.plugins\n"
     )
-    root = Path(sim.plugins.__file__).parents[1]
+    root = Path(sim.words.plugins.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False
     )

@@ -13,8 +13,8 @@ from devices import presets as module
 from devices.cost.fitted import load_fit
 from devices.machine import described_devices, make_device, make_machine
 from devices.presets import device_preset, presets
-from sim import plugins
-from sim.errors import InputError
+from sim.words import plugins
+from sim.words.errors import InputError
 
 FOLDER = Path(module.__file__).parent
 DEVICES = sorted(file.stem for file in FOLDER.glob("*.yaml"))

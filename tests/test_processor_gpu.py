@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import described_devices, make_device
-from devices.processor.dram import fair_shares
-from devices.processor.gpu import SharedSMs
-from devices.processor.kernels import Demand, demand, demands
-from devices.processor.leftover import LeftoverSMs
+from devices.processor.sms.dram import fair_shares
+from devices.processor.sms.kernel_demand import Demand, demand, demands
+from devices.processor.sms.leftover import LeftoverSMs
+from devices.processor.sms.shared_sms import SharedSMs
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.round_robin import RoundRobin
 from sim import GraphBuilder, Job, Machine, simulate
-from sim.bounds import bounds
-from sim.errors import InputError
-from sim.job import make_job
-from sim.model import Task
-from sim.noise import Noise
-from sim.trace import WAITS
+from sim.analysis.bounds import bounds
+from sim.job.build_job import make_job
+from sim.job.noise import Noise
+from sim.machine.task import Task
+from sim.record.record import WAITS
+from sim.words.errors import InputError
 
 
 def test_a_kernel_alone_takes_its_duration() -> None:

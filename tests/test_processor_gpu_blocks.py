@@ -11,9 +11,9 @@ from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from devices.processor.gpu import SharedSMs
-from devices.processor.kernels import GROUPS, Demand
-from devices.processor.leftover import LeftoverSMs, course
+from devices.processor.sms.kernel_demand import GROUPS, Demand
+from devices.processor.sms.leftover import LeftoverSMs, course
+from devices.processor.sms.shared_sms import SharedSMs
 
 
 @examples(300)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
-from devices.processor.gpu import SharedSMs
-from devices.processor.leftover import LeftoverSMs
+from devices.processor.sms.leftover import LeftoverSMs
+from devices.processor.sms.shared_sms import SharedSMs
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine
 from sim.engine import Engine
-from sim.job import make_job
+from sim.job.build_job import make_job
 
 
 def chosen(attributes: dict[str, Any], duration_ns: int = 10, **spec: Any) -> type:

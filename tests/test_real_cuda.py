@@ -12,27 +12,28 @@ import pytest
 from fake_torch import Driver, Torch
 
 from devices.cost.calibration import Calibration, load_calibration
-from devices.real.cuda import Cuda
-from devices.real.partitions import partition_streams
-from devices.real.torch_work import TorchWork
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios import calibrate as calibrating
-from scenarios.calibrate.grid import GRID
-from scenarios.calibrate.models import BATCHES
-from scenarios.validate import files, steps
-from scenarios.validate.case import Case, CaseOp
-from scenarios.validate.draws import draw
 from sim import Device, GraphBuilder, Machine
-from sim.errors import InfeasibleError, InputError, RunError
-from sim.job import make_job
-from sim.plan import Plan
+from sim.job.build_job import make_job
+from sim.record.plan import Plan
+from sim.words.errors import InfeasibleError, InputError, RunError
+from validation import calibrate as calibrating
+from validation import steps
+from validation.calibrate.blocks.grid import GRID
+from validation.calibrate.blocks.model_steps import BATCHES
+from validation.cases import step_files
+from validation.cases.case import Case, CaseOp
+from validation.cases.draws import draw
+from validation.gpu.cuda import Cuda
+from validation.gpu.partitions import partition_streams
+from validation.gpu.torch_work import TorchWork
 
 
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrate what the experiments here ask for alone; the clock is made up, and the host is not."""
-    monkeypatch.setattr("devices.real.cuda.run_queue_ns", lambda: None)
+    monkeypatch.setattr("validation.gpu.cuda.run_queue_ns", lambda: None)
     grid = {
         "matmul": [
             *[(256, 1), (1024, 1), (1024, 80), (2048, 1), (2048, 4), (2048, 16), (4096, 1), (4096, 8)],
@@ -162,7 +163,7 @@ def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
     result = steps.run("cuda", tmp_path, names, runs=3, executor=cuda)
     assert [entry["experiment"] for entry in result["experiments"]] == names
     for name in names:
-        measured = files.read(tmp_path, "measurements", name)
+        measured = step_files.read(tmp_path, "measurements", name)
         assert measured is not None
         assert [entry.get("skipped") for entry in measured["cases"]] == [None] * len(measured["cases"])
         assert all(not run["wrong"] for entry in measured["cases"] for run in entry["runs"])
@@ -193,7 +194,7 @@ def test_calibration_without_partitions_says_so() -> None:
 
 def test_every_name_exists_in_torch() -> None:
     torch = pytest.importorskip("torch")
-    folder = Path(__file__).resolve().parents[1] / "devices" / "real"
+    folder = Path(__file__).resolve().parents[1] / "validation" / "gpu"
     text = "".join(
         (folder / f"{name}.py").read_text()
         for name in (
@@ -201,8 +202,8 @@ def test_every_name_exists_in_torch() -> None:
             "torch_work",
             "torch_device",
             "torch_models",
-            "probes",
-            "issue_costs",
+            "gpu_probes",
+            "host_calls",
             "torch_memory",
         )
     )
@@ -234,8 +235,8 @@ def test_calls_fit_the_signatures_of_torch() -> None:
 def test_the_kernels_are_the_same_in_torch_on_a_cpu() -> None:
     """Calls and arguments of the kernels, run by the real torch where there is no GPU."""
     torch = pytest.importorskip("torch")
-    from devices.real.kernels import Kernel
-    from devices.real.torch_work import _compute
+    from validation.gpu.torch_work import _compute
+    from validation.real.measured_kernels import Kernel
 
     torch.manual_seed(0)
     x, y, out, scratch = (torch.randn(16, 16, dtype=torch.bfloat16) for _ in range(4))
@@ -260,12 +261,12 @@ class Blocked(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Blocked())
 sys.path.insert(0, "tests")
 from fake_torch import Driver, Torch
-from devices.real.cuda import Cuda
-from scenarios.calibrate.models import BATCHES
-from scenarios.validate import steps
-from sim.errors import RunError
-import devices.real.cuda
-devices.real.cuda.run_queue_ns = lambda: None  # what holds this host up means nothing on a made-up clock
+from validation.gpu.cuda import Cuda
+from validation.calibrate.blocks.model_steps import BATCHES
+from validation import steps
+from sim.words.errors import RunError
+import validation.gpu.cuda
+validation.gpu.cuda.run_queue_ns = lambda: None  # what holds this host up means nothing on a made-up clock
 BATCHES.clear()
 try:
     steps.run("cuda", pathlib.Path(sys.argv[1]), ["b-fork-join", "d-head-of-line"], runs=3,
@@ -293,7 +294,7 @@ def test_a_machine_without_the_simulator_measures_and_another_reports(tmp_path: 
 
 def test_pageable_copies_hold_the_host_and_show_no_overlap(cuda: Cuda) -> None:
     """Three streams from pageable memory take as long as one stream: nothing is launched meanwhile."""
-    from scenarios.validate.predict import predict_case
+    from validation.experiments.predict import predict_case
 
     tables = [
         {

@@ -13,19 +13,19 @@ import pytest
 from fake_torch import Driver, Torch
 
 from devices.cost.calibration import Calibration
-from devices.real import torch_device
-from devices.real.cuda import Cuda
-from devices.real.torch_device import DeviceState, smi_facts
-from devices.real.torch_memory import idle_streams
-from devices.real.torch_work import TorchWork
-from scenarios.calibrate.journal import Journal
-from scenarios.validate.case import Case, CaseOp
-from scenarios.validate.contexts import blended, durations_ns
-from scenarios.validate.draws import draw
-from scenarios.validate.predict import predict_case
-from scenarios.validate.report import not_calibrated
-from sim.errors import InfeasibleError, RunError
-from sim.plan import Plan
+from sim.record.plan import Plan
+from sim.words.errors import InfeasibleError, RunError
+from validation.calibrate.journal import Journal
+from validation.cases.case import Case, CaseOp
+from validation.cases.draws import draw
+from validation.experiments.contexts import blended, durations_ns
+from validation.experiments.predict import predict_case
+from validation.gpu import torch_device
+from validation.gpu.cuda import Cuda
+from validation.gpu.torch_device import DeviceState, smi_facts
+from validation.gpu.torch_memory import idle_streams
+from validation.gpu.torch_work import TorchWork
+from validation.report.experiment_report import not_calibrated
 
 US = 1000
 

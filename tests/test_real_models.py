@@ -8,17 +8,17 @@ import fake_torch
 import pytest
 
 from devices.cost.calibration import Calibration
-from devices.real import cuda as backend
-from devices.real import torch_models
-from devices.real.torch_device import DeviceState
-from devices.real.torch_models import ModelWork, step_kinds
-from devices.real.work import Observation
-from scenarios.calibrate.models import BATCHES, models
-from scenarios.calibrate.session import Session
-from scenarios.validate.draws import draw
-from scenarios.validate.models import step_case
-from scenarios.validate.predict import predict_case
-from sim.errors import RunError
+from sim.words.errors import RunError
+from validation.calibrate.blocks.model_steps import BATCHES, models
+from validation.calibrate.session import Session
+from validation.cases.draws import draw
+from validation.cases.training_cases import step_case
+from validation.experiments.predict import predict_case
+from validation.gpu import cuda as backend
+from validation.gpu import torch_models
+from validation.gpu.torch_device import DeviceState
+from validation.gpu.torch_models import ModelWork, step_kinds
+from validation.real.work import Observation
 
 torch = pytest.importorskip("torch")
 

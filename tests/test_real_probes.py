@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.calibration import Calibration
-from devices.cost.piecewise import fit_pieces
-from devices.real import probes as probing
-from devices.real.cuda import Cuda
-from devices.real.issue_costs import issue_costs_ns
-from devices.real.torch_memory import idle_streams
-from scenarios.calibrate.probes import ALLOCATION_BYTES, COPY_BYTES, probes
-from scenarios.calibrate.session import Session
 from sim import Device, GraphBuilder
-from sim.errors import InfeasibleError, InputError, RunError
+from sim.words.errors import InfeasibleError, InputError, RunError
+from validation.calibrate.blocks.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, probes
+from validation.calibrate.blocks.piecewise import fit_pieces
+from validation.calibrate.session import Session
+from validation.gpu import gpu_probes as probing
+from validation.gpu.cuda import Cuda
+from validation.gpu.host_calls import issue_costs_ns
+from validation.gpu.torch_memory import idle_streams
 
 KERNEL_NS = 100_000
 
@@ -151,7 +151,7 @@ def test_each_kind_of_call_has_its_cost(torch: Torch, monkeypatch: pytest.Monkey
         clock["ns"] += {"launch": 3000, "event": 1000}.get(what, 0)
 
     monkeypatch.setattr(torch.cuda, "spend", spend)
-    monkeypatch.setattr("devices.real.issue_costs.now_ns", lambda: clock["ns"])
+    monkeypatch.setattr("validation.gpu.host_calls.now_ns", lambda: clock["ns"])
     found = issue_costs_ns(torch, 4)
     assert {kind: set(samples) for kind, samples in found.items()} == {
         "kernel": {3000}, "copy": {3000}, "graph": {3000}, "record": {1000}, "wait": {1000},

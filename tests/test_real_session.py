@@ -17,13 +17,14 @@ import fake_torch
 import pytest
 
 from devices.cost.calibration import load_calibration
-from devices.real.cuda import Cuda
-from devices.real.torch_device import DeviceState
-from scenarios.calibrate import DisturbedError
-from scenarios.calibrate.grid import GRID
-from scenarios.calibrate.models import BATCHES
-from scenarios.validate import backends, draws, files, steps
-from scenarios.validate.__main__ import main
+from validation import steps
+from validation.__main__ import main
+from validation.calibrate import DisturbedError
+from validation.calibrate.blocks.grid import GRID
+from validation.calibrate.blocks.model_steps import BATCHES
+from validation.cases import backends, draws, step_files
+from validation.gpu.cuda import Cuda
+from validation.gpu.torch_device import DeviceState
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with few_sizes() as patch:
         made = fake_h200.Torch()
         fake_h200.own_clock(patch, made)
-        patch.setattr("scenarios.calibrate.probes", lambda session, torch: None)
+        patch.setattr("validation.calibrate.probes", lambda session, torch: None)
         session(made, out, "g")
     return out / "calibration.json"
 
@@ -74,7 +75,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> fake_h200.Torch:
 
 @pytest.fixture
 def no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scenarios.calibrate.probes", lambda session, torch: None)
+    monkeypatch.setattr("validation.calibrate.probes", lambda session, torch: None)
 
 
 class Told(list[str]):
@@ -151,7 +152,7 @@ def test_what_was_interrupted_goes_on_where_it_was(torch: fake_h200.Torch, tmp_p
         session(torch, tmp_path, "b", executor=again)
     calibration = (tmp_path / "calibration.json").read_text()
     assert json.loads(calibration)["sentinels"][: len(part["sentinels"])] == part["sentinels"]
-    measured = files.read(tmp_path, "measurements", "b-fork-join")
+    measured = step_files.read(tmp_path, "measurements", "b-fork-join")
     assert measured is not None
     done = [entry for entry in measured["cases"] if "skipped" not in entry]
     assert 0 < len(done) < len(measured["cases"])
@@ -159,7 +160,7 @@ def test_what_was_interrupted_goes_on_where_it_was(torch: fake_h200.Torch, tmp_p
     assert "calibrating cuda" not in told
     assert (tmp_path / "calibration.json").read_text() == calibration
     assert found["b-fork-join"]["status"] == "met"
-    now = files.read(tmp_path, "measurements", "b-fork-join")
+    now = step_files.read(tmp_path, "measurements", "b-fork-join")
     assert now is not None
     assert now["cases"][: len(done)] == done
     _, told = session(torch, tmp_path, "b")
@@ -216,7 +217,7 @@ def test_a_disturbed_device_gets_no_calibration_and_keeps_its_good_blocks(
 ) -> None:
     ns = iter(range(250_000, 10**9, 15_000))
     monkeypatch.setattr(DeviceState, "sentinel_ns", lambda self: next(ns))
-    monkeypatch.setattr("scenarios.calibrate.session.ATTEMPTS", 2)
+    monkeypatch.setattr("validation.calibrate.session.ATTEMPTS", 2)
     with pytest.raises(DisturbedError, match="the sentinel moved"):
         session(torch, tmp_path, "a")
     assert not (tmp_path / "calibration.json").exists()
@@ -227,8 +228,8 @@ def test_a_disturbed_run_does_not_count(
 ) -> None:
     right = DeviceState.sentinel_ns
     monkeypatch.setattr(DeviceState, "sentinel_ns", lambda self: int(1.05 * right(self)))
-    monkeypatch.setattr("scenarios.validate.measure.PAUSE_S", 0.0)
-    monkeypatch.setattr("scenarios.validate.measure.PATIENCE_S", 0.0)
+    monkeypatch.setattr("validation.experiments.measure.PAUSE_S", 0.0)
+    monkeypatch.setattr("validation.experiments.measure.PATIENCE_S", 0.0)
     found, _ = session(torch, out, "b")
     assert found["b-fork-join"]["status"] == "inconclusive"
     assert "off what it was when the machine was calibrated" in found["b-fork-join"]["why"]
@@ -255,7 +256,7 @@ def test_the_command_itself_runs(
 ) -> None:
     """As `make validate-gpu` calls it, from start to the page that it prints."""
     monkeypatch.setitem(backends.BACKENDS, "cuda", lambda: Cuda(torch, fake_torch.Driver()))
-    monkeypatch.setattr("scenarios.calibrate.probes", lambda session, torch: None)
+    monkeypatch.setattr("validation.calibrate.probes", lambda session, torch: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     assert main(["--backend", "cuda", "--limit", "420", "--experiments", "g,b", "--runs", "3"]) == 0

@@ -8,26 +8,27 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from devices.real.clock import now_ns, run_queue_ns, sleep_until
-from devices.real.driver import Driver
-from devices.real.events import Event
-from devices.real.follow import Follower, program_plan
-from devices.real.threads import NumpyWork, Threads
-from devices.real.timer import Timer
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.program import Program
+from policies.linearize.user_order import Program
 from policies.pipeline import generate
-from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.timing.evaluate import StageTimes
 from policies.streams.round_robin import RoundRobin
-from scenarios.build.pipeline import PipelineStage, pipeline_graph, plain_machine
+from scenarios.build.pipeline.pipeline_graph import PipelineStage, pipeline_graph, plain_machine
 from sim import Device, Graph, GraphBuilder, Job, Machine, Policy, Task, simulate
-from sim.errors import InputError, RunError, StuckError, UnknownNameError
-from sim.graph import Csr
-from sim.job import make_job
-from sim.model import Host, Link
+from sim.graph.csr import Csr
+from sim.job.build_job import make_job
+from sim.machine.link import Link
+from sim.machine.machine import Host
+from sim.words.errors import InputError, RunError, StuckError, UnknownNameError
+from validation.host.clock import now_ns, run_queue_ns, sleep_until
+from validation.real.driver import Driver
+from validation.real.follow import Follower, program_plan
+from validation.real.thread_events import Event
+from validation.real.threads import NumpyWork, Threads
+from validation.real.timer import Timer
 
 MS = 1_000_000
 TWO = Machine((Device("cpu0", "cpu", workers=2),))

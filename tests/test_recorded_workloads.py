@@ -11,11 +11,11 @@ from policy_helpers import gpu, job_of
 from scenario_texts import write
 
 from policies.streams.recorded import Recorded
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Machine
-from sim.errors import InputError, ScenarioError
 from sim.trace import Trace
+from sim.words.errors import InputError, ScenarioError
 
 SCENARIO = """\
 name: recorded

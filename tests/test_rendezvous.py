@@ -14,24 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
-import sim.meeting
+import sim.graph.rendezvous_keys
 from devices.machine import make_machine
-from devices.memory.tensors import tensor_memory
+from devices.memory.run.tensors import tensor_memory
+from policies.compile.partition import Partition, rendezvous_keys
+from policies.compile.simplify.prune import Prune
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
+from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.sequential import Sequential
-from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import VirtualMachine
-from policies.rewrite.partition import Partition, rendezvous_keys
-from policies.rewrite.prune import Prune
-from scenarios.build.control_flow import cond, while_loop
-from scenarios.compiling import pinned
+from scenarios.ops.control_flow import cond, while_loop
+from scenarios.run.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
-from sim.critical_path import transfer_ns
-from sim.dependencies import dependencies
-from sim.errors import GraphError, InvariantError, StuckError
-from sim.job import make_job
-from sim.rendezvous import Rendezvous
+from sim.analysis.critical_path import transfer_ns
+from sim.job.build_job import make_job
+from sim.readiness.rendezvous import Rendezvous
+from sim.record.dependencies import dependencies
+from sim.words.errors import GraphError, InvariantError, StuckError
 
 DEVICES = ("cpu0", "cpu1", "cpu2")
 
@@ -452,4 +452,4 @@ def test_a_recv_that_waited_completes_inside_the_send() -> None:
 
 
 def test_the_example_of_the_page() -> None:
-    assert doctest.testmod(sim.meeting).failed == 0
+    assert doctest.testmod(sim.graph.rendezvous_keys).failed == 0

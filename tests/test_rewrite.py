@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
+from policies.compile.fusion import Fusion
+from policies.compile.layout import Layout
+from policies.compile.records import read, write
+from policies.compile.simplify.arithmetic import Arithmetic
+from policies.compile.simplify.constant_folding import ConstantFolding
+from policies.compile.simplify.cse import CommonSubexpressions
+from policies.compile.simplify.prune import Prune
 from policies.issue.ready_queue import ReadyQueue
-from policies.rewrite.arithmetic import Arithmetic
-from policies.rewrite.constant_folding import ConstantFolding
-from policies.rewrite.cse import CommonSubexpressions
-from policies.rewrite.fusion import Fusion
-from policies.rewrite.layout import Layout
-from policies.rewrite.prune import Prune
-from policies.rewrite.records import read, write
 from sim import Device, Graph, GraphBuilder, Machine, simulate
-from sim.errors import GraphError, InputError, UnknownNameError
+from sim.words.errors import GraphError, InputError, UnknownNameError
 
 
 def graph(ops: dict[str, dict[str, Any]], inputs: tuple[str, ...] = ("x",)) -> Graph:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from policy_helpers import FRAMEWORKS
 
+from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.sequential import Sequential
-from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.linearize.depth_first import DepthFirst
-from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, plugins, simulate
-from sim.errors import InputError
+from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, simulate
+from sim.words import plugins
+from sim.words.errors import InputError
 
 
 def graph(edges: dict[str, list[str]], **stream_id: int) -> Graph:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from scenario_texts import write
 
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim.errors import OutOfMemoryError, ScenarioError
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import OutOfMemoryError, ScenarioError
 
 CPU = "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  ops:\n" + "".join(
     f"    op{i}: {{duration: 10us}}\n" for i in range(8)

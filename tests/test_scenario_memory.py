@@ -10,9 +10,9 @@ import pytest
 from cli_runner import sim
 from scenario_texts import write
 
-from scenarios.load import load_scenario
-from scenarios.run import Result, run_scenario
-from sim.errors import OutOfMemoryError, ScenarioError, StuckError
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import OutOfMemoryError, ScenarioError, StuckError
 
 TEXT = """\
 name: three blocks
@@ -159,8 +159,8 @@ def test_mistakes_have_a_place(tmp_path: Path, setting: str, says: str) -> None:
 
 def test_loops_cannot_have_an_allocator_and_still_end(tmp_path: Path) -> None:
     """A graph with control flow is checked after the run: no allocator follows tensors through frames."""
-    from scenarios.allocator import exceeds_memory
-    from scenarios.build.control_flow import while_loop
+    from scenarios.ops.control_flow import while_loop
+    from scenarios.run.run_memory import exceeds_memory
     from sim import Device, GraphBuilder, Machine, simulate
 
     b = GraphBuilder("while")

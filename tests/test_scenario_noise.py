@@ -10,10 +10,10 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.load import load_scenario
-from scenarios.repeat import repeat
-from scenarios.run import run_scenario
-from sim.errors import InputError, ScenarioError
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from scenarios.run.repeat import repeat
+from sim.words.errors import InputError, ScenarioError
 
 SMS = """\
 machine:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-from scenarios.check import check_file, scenario_files
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.run.check import check_file, scenario_files
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 
-FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
+FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]
 """Those of the published bubble rates take half a minute: see ``test_pipeline_scenarios.py``."""
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from scenarios.load import load_scenario
-from scenarios.quantities import quantity_schema
-from scenarios.run import job_of
+from scenarios.file.quantities import quantity_schema
+from scenarios.file.yaml_read import read_yaml
+from scenarios.run.execute import job_of
+from scenarios.run.load import load_scenario
 from scenarios.schema import json_schema, json_schema_text
-from scenarios.yaml_read import read_yaml
-from sim.dimensions import BYTES, DIMENSIONS, DURATION
-from sim.errors import ScenarioError
+from sim.words.dimensions import BYTES, DIMENSIONS, DURATION
+from sim.words.errors import ScenarioError
 
 
 def failure(folder: Path, text: str) -> str:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from cli_runner import sim
 
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
-from policies.issue.tensorflow_executor import TensorFlowExecutor
-from scenarios.build.control_flow import while_loop
-from scenarios.build.sessions import Session, side_by_side
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
+from scenarios.build.side_by_side import Session, side_by_side
+from scenarios.ops.control_flow import while_loop
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
-from sim.errors import InputError, ScenarioError
+from sim.words.errors import InputError, ScenarioError
 
 
 def cpu(workers: int, cores: int = 0) -> Machine:
@@ -113,7 +113,7 @@ def test_wrong_pools(options: dict[str, Any], message: str) -> None:
 
 def test_the_shipped_scenario_tells_pools_apart(root: Path) -> None:
     """With one pool ops wait for a thread; with one each, for a thread of the right session."""
-    scenario = load_scenario(root / "scenarios" / "sessions.yaml")
+    scenario = load_scenario(root / "scenarios" / "examples" / "sessions.yaml")
     waits = {}
     for label in ("one pool of 4", "a pool of 2 each"):
         table = run_scenario(scenario, label, check=True).trace.to_pandas()

@@ -16,8 +16,8 @@ from policies.streams.per_kind import PerKind
 from policies.streams.round_robin import RoundRobin
 from policies.streams.single import Single
 from sim import Device, Graph, GraphBuilder, Job, Machine, simulate
-from sim.errors import InputError
-from sim.model import Placement, StreamAssignment
+from sim.job.job import Placement, StreamAssignment
+from sim.words.errors import InputError
 
 TWO_GPUS_AND_A_CPU = Machine(
     (Device("gpu0", streams=2), Device("gpu1", streams=3), Device("cpu0", workers=2))

@@ -14,23 +14,24 @@ from hypothesis import strategies as st
 from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
 from program_helpers import programs
 
-from devices.memory.tensors import tensor_memory
+from devices.memory.run.tensors import tensor_memory
 from devices.network import make_network
+from policies.compile.fusion import Fusion
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
+from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, Replay
-from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.work_queues import KeepFirst, StreamStacks
-from policies.rewrite.fusion import Fusion
-from scenarios.build.control_flow import while_loop
-from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, plugins, simulate
-from sim.bounds import critical_path_ns, lower_bound_ns
-from sim.dependencies import dependencies
-from sim.errors import GraphError, InfeasibleError, InvariantError
+from scenarios.ops.control_flow import while_loop
+from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
+from sim.analysis.bounds import critical_path_ns, lower_bound_ns
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-from sim.job import make_job
-from sim.model import Placement
-from sim.strictness import non_strict_ops
+from sim.job.build_job import make_job
+from sim.job.job import Placement
+from sim.readiness.strictness import non_strict_ops
+from sim.record.dependencies import dependencies
+from sim.words import plugins
+from sim.words.errors import GraphError, InfeasibleError, InvariantError
 
 LOOSE = {"strict": False}
 

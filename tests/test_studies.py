@@ -9,9 +9,9 @@ from policy_helpers import FRAMEWORKS
 
 from devices.machine import make_machine
 from scenarios.importers import load_graph
-from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, placement_bound_ns
-from scenarios.studies.runtimes import MACHINES, compare_runtimes, loop, run_under, transformer_block
 from sim import Graph, GraphBuilder
+from studies.placements import CPU_AND_TWO_GPUS, compare_placements, placement_bound_ns
+from studies.runtimes_study import MACHINES, compare_runtimes, loop, run_under, transformer_block
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 

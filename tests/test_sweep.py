@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scenarios.cli import app
-from scenarios.sweep import points_of, sweep
-from sim.errors import InputError
+from scenarios.run.sweep import points_of, sweep
+from sim.words.errors import InputError
 
 SCENARIO = """\
 name: chain

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.spec import MemorySpec, read_allocator
-from devices.memory.tensors import TensorMemory, program_events, tensor_memory
+from devices.memory.memory_description import MemorySpec, read_allocator
+from devices.memory.run.tensors import TensorMemory, program_events, tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
-from sim.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
-from sim.job import make_job
+from sim.job.build_job import make_job
+from sim.words.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 
 
 def chain(*nbytes: int, **more: Any) -> Graph:
@@ -331,9 +331,9 @@ def test_buffers_have_the_names_of_their_tensors_and_copies() -> None:
     builder.parameter("w", 10)
     builder.op("a", inputs=["w"], outputs=[8, 9], duration_ns=10, device="gpu0")
     builder.op("b", inputs=["a", "a:1"], outputs=5, duration_ns=10, device="gpu1")
-    from devices.memory.buffers import make_buffers
+    from devices.memory.run.buffers import make_buffers
     from devices.network import make_network
-    from sim.transfers import make_flow
+    from sim.job.transfers import make_flow
 
     link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)
     machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
@@ -442,9 +442,9 @@ def test_what_is_put_off_comes_out_as_what_is_done_at_once(
         return [[column.tolist() for column in table.values()] for table in (trace.memory, trace.tasks)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("devices.memory.tensors.AT_ONCE", at_once)
+        patch.setattr("devices.memory.run.tensors.AT_ONCE", at_once)
         put_off = outcome()
-        patch.setattr("devices.memory.lifetimes.Lifetimes.room", lambda self: None)
+        patch.setattr("devices.memory.run.tensor_lifetimes.Lifetimes.room", lambda self: None)
         assert outcome() == put_off
 
 

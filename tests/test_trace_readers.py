@@ -9,12 +9,12 @@ import pytest
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_policy
 
 from devices.machine import make_machine
-from devices.memory.tensors import tensor_memory
+from devices.memory.run.tensors import tensor_memory
 from sim import Trace, simulate
-from sim.errors import RunError
 from sim.explain import executed_path, explain_text, idle_reasons
 from sim.export.chrome import chrome_events
 from sim.metrics import device_use
+from sim.words.errors import RunError
 
 
 def draw_device(rng: np.random.Generator) -> dict[str, Any]:

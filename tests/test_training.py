@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_machine
+from policies.compile.batch import Batch
+from policies.compile.records import Record, read, write
+from policies.compile.simplify.batch_norm import BatchNorm
+from policies.compile.simplify.prune import Prune
+from policies.compile.training.training_step import Training
 from policies.issue.ready_queue import ReadyQueue
-from policies.rewrite.batch import Batch
-from policies.rewrite.batch_norm import BatchNorm
-from policies.rewrite.prune import Prune
-from policies.rewrite.records import Record, read, write
-from policies.rewrite.training import Training
 from scenarios.build.gpt import gpt_graph
 from scenarios.build.transformer import Transformer
 from scenarios.importers import load_graph
-from scenarios.studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
 from sim import Graph, GraphBuilder, simulate
-from sim.errors import GraphError, InputError, UnknownNameError
+from sim.words.errors import GraphError, InputError, UnknownNameError
+from studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
 
 
 def layers(ops: dict[str, dict[str, Any]], parameters: dict[str, int], x: int = 400) -> Graph:
@@ -362,12 +362,16 @@ def test_inception_v3_as_a_step_of_training(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["backward", "batch", "batch_norm", "gradients", "partition", "prune", "training"]
+    "name",
+    [
+        *("batch", "partition", "simplify.batch_norm", "simplify.prune"),
+        *("training.backward", "training.gradients", "training.training_step"),
+    ],
 )
 def test_examples_of_rewrites(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"policies.rewrite.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(f"policies.compile.{name}")).failed == 0
 
 
-@pytest.mark.parametrize("name", ["placements", "runtimes"])
+@pytest.mark.parametrize("name", ["placements", "runtimes_study"])
 def test_examples_of_studies(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"scenarios.studies.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(f"studies.{name}")).failed == 0

@@ -8,9 +8,9 @@ import pytest
 from scenario_texts import write
 
 from scenarios.build.transformer import Transformer, transformer_stages
-from scenarios.load import load_scenario
-from scenarios.run import run_scenario
-from sim.errors import InputError
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import InputError
 
 
 def gpt(**changes: object) -> Transformer:

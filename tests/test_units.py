@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sim.units
-from sim.errors import UnitError
-from sim.units import (
+import sim.words.units
+from sim.words.errors import UnitError
+from sim.words.units import (
     format_bytes,
     format_duration,
     format_flop_rate,
@@ -265,4 +265,4 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_the_examples_of_the_documentation() -> None:
-    assert doctest.testmod(sim.units).failed == 0
+    assert doctest.testmod(sim.words.units).failed == 0

@@ -17,25 +17,27 @@ from typer.testing import CliRunner
 
 from devices.cost.calibration import Calibration, load_calibration, load_tables, save_calibration
 from devices.machine import make_machine
-from devices.real.gate import Sentinel, verdict
-from devices.real.statistics import kendall_tau, summary
-from devices.real.timer import Timer
-from devices.real.work import Observation
-from scenarios import calibrate as calibrating
-from scenarios.calibrate import grid, session
 from scenarios.cli import app
-from scenarios.validate import files, steps
-from scenarios.validate.case import Case, CaseOp
-from scenarios.validate.draws import EXPERIMENTS, draw
-from scenarios.validate.errors import inversions, rebuild, spread
-from scenarios.validate.measure import measure
-from scenarios.validate.predict import draw_plans, predict, predict_case
-from scenarios.validate.record import page
-from scenarios.validate.report import experiment_report, report
 from sim import Device, GraphBuilder
-from sim.errors import InputError, UnknownNameError
-from sim.job import costs_ns
-from sim.model import Policy
+from sim.job.costs import costs_ns
+from sim.policy.policy import Policy
+from sim.words.errors import InputError, UnknownNameError
+from validation import calibrate as calibrating
+from validation import steps
+from validation.calibrate import session
+from validation.calibrate.blocks import grid
+from validation.cases import step_files
+from validation.cases.case import Case, CaseOp
+from validation.cases.draws import EXPERIMENTS, draw
+from validation.experiments.measure import measure
+from validation.experiments.predict import draw_plans, predict, predict_case
+from validation.experiments.prediction_errors import inversions, rebuild, spread
+from validation.host.statistics import kendall_tau, summary
+from validation.real.gate import Sentinel, verdict
+from validation.real.timer import Timer
+from validation.real.work import Observation
+from validation.record import page
+from validation.report.experiment_report import experiment_report, report
 
 MS = 1_000_000
 VALIDATION = Path(__file__).resolve().parents[1] / "validation"
@@ -85,7 +87,7 @@ def test_cases_are_drawn_alike_every_time_and_apart_by_split(experiment: str, ba
 
 def test_a_changed_case_is_noticed(tmp_path: Path) -> None:
     draw_plans("b-fork-join", "timer", tmp_path)
-    path = files.step_path(tmp_path, "plans", "b-fork-join")
+    path = step_files.step_path(tmp_path, "plans", "b-fork-join")
     content = json.loads(path.read_text())
     content["cases"][0]["case"]["ops"][0]["facts"]["sleep_ns"] += 1
     path.write_text(json.dumps(content))
@@ -99,7 +101,7 @@ def test_a_changed_case_is_noticed(tmp_path: Path) -> None:
 def observed(delayed_ns: int = 0) -> Observation:
     case = draw("b-fork-join", "timer")[0]
     ns = case.durations_ns(calibration())
-    from scenarios.validate.predict import simulate_case
+    from validation.experiments.predict import simulate_case
 
     return Observation(simulate_case(case, ns, None), [], delayed_ns)
 
@@ -120,7 +122,7 @@ def test_a_disturbed_machine_gets_no_calibration(tmp_path: Path, monkeypatch: py
             return dataclasses.replace(seen, delayed_ns=seen.makespan_ns)
 
     monkeypatch.setattr(grid, "GRID", {"timer": {"sleep": [(MS,)]}})
-    monkeypatch.setattr("scenarios.validate.backends.BACKENDS", {"timer": Disturbed})
+    monkeypatch.setattr("validation.cases.backends.BACKENDS", {"timer": Disturbed})
     out = tmp_path / "timer.json"
     result = CliRunner().invoke(app, ["calibrate", "--backend", "timer", "--out", str(out)])
     assert result.exit_code == 1
@@ -207,8 +209,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             Case("live", "e-random", split, live, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"}),
         ]
 
-    monkeypatch.setattr("scenarios.validate.draws.EXPERIMENTS", {"e-random": cases})
-    monkeypatch.setattr("scenarios.validate.measure.verdict", lambda *given: "")
+    monkeypatch.setattr("validation.cases.draws.EXPERIMENTS", {"e-random": cases})
+    monkeypatch.setattr("validation.experiments.measure.verdict", lambda *given: "")
 
 
 @pytest.mark.usefixtures("small")
@@ -259,7 +261,7 @@ def test_wrong_results_fail_the_report(tmp_path: Path) -> None:
 def test_time_that_is_up_skips_and_says_so(tmp_path: Path) -> None:
     draw_plans("e-random", "timer", tmp_path)
     measure("e-random", tmp_path, "timer", Timer(), runs=1, deadline=0.0)
-    measured = files.read(tmp_path, "measurements", "e-random")
+    measured = step_files.read(tmp_path, "measurements", "e-random")
     assert measured is not None
     assert [entry["skipped"] for entry in measured["cases"]] == ["the time was up"] * 2
 
@@ -278,7 +280,7 @@ sys.meta_path.insert(0, Blocked())
 def test_measuring_needs_numpy_alone(tmp_path: Path) -> None:
     draw_plans("e-random", "timer", tmp_path)
     code = _WITHOUT + (
-        "from scenarios.validate.measure import main\n"
+        "from validation.experiments.measure import main\n"
         f"arguments = [{str(tmp_path)!r}, '--backend', 'timer', '--runs', '1', '--attempts', '2']\n"
         "raise SystemExit(main(arguments))\n"
     )
@@ -286,15 +288,15 @@ def test_measuring_needs_numpy_alone(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=VALIDATION.parent, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    measured = files.read(tmp_path, "measurements", "e-random")
+    measured = step_files.read(tmp_path, "measurements", "e-random")
     assert measured is not None
     assert all(entry["runs"] for entry in measured["cases"])
 
 
 def test_the_command_for_gpus_needs_numpy_and_torch_alone() -> None:
     code = _WITHOUT + (
-        "import devices.real.cuda\n"
-        "from scenarios.validate.__main__ import main\n"
+        "import validation.gpu.cuda\n"
+        "from validation.__main__ import main\n"
         "raise SystemExit(main(['--backend', 'cuda', '--dry-run']))\n"
     )
     done = subprocess.run(
@@ -380,10 +382,10 @@ def test_the_page_is_generated_from_what_is_recorded() -> None:
 
 @pytest.mark.parametrize("folder", TIMER, ids=lambda folder: folder.name)
 def test_recorded_runs_kept_every_dependency(folder: Path) -> None:
-    plans, measured = (files.read(folder, step, "e-random") for step in ("plans", "measurements"))
+    plans, measured = (step_files.read(folder, step, "e-random") for step in ("plans", "measurements"))
     assert plans is not None
     assert measured is not None
-    for case, entry in zip(files.read_cases(plans), measured["cases"], strict=True):
+    for case, entry in zip(step_files.read_cases(plans), measured["cases"], strict=True):
         edges = case.job().graph.edges
         for run in entry["runs"]:
             start, end = np.array(run["start_ns"]), np.array(run["end_ns"])

@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.validate import days, files
+from validation.cases import step_files
+from validation.experiments import days
 
 
 def write(out: Path, date: str, ns: list[int], plans: str = "p") -> None:
     runs = [{"makespan_ns": n, "clean": True} for n in ns] + [{"makespan_ns": 1, "clean": False}]
     cases = [{"name": "one", "runs": runs}, {"name": "few", "runs": runs[:2]}]
     content = {"plans": plans, "provenance": {"date": date}, "cases": cases}
-    files.write(out, "measurements", "e-random", content)
+    step_files.write(out, "measurements", "e-random", content)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     cases = [{"name": name, "makespan_ns": 990} for name in ("one", "few")]
-    files.write(tmp_path, "predictions", "e-random", {"plans": "p", "cases": cases})
+    step_files.write(tmp_path, "predictions", "e-random", {"plans": "p", "cases": cases})
     write(tmp_path, "2026-01-01", [1000, 1001, 999])
     return tmp_path
 

@@ -11,22 +11,23 @@ import pytest
 from fake_torch import Driver, Torch
 
 from devices.cost.calibration import Calibration
-from devices.memory import caching
-from devices.real.cuda import Cuda
-from devices.real.torch_memory import run_steps
-from scenarios.validate import files, memory
-from scenarios.validate.markdown import to_markdown
-from scenarios.validate.report import report
-from scenarios.validate.steps import ALL, choose, dry_run
-from sim.errors import InfeasibleError, InputError
+from devices.memory.allocators import caching
+from sim.words.errors import InfeasibleError, InputError
+from validation.cases import step_files
+from validation.experiments import memory_experiment
+from validation.gpu.cuda import Cuda
+from validation.gpu.torch_memory import run_steps
+from validation.report.experiment_report import report
+from validation.report.markdown import to_markdown
+from validation.steps import ALL, choose, dry_run
 
 CALIBRATION = Calibration("cuda", "fake", {"date": "2026-01-01"}, {}, [])
 
 
 def measured(out: Path, torch: Torch | None = None) -> None:
-    memory.plan(out, "cuda")
-    memory.predict(out)
-    memory.measure(out, "cuda", Cuda(torch or Torch(), Driver()))
+    memory_experiment.plan(out, "cuda")
+    memory_experiment.predict(out)
+    memory_experiment.measure(out, "cuda", Cuda(torch or Torch(), Driver()))
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +45,22 @@ def copied(once: Path, tmp_path: Path) -> Path:
 
 
 def test_model_and_allocator_agree_to_the_byte(once: Path) -> None:
-    found = memory.report(once)
+    found = memory_experiment.report(once)
     assert found["status"] == "met"
     assert found["predicted_before_measuring"]
     assert found["metrics"]["steps"] > 5000
     assert {name: value for name, value in found["metrics"].items() if name != "steps"} == {
         "allocated.mismatches": 0, "allocated.max": 0, "reserved.mismatches": 0, "reserved.max": 0,
     }  # fmt: skip
-    text = to_markdown(report(once, "cuda", CALIBRATION, [memory.NAME]))
+    text = to_markdown(report(once, "cuda", CALIBRATION, [memory_experiment.NAME]))
     assert "allocated bytes differ in 0, reserved bytes differ in 0" in text
     assert "| training-1 |" in text
 
 
 def test_programs_are_drawn_alike_every_time_and_apart_by_split() -> None:
-    first = memory.draw("cuda")
-    assert first == memory.draw("cuda")
-    others = memory.draw("cuda", "development")
+    first = memory_experiment.draw("cuda")
+    assert first == memory_experiment.draw("cuda")
+    others = memory_experiment.draw("cuda", "development")
     assert all(first[name] != others[name] for name in first)
     for steps in first.values():
         made = [step[1] for step in steps if step[0] == "alloc"]
@@ -77,7 +78,7 @@ def test_what_else_is_allocated_does_not_matter(tmp_path: Path) -> None:
             held += [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (3000, 3 << 20, 12 << 20)]
             torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
     measured(tmp_path, torch)
-    assert memory.report(tmp_path)["metrics"]["reserved.mismatches"] == 0
+    assert memory_experiment.report(tmp_path)["metrics"]["reserved.mismatches"] == 0
     assert len(held) == 6
 
 
@@ -94,8 +95,8 @@ def test_a_planted_rule_lets_recorded_errors_grow(
     once: Path, monkeypatch: pytest.MonkeyPatch, rule: str, value: int, what: str
 ) -> None:
     monkeypatch.setattr(caching, rule, value)
-    grown = memory.report(once, recompute=True)["metrics"]
-    assert grown[f"{what}.mismatches"] > memory.report(once)["metrics"][f"{what}.mismatches"]
+    grown = memory_experiment.report(once, recompute=True)["metrics"]
+    assert grown[f"{what}.mismatches"] > memory_experiment.report(once)["metrics"][f"{what}.mismatches"]
 
 
 def test_an_allocator_that_rounds_otherwise_misses_the_goal(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_an_allocator_that_rounds_otherwise_misses_the_goal(tmp_path: Path) -> N
     right = torch.cuda.allocator.alloc
     torch.cuda.allocator.alloc = lambda n, stream: right(n + 512, stream)  # type: ignore[method-assign]
     measured(tmp_path, torch)
-    found = report(tmp_path, "cuda", CALIBRATION, [memory.NAME])
+    found = report(tmp_path, "cuda", CALIBRATION, [memory_experiment.NAME])
     assert found["failed"]
     [entry] = found["experiments"]
     assert entry["status"] == "missed"
@@ -115,24 +116,24 @@ def test_other_settings_are_not_compared(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InfeasibleError, match="PYTORCH_CUDA_ALLOC_CONF is set"):
         run_steps(Torch(), [])
     measured(tmp_path)
-    found = memory.report(tmp_path)
+    found = memory_experiment.report(tmp_path)
     assert found["status"] == "inconclusive"
     assert "has other rules" in found["why"]
-    text = to_markdown(report(tmp_path, "cuda", CALIBRATION, [memory.NAME]))
+    text = to_markdown(report(tmp_path, "cuda", CALIBRATION, [memory_experiment.NAME]))
     assert "inconclusive: PYTORCH_CUDA_ALLOC_CONF is set" in text
 
 
 def test_changed_plans_are_noticed(copied: Path) -> None:
-    path = files.step_path(copied, "plans", memory.NAME)
+    path = step_files.step_path(copied, "plans", memory_experiment.NAME)
     content: dict[str, Any] = json.loads(path.read_text())
     content["cases"][0]["steps"][0][2] += 1
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="plans were changed"):
-        memory.report(copied)
+        memory_experiment.report(copied)
 
 
 def test_the_command_knows_it() -> None:
-    assert choose("g") == [memory.NAME]
-    assert memory.NAME in ALL
+    assert choose("g") == [memory_experiment.NAME]
+    assert memory_experiment.NAME in ALL
     assert "measurements/g-memory.json" in dry_run("cuda", Path("x"), ALL, calibrated=False)
     assert "g-memory" not in dry_run("timer", Path("x"), ALL, calibrated=False)

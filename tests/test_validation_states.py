@@ -14,29 +14,30 @@ from typing import Any
 import pytest
 
 from devices.cost.calibration import Calibration, load_calibration
-from devices.processor.corun import CorunSlowdown
-from devices.processor.waking import Waking
-from devices.real.clock import others_ns
-from devices.real.gate import Sentinel, verdict
-from devices.real.threads import Threads
-from devices.real.timer import Timer
-from devices.real.work import Observation
+from devices.processor.cores.corun import CorunSlowdown
+from devices.processor.cores.waking import Waking
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.calibrate import DisturbedError, session, state
-from scenarios.calibrate.lanes import reactions_ns
-from scenarios.calibrate.state import Speed, looks_ns, usual
-from scenarios.validate import beside, files
-from scenarios.validate.beside import Beside, own_calibration
-from scenarios.validate.case import Case, CaseOp, digest
-from scenarios.validate.contexts import durations_ns
-from scenarios.validate.draws import EXPERIMENTS
-from scenarios.validate.measure import PATIENCE_S, Patience
-from scenarios.validate.predict import draw_plans, predict, predict_case, simulate_case
-from scenarios.validate.report import experiment_report
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
-from sim.details import Details
-from sim.job import make_job
+from sim.job.build_job import make_job
+from sim.machine.device_details import Details
+from validation.calibrate import DisturbedError, machine_state, session
+from validation.calibrate.blocks.lane_costs import reactions_ns
+from validation.calibrate.machine_state import Speed, looks_ns, usual
+from validation.cases import step_files
+from validation.cases.case import Case, CaseOp, digest
+from validation.cases.draws import EXPERIMENTS
+from validation.experiments import beside
+from validation.experiments.beside import Beside, own_calibration
+from validation.experiments.contexts import durations_ns
+from validation.experiments.measure import PATIENCE_S, Patience
+from validation.experiments.predict import draw_plans, predict, predict_case, simulate_case
+from validation.host.clock import others_ns
+from validation.real.gate import Sentinel, verdict
+from validation.real.threads import Threads
+from validation.real.timer import Timer
+from validation.real.work import Observation
+from validation.report.experiment_report import experiment_report
 
 WORKERS = Device(
     "cpu0", "cpu", workers=2, issue_ns=20, processor=Waking,
@@ -206,8 +207,8 @@ class Still:
 
 def test_runs_at_another_speed_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     still = Still()
-    monkeypatch.setattr(state, "time", still)
-    monkeypatch.setattr(state, "looks_ns", lambda executor, n: [1000.0] * n)
+    monkeypatch.setattr(machine_state, "time", still)
+    monkeypatch.setattr(machine_state, "looks_ns", lambda executor, n: [1000.0] * n)
     rejected: list[dict[str, Any]] = []
     runs = iter([pulsed((1100, 1100)), pulsed((1000, 1100)), pulsed((1000, 1010)), pulsed((1500, 1500))])
     speed = Speed("threads", Threads())
@@ -326,7 +327,9 @@ def test_a_goal_that_cannot_be_told_is_not_met(tmp_path: Path, monkeypatch: pyte
     known = calibration()
     draw_plans("d-head-of-line", "threads", tmp_path)
     predict("d-head-of-line", tmp_path, known)
-    plans, predictions = (files.read(tmp_path, step, "d-head-of-line") for step in ("plans", "predictions"))
+    plans, predictions = (
+        step_files.read(tmp_path, step, "d-head-of-line") for step in ("plans", "predictions")
+    )
     assert plans is not None
     assert predictions is not None
     entries = []
@@ -340,7 +343,7 @@ def test_a_goal_that_cannot_be_told_is_not_met(tmp_path: Path, monkeypatch: pyte
     measured = {
         "plans": digest(plans), "predictions": digest(predictions), "provenance": {}, "cases": entries,
     }  # fmt: skip
-    files.write(tmp_path, "measurements", "d-head-of-line", measured)
+    step_files.write(tmp_path, "measurements", "d-head-of-line", measured)
     found = experiment_report("d-head-of-line", tmp_path, "threads", known)
     assert found["metrics"]["prediction.max"] < 1e-6
     assert found["inconclusive"] == [{"case": "out-of-order", "why": "1 quiet runs of 3; slow"}]

@@ -9,12 +9,12 @@ from examples import examples
 from hypothesis import given
 from program_helpers import programs
 
+from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.sequential import Sequential
-from policies.issue.virtual_machine import VirtualMachine
-from policies.linearize.instructions import Goto, If, Ret
-from policies.linearize.program_with_jumps import compile_program
-from scenarios.build.control_flow import cond, while_loop
+from policies.linearize.jumps.instructions import Goto, If, Ret
+from policies.linearize.jumps.program_with_jumps import compile_program
+from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 
 CPU = Machine((Device("cpu0", "cpu", workers=1),))

@@ -16,9 +16,9 @@ from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.per_branch import PerBranch
 from policies.streams.round_robin import RoundRobin
-from scenarios.why import PARTS, difference, makespan_parts, why_fast
+from scenarios.report.why import PARTS, difference, makespan_parts, why_fast
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.units import parse_duration
+from sim.words.units import parse_duration
 
 CPU = Device("cpu0", "cpu", workers=2)
 

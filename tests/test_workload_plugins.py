@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.workloads import every_kind
-from sim import plugins
+from scenarios.work.registry import every_kind
+from sim.words import plugins
 
 MODULE = '''
 """A package of somebody else's."""
 
 from sim import GraphBuilder
-from scenarios.workloads import Workload
+from scenarios.work.workload import Workload
 
 
 class Chain(Workload):

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.yaml_read import MAX_ALIASED, MAX_BYTES, MAX_DEPTH, Node, read_yaml, read_yaml_text
-from sim.errors import ScenarioError
+from scenarios.file.yaml_read import MAX_ALIASED, MAX_BYTES, MAX_DEPTH, Node, read_yaml, read_yaml_text
+from sim.words.errors import ScenarioError
 
 
 def read(text: str) -> Node:
@@ -199,5 +199,5 @@ def test_the_pure_python_loader_reads_the_same(tree: dict[str, object]) -> None:
     text = yaml.safe_dump(tree, default_flow_style=False)
     with pytest.MonkeyPatch.context() as patch:
         expected = read(text)
-        patch.setattr("scenarios.yaml_read._Loader", yaml.SafeLoader)
+        patch.setattr("scenarios.file.yaml_read._Loader", yaml.SafeLoader)
         assert read(text) == expected

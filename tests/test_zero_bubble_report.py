@@ -9,11 +9,20 @@ import pytest
 
 from policies.issue.in_order import InOrder
 from policies.pipeline import StageTimes
-from scenarios.build.pipeline import AsWritten, PipelineStage, pipeline_graph, plain_machine
-from scenarios.zero_bubble_model import BARE, Fit, Measured, error, fit, mean_error, measured, step_ns
-from scenarios.zero_bubble_report import FITTED, report_text
+from scenarios.build.pipeline.pipeline_graph import AsWritten, PipelineStage, pipeline_graph, plain_machine
 from sim import simulate
 from sim.metrics import device_use
+from studies.zero_bubble.zero_bubble_model import (
+    BARE,
+    Fit,
+    Measured,
+    error,
+    fit,
+    mean_error,
+    measured,
+    step_ns,
+)
+from studies.zero_bubble.zero_bubble_report import FITTED, report_text
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from devices.network import make_network
-from devices.processor.cores import CorePool
+from devices.processor.cores.core_pool import CorePool
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
@@ -26,11 +26,11 @@ from policies.linearize.memory_aware import MemoryAware
 from policies.linearize.priority import Priority
 from policies.linearize.reverse_depth_first import ReverseDepthFirst
 from policies.linearize.topological import Topological
-from policies.placement.cpop import Cpop
 from policies.placement.device_kind import DeviceKind
-from policies.placement.greedy import Greedy
-from policies.placement.heft import Heft
-from policies.placement.peft import Peft
+from policies.placement.lists.cpop import Cpop
+from policies.placement.lists.greedy import Greedy
+from policies.placement.lists.heft import Heft
+from policies.placement.lists.peft import Peft
 from policies.placement.round_robin import RoundRobin as DevicesInTurn
 from policies.placement.single import Single as OneDevice
 from policies.streams.per_branch import PerBranch
@@ -38,7 +38,7 @@ from policies.streams.per_kind import PerKind
 from policies.streams.round_robin import RoundRobin as StreamsInTurn
 from policies.streams.single import Single as OneStream
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Policy, Trace, simulate
-from sim.job import PinnedPlacement
+from sim.job.pins import PinnedPlacement
 
 PLACEMENTS: list[Callable[[], Any]] = [
     *[PinnedPlacement, DevicesInTurn, OneDevice, DeviceKind, Greedy, Heft, Cpop, Peft],

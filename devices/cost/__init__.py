@@ -2,13 +2,13 @@
 
 ::
 
-    roofline.py     peaks, efficiencies, saturation      when nothing was measured
-    table.py        measured shapes, and between them    when the shapes were measured
-    gemm.py         tiles and waves of a product         where no table is at hand
-    attention.py    prefill attention                    likewise
-    nccl.py         collectives within a node            likewise
-    fitted.py       their parameters for a device
-    unreliable.py   where any of them may be off by more than a factor of 2
+    formulas/roofline    peaks, efficiencies, saturation      when nothing was measured
+    tables/cost_table    measured shapes, and between them    when the shapes were measured
+    formulas/gemm        tiles and waves of a product         where no table is at hand
+    formulas/attention   prefill attention                    likewise
+    formulas/nccl        collectives within a node            likewise
+    fitted               their parameters for a device
+    unreliable           where any of them may be off by more than a factor of 2
 
 ``docs/costs.md`` tells how far each is off. Importing this package imports numpy and nothing heavier.
 """
@@ -19,12 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from devices.cost.attention import AttentionParameters, attention_ns
     from devices.cost.fitted import FittedCosts, load_fit
-    from devices.cost.gemm import GemmParameters, gemm_ns
-    from devices.cost.roofline import KindEfficiency, Roofline, roofline_ns
-    from devices.cost.table import Axis, CostTable, ExtrapolationWarning
-    from devices.cost.table_file import load_table, save_table
+    from devices.cost.formulas.attention import AttentionParameters, attention_ns
+    from devices.cost.formulas.gemm import GemmParameters, gemm_ns
+    from devices.cost.formulas.roofline import KindEfficiency, Roofline, roofline_ns
+    from devices.cost.tables.cost_table import Axis, CostTable, ExtrapolationWarning
+    from devices.cost.tables.table_file import load_table, save_table
     from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
 
 __all__ = [
@@ -47,22 +47,22 @@ __all__ = [
 ]
 
 _WHERE: Final = {
-    "AttentionParameters": "devices.cost.attention",
-    "Axis": "devices.cost.table",
-    "CostTable": "devices.cost.table",
-    "ExtrapolationWarning": "devices.cost.table",
+    "AttentionParameters": "devices.cost.formulas.attention",
+    "Axis": "devices.cost.tables.cost_table",
+    "CostTable": "devices.cost.tables.cost_table",
+    "ExtrapolationWarning": "devices.cost.tables.cost_table",
     "FittedCosts": "devices.cost.fitted",
-    "GemmParameters": "devices.cost.gemm",
-    "KindEfficiency": "devices.cost.roofline",
+    "GemmParameters": "devices.cost.formulas.gemm",
+    "KindEfficiency": "devices.cost.formulas.roofline",
     "PlainRooflineWarning": "devices.cost.unreliable",
-    "Roofline": "devices.cost.roofline",
+    "Roofline": "devices.cost.formulas.roofline",
     "UnreliableCostWarning": "devices.cost.unreliable",
-    "attention_ns": "devices.cost.attention",
-    "gemm_ns": "devices.cost.gemm",
+    "attention_ns": "devices.cost.formulas.attention",
+    "gemm_ns": "devices.cost.formulas.gemm",
     "load_fit": "devices.cost.fitted",
-    "load_table": "devices.cost.table_file",
-    "roofline_ns": "devices.cost.roofline",
-    "save_table": "devices.cost.table_file",
+    "load_table": "devices.cost.tables.table_file",
+    "roofline_ns": "devices.cost.formulas.roofline",
+    "save_table": "devices.cost.tables.table_file",
 }
 
 

@@ -14,8 +14,9 @@ the company it was measured in is biased; `warm` is what a scenario gets, or ``w
 has that data type.
 
 A table may be ``"along": "repeat"``: between rows that differ in that axis alone it is a straight line,
-because a kernel that runs again adds what it takes. The power laws of `devices.cost.table`, which is what
-anything else gets, know nothing of that; they were 10 % off where a dozen sizes and repeats lay on one grid.
+because a kernel that runs again adds what it takes. The power laws of `devices.cost.tables.cost_table`, which
+is what anything else gets, know nothing of that; they were 10 % off where a dozen sizes and repeats lay on
+one grid.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cost.table import Axis, CostTable
-from devices.cost.table_file import load_table
-from devices.costing import dtype_name
-from sim.errors import InputError
-from sim.export.atomic import write_text
-from sim.graph import UNSET, Graph, IntArray
-from sim.model import Device
+from devices.cost.cost_models import dtype_name
+from devices.cost.tables.cost_table import Axis, CostTable
+from devices.cost.tables.table_file import load_table
+from sim.graph.graph import Graph
+from sim.machine.device import Device
+from sim.words.arrays import UNSET, IntArray
+from sim.words.atomic_files import write_text
+from sim.words.errors import InputError
 
 __all__ = ["SCHEMA", "Calibration", "load_calibration", "load_tables", "save_calibration"]
 
@@ -45,7 +47,7 @@ _KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tabl
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured. Implements `sim.model.CostModel` for ops whose kind has a table.
+    """What was measured. Implements `sim.machine.device.CostModel` for ops whose kind has a table.
 
     Attributes
     ----------
@@ -53,7 +55,7 @@ class Calibration:
     provenance : mapping
         Device, driver, library versions, clocks, protocol, date.
     quantities : mapping of str to mapping
-        Summaries (`devices.real.statistics.Summary`) by name; medians are used.
+        Summaries (`validation.host.statistics.Summary`) by name; medians are used.
     tables : sequence of mapping
         As in the file.
     sentinels : sequence of mapping

@@ -1,6 +1,6 @@
 """Cost models with the parameters of a device, read from a file of fitted values.
 
-``<device>_fit.json`` lies beside this module, is written by ``python -m devices.cost.fit``, and has the
+``<device>_fit.json`` lies beside this module, is written by ``python -m studies.h200.fit``, and has the
 schema ``sim.fitted_costs/1``: for each model its parameters (value, unit, meaning), where the measurements
 came from, the cross-validated errors, the worst shapes, and the regions where the model is known to be off
 by more than a factor of 2. Asked for a shape in such a region, it answers and says so
@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.attention import AttentionParameters, attention_ns
-from devices.cost.gemm import GemmParameters, gemm_ns
-from devices.cost.measured import attention_axes
-from devices.cost.nccl import NcclParameters, collective_ns
-from devices.cost.parameters import from_mapping
-from devices.cost.roofline import KindEfficiency, Roofline
+from devices.cost.formulas.attention import AttentionParameters, attention_ns
+from devices.cost.formulas.gemm import GemmParameters, gemm_ns
+from devices.cost.formulas.nccl import NcclParameters, collective_ns
+from devices.cost.formulas.parameters import from_mapping
+from devices.cost.formulas.roofline import KindEfficiency, Roofline
+from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.errors import InputError, UnknownNameError
+from sim.words.errors import InputError, UnknownNameError
 
 __all__ = ["SCHEMA", "FittedCosts", "Region", "fits", "load_fit", "read_fit"]
 
@@ -105,7 +105,7 @@ class FittedCosts:
     def gemm_ns(
         self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, sm_count: int = 132
     ) -> IntArray:
-        """Return :func:`devices.cost.gemm.gemm_ns` with this device's parameters.
+        """Return :func:`devices.cost.formulas.gemm.gemm_ns` with this device's parameters.
 
         Warns
         -----
@@ -126,7 +126,7 @@ class FittedCosts:
         window: npt.ArrayLike = 0,
         sm_count: int = 132,
     ) -> IntArray:
-        """Return :func:`devices.cost.attention.attention_ns` with this device's parameters.
+        """Return :func:`devices.cost.formulas.attention.attention_ns` with this device's parameters.
 
         Warns
         -----
@@ -140,7 +140,7 @@ class FittedCosts:
         return duration
 
     def collective_ns(self, collective: str, ranks: npt.ArrayLike, nbytes: npt.ArrayLike) -> IntArray:
-        """Return :func:`devices.cost.nccl.collective_ns` with this device's parameters."""
+        """Return :func:`devices.cost.formulas.nccl.collective_ns` with this device's parameters."""
         return collective_ns(collective, ranks, nbytes, self.collective)
 
     def _say_so(self, model: str, sizes: Mapping[str, npt.ArrayLike]) -> None:
@@ -183,7 +183,7 @@ def load_fit(name: str = "h200") -> FittedCosts:
 
 
 def read_fit(path: str | Path) -> FittedCosts:
-    """Return the fitted costs in a file that ``python -m devices.cost.fit`` wrote.
+    """Return the fitted costs in a file that ``python -m studies.h200.fit`` wrote.
 
     Raises
     ------

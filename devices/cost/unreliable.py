@@ -1,14 +1,14 @@
 """Where a cost may be off by more than a factor of 2, and the warning that says so.
 
 A fitted model names the regions of shapes where it is (:mod:`devices.cost.fitted`), a table measures how far
-its neighbours contradict one another (:mod:`devices.cost.table`). A plain roofline knows no launch, no share
-of the peak that kernels reach, and no time in which computing and moving do not overlap. What it lacks is
-allowed for here by two numbers for a kind of op::
+its neighbours contradict one another (:mod:`devices.cost.tables.cost_table`). A plain roofline knows no
+launch, no share of the peak that kernels reach, and no time in which computing and moving do not overlap.
+What it lacks is allowed for here by two numbers for a kind of op::
 
     launch + (arithmetic + traffic) / share  >  2 x max(arithmetic, traffic)       may be twice as long
 
 Short ops are met by the launch, and ops whose two sides take similar times by the sum. The numbers were
-chosen on the tables of the H200 (:mod:`devices.cost.measured`) so that no measured op escapes that took more
+chosen on the tables of the H200 (:mod:`studies.h200.measured`) so that no measured op escapes that took more
 than twice its roofline, and as few as possible of the others are met; ``docs/costs.md`` counts them.
 """
 
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.nccl import COLLECTIVES
+from devices.cost.formulas.nccl import COLLECTIVES
 
 __all__ = ["ALLOWANCES", "Allowance", "PlainRooflineWarning", "UnreliableCostWarning", "may_take_twice"]
 

@@ -1,7 +1,7 @@
 """Memory of a device: who gets which bytes, and what happens when they run out.
 
-Pure state machines behind one interface (`devices.memory.base`), chosen by name (`make_allocator`); other
-packages add theirs as entry points of the group ``sim.allocators``:
+Pure state machines behind one interface (`devices.memory.allocator`), chosen by name (`make_allocator`);
+other packages add theirs as entry points of the group ``sim.allocators``:
 
 ==============  ==================================================================================
 ``pool``        one arena by best fit, exact; limits for those who share it, virtual devices
@@ -15,22 +15,22 @@ packages add theirs as entry points of the group ``sim.allocators``:
 `replay` runs a recorded trace (`read_events`) through any of them.
 """
 
-from devices.memory.base import Allocator
-from devices.memory.bfc import BfcAllocator
+from devices.memory.allocator import Allocator
+from devices.memory.allocators.bfc import BfcAllocator
+from devices.memory.allocators.caching import CachingAllocator
+from devices.memory.allocators.counted import CountedAllocator
+from devices.memory.allocators.planned import PlannedAllocator
+from devices.memory.allocators.pool import PoolAllocator, virtual_devices
+from devices.memory.allocators.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
+from devices.memory.allocators.virtual import VirtualDevices
 from devices.memory.blocks import Block, Owner, Span
-from devices.memory.caching import CachingAllocator
-from devices.memory.counted import CountedAllocator
-from devices.memory.device import DeviceMemory
-from devices.memory.events import MemoryEvent
-from devices.memory.make import allocators, make_allocator
+from devices.memory.by_name import allocators, make_allocator
+from devices.memory.device_memory import DeviceMemory
+from devices.memory.memory_description import MemorySpec, read_allocator
+from devices.memory.memory_event import MemoryEvent
 from devices.memory.oom import largest_holders
-from devices.memory.planned import PlannedAllocator
-from devices.memory.pool import PoolAllocator, virtual_devices
-from devices.memory.read import read_events
-from devices.memory.replay import Replay, replay
-from devices.memory.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
-from devices.memory.spec import MemorySpec, read_allocator
-from devices.memory.virtual import VirtualDevices
+from devices.memory.trace.memory_replay import Replay, replay
+from devices.memory.trace.readers import read_events
 
 __all__ = [
     "Allocator",

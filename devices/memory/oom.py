@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from devices.memory.blocks import Owner, Span
-from sim.errors import OutOfMemoryError
-from sim.units import format_bytes
+from sim.words.errors import OutOfMemoryError
+from sim.words.units import format_bytes
 
 __all__ = ["Shortage", "largest_holders", "out_of_memory"]
 

@@ -15,7 +15,7 @@ flow; the latency comes first (as in SimGrid's flow models, Velho et al., *On th
 network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on either:
 ``latency + nbytes / bandwidth``, up to the first whole ns at which its bytes are there.
 
-What a host copies from or to pageable memory (`sim.hosting`) passes through the driver's buffers: never
+What a host copies from or to pageable memory (`sim.job.pageable`) passes through the driver's buffers: never
 faster than ``staging_bandwidth``, which all such copies from one device to another share.
 
 Copy engines (``copy_engines``; of an NPU its DMA engines): with 2 a device takes part in one transfer in each
@@ -32,16 +32,18 @@ from devices.network.columns import network_columns
 from devices.network.flows import FairFlows
 from devices.network.routes import Way, find_ways
 from devices.network.turnstile import Turnstile
-from sim.job import Job
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.transfers import Flow
 from sim.kernel.routes import Routes
-from sim.model import Context, Machine, Task
-from sim.transfers import Flow
+from sim.machine.machine import Machine
+from sim.machine.task import Task
 
 __all__ = ["Carrier", "make_network"]
 
 
 class Carrier:
-    """A `sim.model.Network` of serial and shared links; `make_network` makes one.
+    """A `sim.machine.link.Network` of serial and shared links; `make_network` makes one.
 
     Parameters
     ----------

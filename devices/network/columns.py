@@ -8,11 +8,11 @@ from math import gcd
 import numpy as np
 
 from devices.network.routes import Way, find_ways
-from sim.graph import IntArray
-from sim.job import Job
+from sim.job.job import Job
+from sim.job.transfers import Flow
 from sim.kernel.routes import LARGEST, Routes
-from sim.transfers import Flow
-from sim.units import NS_PER_S
+from sim.words.arrays import IntArray
+from sim.words.units import NS_PER_S
 
 __all__ = ["network_columns"]
 

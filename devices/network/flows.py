@@ -7,11 +7,11 @@
                              (routes that use them, links those use, ...) gets new rates; where a rate is
                              another one, virtual time is brought up to date and the next end predicted anew
 
-All flows of one route have the same rate, so a route is a queue in virtual time (`devices.events`). A change
-costs one computation of rates over the *routes* of the component, however many flows they have, and O(log k)
-for the flow itself; on a single link with k flows that is all there is. Routes elsewhere are not looked at.
-Predicted ends, one a route, are in one heap, in which an entry that is no longer true is dropped when it
-comes to the top.
+All flows of one route have the same rate, so a route is a queue in virtual time
+(`devices.sharing.virtual_time`). A change costs one computation of rates over the *routes* of the component,
+however many flows they have, and O(log k) for the flow itself; on a single link with k flows that is all
+there is. Routes elsewhere are not looked at. Predicted ends, one a route, are in one heap, in which an entry
+that is no longer true is dropped when it comes to the top.
 
 Work is counted in 1e-9 bytes, so that a rate in bytes/s is also a rate in this unit per ns: whole numbers,
 or exact fractions where a share is one. A flow ends at the first whole ns at which its bytes have arrived,
@@ -24,10 +24,10 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from devices.events import Alarm, VirtualQueue
-from devices.network.maxmin import Link, Route, fill
-from sim.model import Context
-from sim.units import NS_PER_S
+from devices.sharing.maxmin import Link, Route, fill
+from devices.sharing.virtual_time import Alarm, VirtualQueue
+from sim.job.context import Context
+from sim.words.units import NS_PER_S
 
 __all__ = ["FairFlows"]
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.errors import InputError
-from sim.graph import IntArray
-from sim.hosting import staging_bytes_per_s
-from sim.job import Job
-from sim.model import Machine
-from sim.transfers import Flow
-from sim.units import NS_PER_S
+from sim.job.job import Job
+from sim.job.pageable import staging_bytes_per_s
+from sim.job.transfers import Flow
+from sim.machine.machine import Machine
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError
+from sim.words.units import NS_PER_S
 
 __all__ = ["Way", "Ways", "find_ways"]
 

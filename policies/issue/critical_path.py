@@ -14,10 +14,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from policies.options import SYNCHRONISATIONS, one_of
+from policies.option_checks import SYNCHRONISATIONS, one_of
 from sim import Issuer, Job, Policy, Task
-from sim.graph import IntArray
-from sim.order import Order
+from sim.policy.order import Order
+from sim.words.arrays import IntArray
 
 __all__ = ["CriticalPath"]
 

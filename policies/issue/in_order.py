@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.issue.program import Program, group_programs, places, programs_of, refuse_control_flow
-from policies.options import SYNCHRONISATIONS, one_of, whole
+from policies.issue.linear_program import Program, group_programs, places, programs_of, refuse_control_flow
+from policies.option_checks import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
-from sim.errors import InputError
-from sim.order import Order
+from sim.policy.order import Order
+from sim.words.errors import InputError
 
 __all__ = ["InOrder"]
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from policies.issue.program import Program, group_programs, places, refuse_control_flow
-from policies.options import SYNCHRONISATIONS, one_of, whole
+from policies.issue.linear_program import Program, group_programs, places, refuse_control_flow
+from policies.option_checks import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
-from sim.order import Order
+from sim.policy.order import Order
 
 __all__ = ["OutOfOrder"]
 

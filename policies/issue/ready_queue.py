@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from sim import Issuer, Job, Policy, Task
-from sim.errors import InputError
-from sim.order import Order
+from sim.policy.order import Order
+from sim.words.errors import InputError
 
 __all__ = ["ReadyQueue"]
 

@@ -5,7 +5,7 @@
     trace.plan() ──► plan ──► Replay    each issuer takes its own tasks, in its own order
                        └────► Planned   the devices, streams and program order that go with them
 
-A plan says who puts what where and in which order, and has no times (`sim.plan`), so the same plan
+A plan says who puts what where and in which order, and has no times (`sim.record.plan`), so the same plan
 can be tried on a machine with other costs, or with a task moved. What does not fit the graph or the
 machine is refused before time 0.
 """
@@ -18,19 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from policies.options import SYNCHRONISATIONS, one_of
+from policies.option_checks import SYNCHRONISATIONS, one_of
 from sim import Graph, Issuer, Job, Machine, Policy, Task
-from sim.errors import InputError, UnknownNameError
-from sim.graph import IntArray
-from sim.model import Placement
-from sim.order import Order
-from sim.plan import Plan
+from sim.job.job import Placement
+from sim.policy.order import Order
+from sim.record.plan import Plan
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError, UnknownNameError
 
 __all__ = ["Planned", "Replay", "read_plan"]
 
 
 def read_plan(plan: Plan | None, file: Path | None) -> Plan:
-    """Return the plan, or read it from the file (`sim.plan.Plan.to_json`); exactly one is given.
+    """Return the plan, or read it from the file (`sim.record.plan.Plan.to_json`); exactly one is given.
 
     Raises
     ------
@@ -166,7 +166,7 @@ class Planned(Placement):
     --------
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> from sim.model import Placement
+    >>> from sim.job.job import Placement
     >>> b = GraphBuilder("two")
     >>> _ = b.op("a", duration_ns=10), b.op("b", duration_ns=10)
     >>> graph, machine = b.build(), Machine((Device("gpu0"), Device("gpu1")))
@@ -182,7 +182,7 @@ class Planned(Placement):
         self.plan = read_plan(plan, file)
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`).
+        """Return one device index per op (see `sim.job.job.Placement`).
 
         Raises
         ------

@@ -8,17 +8,17 @@
 Done with means: executed, for an op of a CPU; enqueued, for an op of a GPU, whose stream keeps the order. So
 run TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager PyTorch script;
 they differ in the order of the program (`policies.linearize`), not in this. A graph with control flow is
-compiled to a program with jumps (`policies.issue.virtual_machine`).
+compiled to a program with jumps (`policies.issue.executors.virtual_machine`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.issue.virtual_machine import VirtualMachine
+from policies.issue.executors.virtual_machine import VirtualMachine
 from sim import Issuer, Job, Policy, Task
-from sim.frames import has_control_flow
-from sim.order import Order
+from sim.graph.frames import has_control_flow
+from sim.policy.order import Order
 
 __all__ = ["Sequential"]
 

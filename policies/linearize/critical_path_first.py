@@ -18,7 +18,7 @@ class CriticalPathFirst:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("short and long")
     >>> for name, inputs, ns in (("a", [], 1), ("b", [], 1), ("c", ["b"], 9), ("d", ["a", "c"], 1)):
     ...     _ = b.op(name, inputs=inputs, duration_ns=ns)

@@ -19,7 +19,7 @@ class DepthFirst:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two branches")
     >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d", "c"]}.items():
     ...     _ = b.op(name, inputs=inputs)

@@ -30,7 +30,7 @@ class MemoryAware:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("reduce early")
     >>> for name, inputs, size in (("a", [], 9), ("b", [], 9), ("ra", ["a"], 1), ("rb", ["b"], 1)):
     ...     _ = b.op(name, inputs=inputs, outputs=size)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from policies.dag import dag_of, least_first
 from sim import Job
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 __all__ = ["Priority"]
 
@@ -27,7 +27,7 @@ class Priority:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("urgent")
     >>> _ = b.op("a"), b.op("b", kind="shape"), b.op("c", attributes={"priority": -1})
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))

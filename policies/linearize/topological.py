@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from policies.dag import dag_of
-from policies.options import one_of
+from policies.option_checks import one_of
 from sim import Job
 
 __all__ = ["Topological"]
@@ -30,7 +30,7 @@ class Topological:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two chains")
     >>> for name, inputs in {"a": [], "b": ["a"], "c": ["b"], "x": [], "y": ["x"]}.items():
     ...     _ = b.op(name, inputs=inputs)

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
-from policies.pipeline.action import Action, Slot
-from policies.pipeline.options import require_choice
-from policies.pipeline.schedule import Schedule
+from policies.pipeline.family_options import require_choice
+from policies.pipeline.orders.action import Action, Slot
+from policies.pipeline.orders.pipeline_schedule import Schedule
 
 __all__ = ["Checkpoint", "with_recompute", "without_backward_dependency"]
 

@@ -13,25 +13,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
 
-from policies.pipeline.chimera import chimera
-from policies.pipeline.custom import custom
-from policies.pipeline.dualpipe import dualpipe, dualpipe_v
-from policies.pipeline.gpipe import gpipe
-from policies.pipeline.interleaved import interleaved_1f1b
-from policies.pipeline.interleaved_zb import interleaved_zb
-from policies.pipeline.looped_bfs import looped_bfs
-from policies.pipeline.one_f_one_b import one_f_one_b
-from policies.pipeline.options import require_choice, require_positive
-from policies.pipeline.pipedream import pipedream
+from policies.pipeline.families.chimera import chimera
+from policies.pipeline.families.custom import custom
+from policies.pipeline.families.dualpipe import dualpipe, dualpipe_v
+from policies.pipeline.families.gpipe import gpipe
+from policies.pipeline.families.interleaved import interleaved_1f1b
+from policies.pipeline.families.looped_bfs import looped_bfs
+from policies.pipeline.families.one_f_one_b import one_f_one_b
+from policies.pipeline.families.pipedream import pipedream
+from policies.pipeline.family_options import require_choice, require_positive
+from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.recompute import Checkpoint, with_recompute
-from policies.pipeline.schedule import Schedule
-from policies.pipeline.v_block import v_half, v_min
-from policies.pipeline.zb_auto import zb_auto
-from policies.pipeline.zb_h import zb_h1, zb_h2
-from policies.pipeline.zb_v import zb_v
-from sim import plugins
-from sim.errors import InputError, UnknownNameError, nearest
-from sim.options import SUFFIXES, misfit, parameters, require_call, spelling
+from policies.pipeline.zero_bubble.interleaved_zb import interleaved_zb
+from policies.pipeline.zero_bubble.v_block import v_half, v_min
+from policies.pipeline.zero_bubble.zb_auto import zb_auto
+from policies.pipeline.zero_bubble.zb_h import zb_h1, zb_h2
+from policies.pipeline.zero_bubble.zb_v import zb_v
+from sim.words import plugins
+from sim.words.errors import InputError, UnknownNameError, nearest
+from sim.words.options import SUFFIXES, misfit, parameters, require_call, spelling
 
 __all__ = ["default_chunks", "generate", "options", "schedules"]
 

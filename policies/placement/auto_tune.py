@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.options import whole
+from policies.option_checks import whole
 from policies.placement.problem import Problem
 from sim import Graph, Machine, Policy, simulate
-from sim.errors import InputError, RunError
-from sim.graph import IntArray
-from sim.model import Placement
-from sim.plugins import lookup
+from sim.job.job import Placement
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError, RunError
+from sim.words.plugins import lookup
 
 __all__ = ["AutoTune", "Step", "Tuning"]
 
@@ -105,7 +105,7 @@ class AutoTune(Placement):
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("four equal ops, two devices")
     >>> for name in "abcd":
     ...     _ = b.op(name, duration_ns=10)
@@ -134,7 +134,7 @@ class AutoTune(Placement):
         self.tuning: Tuning | None = None
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`); `tuning` tells how it was found.
+        """Return one device index per op (see `sim.job.job.Placement`); `tuning` tells how it was found.
 
         Raises
         ------

@@ -8,7 +8,7 @@ share an op are one group (TensorFlow, core/common_runtime/colocation_graph.cc).
 from __future__ import annotations
 
 from sim import Graph
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 __all__ = ["colocation_groups"]
 

@@ -19,9 +19,9 @@ from policies.dag import dag_of
 from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Machine
-from sim.errors import InputError
-from sim.graph import UNSET, IntArray
-from sim.model import Placement
+from sim.job.job import Placement
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InputError
 
 __all__ = ["DeviceKind"]
 
@@ -50,7 +50,7 @@ class DeviceKind(Placement):
     Examples
     --------
     >>> from sim import Device, GraphBuilder
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("the tokenizer runs on the CPU alone")
     >>> _ = b.op("constant", duration_ns=1), b.op("table", duration_ns=1)
     >>> _ = b.op("tokens", inputs=["table"], duration_by_kind={"cpu": 9})
@@ -68,7 +68,7 @@ class DeviceKind(Placement):
         self.preference, self.soft, self.follow = list(order), soft, follow
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`).
+        """Return one device index per op (see `sim.job.job.Placement`).
 
         Raises
         ------

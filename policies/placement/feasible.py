@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim import Graph, Machine
-from sim.errors import InfeasibleError
-from sim.graph import UNSET, IntArray
-from sim.job import allowed_devices
+from sim.job.pins import allowed_devices
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InfeasibleError
 
 __all__ = ["feasible_devices", "soft_devices"]
 

@@ -20,10 +20,10 @@ import numpy as np
 from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Job, Machine
-from sim.errors import InfeasibleError
-from sim.graph import UNSET, IntArray
-from sim.homes import input_devices
-from sim.job import costs_ns
+from sim.job.costs import costs_ns
+from sim.job.tensor_places import input_devices
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InfeasibleError
 
 __all__ = ["NEVER", "Problem"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices
 from sim import Graph, Machine
-from sim.graph import IntArray
-from sim.model import Placement
+from sim.job.job import Placement
+from sim.words.arrays import IntArray
 
 __all__ = ["RoundRobin"]
 
@@ -19,7 +19,7 @@ class RoundRobin(Placement):
     Examples
     --------
     >>> from sim import Device, GraphBuilder
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("four, the second pinned")
     >>> _ = b.op("a"), b.op("b", device="gpu0"), b.op("c"), b.op("d")
     >>> machine = Machine((Device("gpu0"), Device("gpu1")))
@@ -28,7 +28,7 @@ class RoundRobin(Placement):
     """
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`).
+        """Return one device index per op (see `sim.job.job.Placement`).
 
         Raises
         ------

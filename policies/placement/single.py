@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim import Graph, Machine
-from sim.graph import UNSET, IntArray
-from sim.job import allowed_devices
-from sim.model import Placement
+from sim.job.job import Placement
+from sim.job.pins import allowed_devices
+from sim.words.arrays import UNSET, IntArray
 
 __all__ = ["Single"]
 
@@ -25,7 +25,7 @@ class Single(Placement):
     Examples
     --------
     >>> from sim import Device, GraphBuilder, simulate
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two")
     >>> _ = b.op("a"), b.op("b")
     >>> machine = Machine((Device("gpu0"), Device("gpu1")))
@@ -37,7 +37,7 @@ class Single(Placement):
         self.device = device
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.model.Placement`).
+        """Return one device index per op (see `sim.job.job.Placement`).
 
         Raises
         ------

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.dag import dag_of
-from policies.options import one_of
+from policies.option_checks import one_of
 from sim import Job
 
 __all__ = ["PerBranch"]
@@ -40,7 +40,7 @@ class PerBranch:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("fork and join")
     >>> ops = {"a": [], "b": ["a"], "c": ["b"], "d": ["a"], "e": ["d"], "f": ["c", "e"]}
     >>> for name, inputs in ops.items():

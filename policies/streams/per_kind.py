@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.options import whole
+from policies.option_checks import whole
 from sim import Job
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 __all__ = ["PerKind"]
 
@@ -29,7 +29,7 @@ class PerKind:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two kinds")
     >>> _ = b.op("w", kind="copy"), b.op("x", kind="matmul"), b.op("y", kind="copy")
     >>> job = make_job(b.build(), Machine((Device("gpu0", streams=2),)))

@@ -9,7 +9,7 @@
 
 The numbers of a CUDA runtime are names and not positions (7 is the default stream of a PyTorch
 process), so each device numbers the streams it meets in the order of the graph. Importers of traces
-write the attribute (`scenarios.importers.kineto`, `scenarios.importers.chakra`).
+write the attribute (`scenarios.importers.traces.kineto`, `scenarios.importers.traces.chakra`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim import Job
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 __all__ = ["Recorded"]
 
@@ -30,7 +30,7 @@ class Recorded:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("recorded")
     >>> for name, stream in {"a": 7, "b": 20, "c": 7}.items():
     ...     _ = b.op(name, attributes={"stream": stream})

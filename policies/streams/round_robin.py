@@ -15,7 +15,7 @@ class RoundRobin:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("three")
     >>> _ = b.op("a"), b.op("b"), b.op("c")
     >>> RoundRobin().assign(make_job(b.build(), Machine((Device("gpu0", streams=2),))))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.options import whole
+from policies.option_checks import whole
 from sim import Job
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 __all__ = ["Single"]
 

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.errors import InputError
-from sim.graph import Graph
-from sim.graph_builder import GraphBuilder, Ref
+from sim.graph.builder import GraphBuilder, Ref
+from sim.graph.graph import Graph
+from sim.words.errors import InputError
 
 __all__ = ["DataLoading", "data_loading_graph"]
 

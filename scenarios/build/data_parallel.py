@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from sim.errors import InputError
-from sim.graph import Graph
-from sim.graph_builder import GraphBuilder
-from sim.units import NS_PER_S, round_half_up
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+from sim.words.errors import InputError
+from sim.words.units import NS_PER_S, round_half_up
 
 __all__ = ["DataParallel", "Layer", "buckets", "data_parallel_graph", "ring_all_reduce_ns"]
 

@@ -12,7 +12,7 @@
     and the next iteration's layer waits for its own.
 
 Attention is one kernel that keeps no scores (FlashAttention); the output layer's weights are the
-embedding's. Costs come from the table of the importers (`scenarios.importers.op_costs`), products have
+embedding's. Costs come from the table of the importers (`scenarios.ops.op_costs`), products have
 their shape as attributes for measured cost tables; sizes are those of `scenarios.build.transformer`.
 """
 
@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scenarios.build.transformer import Transformer
-from scenarios.importers.dtypes import check_dtype, nbytes
-from scenarios.importers.op_costs import OpFacts, TensorFacts, cost_of
-from scenarios.importers.op_formulas import measured_shape
-from sim.errors import InputError
-from sim.graph import Graph
-from sim.graph_builder import GraphBuilder, Ref
+from scenarios.ops.dtypes import check_dtype, nbytes
+from scenarios.ops.op_costs import OpFacts, TensorFacts, cost_of
+from scenarios.ops.op_formulas import measured_shape
+from sim.graph.builder import GraphBuilder, Ref
+from sim.graph.graph import Graph
+from sim.words.errors import InputError
 
 __all__ = ["gpt_graph"]
 

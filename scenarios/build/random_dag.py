@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.errors import InputError
-from sim.graph import Graph
-from sim.graph_builder import GraphBuilder
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+from sim.words.errors import InputError
 
 __all__ = ["Range", "branchy", "random_dag"]
 

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from policies.pipeline.evaluate import StageTimes
-from scenarios.build.pipeline_stage import PipelineStage
+from policies.pipeline.timing.evaluate import StageTimes
+from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from sim import Device, GraphBuilder
-from sim.errors import InputError
-from sim.job import costs_ns
-from sim.units import round_half_up
+from sim.job.costs import costs_ns
+from sim.words.errors import InputError
+from sim.words.units import round_half_up
 
 __all__ = ["Recompute", "Transformer", "transformer_stages"]
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from scenarios.cli import (
+from scenarios.cli.verbs import (
     check,
     compare,
     explain,
@@ -33,8 +33,8 @@ from scenarios.cli import (
     sweep,
 )
 from scenarios.cli.warned import show_warnings
-from sim import plugins
-from sim.errors import SimError, UnknownNameError
+from sim.words import plugins
+from sim.words.errors import SimError, UnknownNameError
 
 __all__ = ["app"]
 

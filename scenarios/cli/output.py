@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from scenarios.cli.pipelines import RANK_COLUMNS, pipeline_line, rank_rows
-from scenarios.cli.streams import stream_notes
-from scenarios.cli.text import print_table, strong
-from sim.units import format_bytes, format_duration
+from scenarios.cli.pipeline_rows import RANK_COLUMNS, pipeline_line, rank_rows
+from scenarios.cli.stream_hints import stream_notes
+from scenarios.cli.text_tables import print_table, strong
+from sim.words.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from scenarios.compare import Comparison
-    from scenarios.expect import Outcome
-    from scenarios.repeat import Repeats
-    from scenarios.run import Result
+    from scenarios.fields.expect import Outcome
+    from scenarios.report.compare import Comparison
+    from scenarios.run.execute import Result
+    from scenarios.run.repeat import Repeats
 
 __all__ = ["percent", "print_comparison", "print_json", "print_repeats", "print_result"]
 
@@ -142,7 +142,7 @@ def _print_memory(summary: Mapping[str, Any]) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print one table for all runs, the fastest first, and one line each on why they differ."""
-    from scenarios.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
+    from scenarios.report.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
 
     ranked, fastest = comparison.ranked, comparison.fastest.trace.makespan_ns
     bound = comparison.lower_bound_ns

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from scenarios.cli.progress import progress
-from scenarios.load import Case, Scenario
-from scenarios.run import Result, run_case
-from sim.errors import InputError, SimError
+from scenarios.run.execute import Result, run_case
+from scenarios.run.load import Case, Scenario
+from sim.words.errors import InputError, SimError
 
 if TYPE_CHECKING:
-    from scenarios.repeat import Repeats
+    from scenarios.run.repeat import Repeats
 
 __all__ = ["cases_of", "run_all", "run_repeatedly"]
 
@@ -49,7 +49,7 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
     """Run each case with so many seeds; on stderr, say which one takes longer than a second."""
-    from scenarios.repeat import repeat
+    from scenarios.run.repeat import repeat
 
     done = []
     for case in cases:

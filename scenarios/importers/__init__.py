@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from scenarios.importers.batching import BatchSlope, is_straight, slope_between
 from scenarios.importers.files import StrPath, read_head
-from scenarios.importers.graph_json import read_graph, write_graph
-from sim import plugins
-from sim.errors import InputError, nearest
-from sim.graph import Graph
-from sim.options import misfit, parameters, require_call
+from scenarios.importers.neutral.graph_json import read_graph, write_graph
+from sim.graph.graph import Graph
+from sim.words import plugins
+from sim.words.errors import InputError, nearest
+from sim.words.options import misfit, parameters, require_call
 
 __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "takes", "write_graph"]
 

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.errors import GraphError, InputError
-from sim.graph import Csr, Graph, IntArray
+from sim.graph.csr import Csr
+from sim.graph.graph import Graph
+from sim.words.arrays import IntArray
+from sim.words.errors import GraphError, InputError
 
 __all__ = ["BatchSlope", "at_batch", "is_straight", "row_sums", "slope_between"]
 

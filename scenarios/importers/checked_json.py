@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sim.errors import InputError, nearest
+from sim.words.errors import InputError, nearest
 
 __all__ = ["parse"]
 

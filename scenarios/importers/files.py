@@ -7,7 +7,7 @@ import os
 import zlib
 from typing import IO, cast
 
-from sim.errors import InputError, UnknownNameError
+from sim.words.errors import InputError, UnknownNameError
 
 __all__ = ["MAX_BYTES", "StrPath", "choice", "read_bytes", "read_head"]
 

@@ -12,17 +12,21 @@ from typing import Any
 
 import simpy
 
-from sim.engine.collector import collector_paused
+from sim.engine.deadlock import stuck_error
 from sim.engine.hooks import Memory, Observer
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import holding_ops, host_threads, make_network, make_readiness
-from sim.errors import RunError, StuckError
-from sim.issue_costs import issue_costs_ns
-from sim.job import Job
-from sim.model import MANAGED, WAIT, Context, Issuer, Policy, Processor, Task
-from sim.rows import task_rows, transfer_rows
-from sim.stuck import stuck_error
-from sim.trace import Trace, Wait
+from sim.job.context import Context
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.machine.processor import MANAGED, WAIT, Processor
+from sim.machine.task import Issuer, Task
+from sim.policy.policy import Policy
+from sim.record.record import Wait
+from sim.record.rows import task_rows, transfer_rows
+from sim.trace import Trace
+from sim.words.collector import collector_paused
+from sim.words.errors import RunError, StuckError
 
 __all__ = ["Engine"]
 
@@ -33,7 +37,7 @@ _by_start = attrgetter("start_ns", "round", "stream", "id")
 
 
 class Engine:
-    """One run of a job under a policy; implements `sim.model.Context` for what devices and links share.
+    """One run of a job under a policy; implements `sim.job.context.Context` for what devices and links share.
 
     Parameters
     ----------
@@ -466,7 +470,7 @@ class Engine:
             for callback in settling:
                 callback()
 
-    # -- for processors, networks and memory: `sim.model.Context` ------------------------------
+    # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sim.graph import IntArray
-from sim.model import Task
+from sim.machine.task import Task
+from sim.words.arrays import IntArray
 
 __all__ = ["Memory", "Observer"]
 

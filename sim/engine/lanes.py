@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sim.task import Task
+from sim.machine.task import Task
 
 __all__ = ["LaunchQueue", "Stream"]
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.control_flow import TaggedTokenReadiness
-from sim.errors import InfeasibleError, InputError
-from sim.frames import has_control_flow
-from sim.hosting import HostThreads, host_groups
-from sim.job import Job
-from sim.meeting import find_meetings
-from sim.model import Context, Issuer, Network, Policy
-from sim.program_order import decided
-from sim.readiness import CompletionReadiness, IssueReadiness, Readiness
-from sim.rendezvous import Rendezvous, with_meeting_transfers
-from sim.transfers import Flow, check_routes, make_flow
+from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import find_meetings
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.pageable import HostThreads, host_groups
+from sim.job.transfers import Flow, check_routes, make_flow
+from sim.machine.link import Network
+from sim.machine.task import Issuer
+from sim.policy.policy import Policy
+from sim.readiness.counters import CompletionReadiness, IssueReadiness, Readiness
+from sim.readiness.decided_outcomes import decided
+from sim.readiness.rendezvous import Rendezvous, with_meeting_transfers
+from sim.readiness.tokens import TaggedTokenReadiness
+from sim.words.errors import InfeasibleError, InputError
 
 __all__ = ["holding_ops", "host_threads", "make_network", "make_readiness"]
 

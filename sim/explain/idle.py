@@ -12,7 +12,8 @@ whose inputs are there first. Before they are, nothing could run, whatever the p
 dependency
     No task of the device has its inputs: the last producer (anywhere) has not ended.
 transfer
-    The last input is made and travels, or waits for a link (or for the request for it, `sim.rendezvous`).
+    The last input is made and travels, or waits for a link (or for the request for it,
+    `sim.readiness.rendezvous`).
 issue
     The inputs are there, and every issuer that serves the device is busy or blocked.
 policy
@@ -38,10 +39,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.explain.facts import Facts
-from sim.graph import UNSET, IntArray
-from sim.intervals import complement, union
-from sim.trace import Trace, Wait
+from sim.explain.derived_columns import Facts
+from sim.record.record import Record, Wait
+from sim.words.arrays import UNSET, IntArray
+from sim.words.intervals import complement, union
 
 __all__ = ["REASONS", "IdlePieces", "idle_pieces", "idle_reasons"]
 
@@ -81,7 +82,7 @@ class IdlePieces(NamedTuple):
     row: IntArray
 
 
-def idle_reasons(trace: Trace) -> dict[str, dict[str, int]]:
+def idle_reasons(trace: Record) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns that it was idle by reason; they sum to its idle time.
 
     Reasons that never occurred are left out.
@@ -106,7 +107,7 @@ def idle_reasons(trace: Trace) -> dict[str, dict[str, int]]:
     }
 
 
-def idle_pieces(trace: Trace, facts: Facts | None = None) -> IdlePieces:
+def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
     """Return every idle stretch of every device with its reason, by device and time.
 
     Parameters

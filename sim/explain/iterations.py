@@ -17,16 +17,16 @@ from typing import Final
 
 import numpy as np
 
-from sim.dependencies import Dependencies
-from sim.graph import UNSET
-from sim.trace import Trace
+from sim.record.dependencies import Dependencies
+from sim.record.record import Record
+from sim.words.arrays import UNSET
 
 __all__ = ["with_iterations"]
 
 _LEVEL: Final = re.compile(r"(.+?):(\d+)(?:/|$)")
 
 
-def with_iterations(trace: Trace, edges: Dependencies) -> Dependencies:
+def with_iterations(trace: Record, edges: Dependencies) -> Dependencies:
     """Return `edges` and one more for each task that a full window of iterations held back.
 
     Parameters

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.errors import InvariantError
-from sim.explain.facts import Facts
-from sim.graph import UNSET
-from sim.trace import Trace, Wait
+from sim.explain.derived_columns import Facts
+from sim.record.record import Record, Wait
+from sim.words.arrays import UNSET
+from sim.words.errors import InvariantError
 
 __all__ = ["Step", "executed_path"]
 
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     end_ns: int
 
 
-def executed_path(trace: Trace, facts: Facts | None = None) -> list[Step]:
+def executed_path(trace: Record, facts: Facts | None = None) -> list[Step]:
     """Return the path in order of time; a run of no length has an empty one.
 
     Parameters

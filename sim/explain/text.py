@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.bounds import Bounds, bounds
-from sim.core_use import cores_of, used_core_ns
-from sim.explain.facts import Facts
+from sim.analysis.bounds import Bounds, bounds
+from sim.analysis.core_use import cores_of, used_core_ns
+from sim.explain.derived_columns import Facts
 from sim.explain.idle import REASONS, IdlePieces, idle_pieces
 from sim.explain.path import Step, executed_path
-from sim.graph import UNSET
-from sim.trace import Trace
-from sim.units import format_duration
+from sim.record.record import Record
+from sim.words.arrays import UNSET
+from sim.words.units import format_duration
 
 __all__ = ["Gap", "blame", "explain_text", "largest_gaps"]
 
@@ -33,7 +33,7 @@ class Gap(NamedTuple):
     blame: str
 
 
-def largest_gaps(trace: Trace, limit: int = 5, facts: Facts | None = None) -> list[Gap]:
+def largest_gaps(trace: Record, limit: int = 5, facts: Facts | None = None) -> list[Gap]:
     """Return the longest idle stretches of the machine, longest first.
 
     Parameters
@@ -169,7 +169,7 @@ _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
 
 
 def explain_text(
-    trace: Trace, *, gaps: int = 5, longest: int = 5, title: str | None = None, policy: str | None = None
+    trace: Record, *, gaps: int = 5, longest: int = 5, title: str | None = None, policy: str | None = None
 ) -> str:
     """Return the explanation of a run, as text for a terminal.
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.explain.facts import Facts
-from sim.graph import IntArray
-from sim.trace import Trace, Wait
+from sim.explain.derived_columns import Facts
+from sim.record.record import Record, Wait
+from sim.words.arrays import IntArray
 
 __all__ = ["final_waits"]
 
 
-def final_waits(trace: Trace, facts: Facts | None = None) -> IntArray:
-    """Return the code of `sim.trace.Wait` of every task.
+def final_waits(trace: Record, facts: Facts | None = None) -> IntArray:
+    """Return the code of `sim.record.record.Wait` of every task.
 
     ``ISSUER`` becomes ``POLICY`` where some issuer of the group was free for more than half of the time
     from ready until somebody took the task. What a worker pays for issuing counts as ``ISSUER``.

@@ -30,9 +30,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from sim.export.atomic import atomic_text
 from sim.export.chrome_lines import lines_of
-from sim.trace import Trace
+from sim.record.record import Record
+from sim.words.atomic_files import atomic_text
 
 __all__ = ["chrome_events", "write_chrome"]
 
@@ -43,7 +43,7 @@ _HEAD: Final = (
 
 
 def write_chrome(
-    trace: Trace | Mapping[str, Trace], path: str | os.PathLike[str], *, arrows: int = 20_000
+    trace: Record | Mapping[str, Record], path: str | os.PathLike[str], *, arrows: int = 20_000
 ) -> None:
     """Write one or several traces as Chrome JSON, gzipped when the name ends in ``.gz``.
 
@@ -61,7 +61,7 @@ def write_chrome(
     InputError
         A directory that does not exist.
     """
-    traces = {"": trace} if isinstance(trace, Trace) else trace
+    traces = {"": trace} if isinstance(trace, Record) else trace
     with atomic_text(path) as file:
         file.write(_HEAD)
         before = ""
@@ -73,7 +73,7 @@ def write_chrome(
         file.write("\n]}\n")
 
 
-def chrome_events(trace: Trace, *, arrows: int = 20_000) -> Iterator[dict[str, Any]]:
+def chrome_events(trace: Record, *, arrows: int = 20_000) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace: names, slices, flows, counters.
 
     Parameters

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from sim.export.timeline import Group, Lane, Lanes, arrows, counters, groups, launch_call, rows_of, tasks_of
-from sim.issue_costs import issue_costs_ns
-from sim.trace import WAITS, Trace
+from sim.job.costs import issue_costs_ns
+from sim.record.record import WAITS, Record
 
 __all__ = ["lines_of"]
 
@@ -22,7 +22,7 @@ _FLOWS_APART: Final = 1 << 40
 """Flows of one run are numbered below this; no run has as many tasks."""
 
 
-def lines_of(trace: Trace, *, most: int = 20_000, run: int = 0, label: str = "") -> Iterator[str]:
+def lines_of(trace: Record, *, most: int = 20_000, run: int = 0, label: str = "") -> Iterator[str]:
     """Yield the events of one run as JSON.
 
     Parameters
@@ -71,7 +71,7 @@ def _named(what: str, lane: Lane, name: str, index: int) -> Iterator[str]:
 # -- slices -------------------------------------------------------------------------------------
 
 
-def _task_lines(trace: Trace, lanes: Lanes, run: int) -> Iterator[str]:
+def _task_lines(trace: Record, lanes: Lanes, run: int) -> Iterator[str]:
     """Yield the slice of every task and, for a launched one, of its launch, tied together by a flow."""
     graph, machine = trace.job.graph, trace.job.machine
     names = _quoted(graph.op_names)
@@ -114,7 +114,7 @@ def _task_lines(trace: Trace, lanes: Lanes, run: int) -> Iterator[str]:
         yield f'{{"ph":"f","bp":"e",{flow},{place[stream]},"ts":{_us(start)}}}'
 
 
-def _facts_of_ops(trace: Trace) -> list[str]:
+def _facts_of_ops(trace: Record) -> list[str]:
     """Return what a click on a slice shows, by op: kind, and its place in a pipeline if it has one."""
     graph = trace.job.graph
     kinds = [f'"kind":{word}' for word in _quoted(graph.kinds)]
@@ -125,7 +125,7 @@ def _facts_of_ops(trace: Trace) -> list[str]:
     return facts
 
 
-def _transfer_lines(trace: Trace, lanes: Lanes) -> Iterator[str]:
+def _transfer_lines(trace: Record, lanes: Lanes) -> Iterator[str]:
     """Yield a slice for every link that a transfer crosses."""
     moved = trace.transfers
     tensors, which = np.unique(moved["tensor"], return_inverse=True)
@@ -141,7 +141,7 @@ def _transfer_lines(trace: Trace, lanes: Lanes) -> Iterator[str]:
 # -- flows and counters -------------------------------------------------------------------------
 
 
-def _arrow_lines(trace: Trace, lanes: Lanes, run: int, most: int) -> Iterator[str]:
+def _arrow_lines(trace: Record, lanes: Lanes, run: int, most: int) -> Iterator[str]:
     """Yield flows from producers to consumers on other lanes, through transfers; the earliest `most`."""
     rows = rows_of(trace, lanes)
     # Ids of their own, so that they do not join the flows of launches.
@@ -154,7 +154,7 @@ def _arrow_lines(trace: Trace, lanes: Lanes, run: int, most: int) -> Iterator[st
         yield f'{{"ph":"f","bp":"e",{flow},{rows.lane[c]},"ts":{_us(int(rows.start_ns[c]))}}}'
 
 
-def _counter_lines(trace: Trace, lanes: Lanes) -> Iterator[str]:
+def _counter_lines(trace: Record, lanes: Lanes) -> Iterator[str]:
     for d, title, key, times, values in counters(trace):
         head = f'{{"ph":"C","name":"{title}",{lanes.device(d)},"ts":'
         tail = f',"args":{{{json.dumps(key)}:'

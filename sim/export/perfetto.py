@@ -35,11 +35,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.errors import MissingExtraError
-from sim.export.atomic import atomic_path
 from sim.export.timeline import Lane, Lanes, arrows, counters, groups, launch_call, rows_of, tasks_of
-from sim.issue_costs import issue_costs_ns
-from sim.trace import WAITS, Trace
+from sim.job.costs import issue_costs_ns
+from sim.record.record import WAITS, Record
+from sim.words.atomic_files import atomic_path
+from sim.words.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
@@ -60,7 +60,7 @@ _AT_ONCE: Final = 20_000
 
 
 def write_perfetto(
-    trace: Trace | Mapping[str, Trace], path: str | os.PathLike[str], *, arrows: int = 20_000
+    trace: Record | Mapping[str, Record], path: str | os.PathLike[str], *, arrows: int = 20_000
 ) -> None:
     """Write one or several traces as a Perfetto protobuf trace, the same bytes for the same traces.
 
@@ -88,7 +88,7 @@ def write_perfetto(
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     except ImportError:
         raise MissingExtraError("writing Perfetto's own format", "perfetto") from None
-    traces = {trace.job.graph.name: trace} if isinstance(trace, Trace) else trace
+    traces = {trace.job.graph.name: trace} if isinstance(trace, Record) else trace
     with atomic_path(path) as beside, beside.open("wb") as file:
         packets = _Packets(file, TraceProtoBuilder)
         for run, (label, each) in enumerate(traces.items()):
@@ -137,7 +137,7 @@ class _Packets:
         return track
 
 
-def _write_run(packets: _Packets, trace: Trace, lanes: Lanes, label: str, most: int) -> None:
+def _write_run(packets: _Packets, trace: Record, lanes: Lanes, label: str, most: int) -> None:
     run = packets.track(label)
     tracks: dict[Lane, int] = {}
     places: dict[int, int] = {}
@@ -167,7 +167,7 @@ class _Slice(NamedTuple):
 _LAUNCH, _RUN, _ON_FURTHER_LINK = 0, 1, 2
 
 
-def _slices(trace: Trace, lanes: Lanes) -> Iterator[_Slice]:
+def _slices(trace: Record, lanes: Lanes) -> Iterator[_Slice]:
     """Yield the slices of every task, of its launch where it has one, and of every link crossed."""
     graph, machine = trace.job.graph, trace.job.machine
     cost = issue_costs_ns(trace.job).tolist()
@@ -198,7 +198,7 @@ def _slices(trace: Trace, lanes: Lanes) -> Iterator[_Slice]:
     yield from _transfer_slices(trace, lanes)
 
 
-def _facts_of_ops(trace: Trace) -> list[dict[str, str | int]]:
+def _facts_of_ops(trace: Record) -> list[dict[str, str | int]]:
     """Return what a click on a slice shows, by op: kind, and its place in a pipeline if it has one."""
     graph = trace.job.graph
     facts: list[dict[str, str | int]] = [{"kind": graph.kinds[k]} for k in graph.kind_code.tolist()]
@@ -208,7 +208,7 @@ def _facts_of_ops(trace: Trace) -> list[dict[str, str | int]]:
     return facts
 
 
-def _transfer_slices(trace: Trace, lanes: Lanes) -> Iterator[_Slice]:
+def _transfer_slices(trace: Record, lanes: Lanes) -> Iterator[_Slice]:
     moved, n = trace.transfers, len(trace)
     tensor, nbytes, start, end = (moved[c].tolist() for c in ("tensor", "nbytes", "start_ns", "end_ns"))
     seen: set[int] = set()
@@ -236,7 +236,7 @@ def _in_order(slices: list[_Slice]) -> list[tuple[int, bool]]:
     return list(zip(which[order].tolist(), ends[order].tolist(), strict=True))
 
 
-def _arrows(trace: Trace, lanes: Lanes, slices: list[_Slice], most: int) -> Iterator[tuple[int, int]]:
+def _arrows(trace: Record, lanes: Lanes, slices: list[_Slice], most: int) -> Iterator[tuple[int, int]]:
     """Yield (slice, slice): from every launch to its task, and from producers to consumers."""
     at = {each.key: number for number, each in enumerate(slices)}
     for row in range(len(trace)):
@@ -249,7 +249,7 @@ def _arrows(trace: Trace, lanes: Lanes, slices: list[_Slice], most: int) -> Iter
 # -- packets ------------------------------------------------------------------------------------
 
 
-def _write_slices(packets: _Packets, trace: Trace, lanes: Lanes, most: int, tracks: dict[Lane, int]) -> None:
+def _write_slices(packets: _Packets, trace: Record, lanes: Lanes, most: int, tracks: dict[Lane, int]) -> None:
     slices = list(_slices(trace, lanes))
     order = _in_order(slices)
     begun = {number: position for position, (number, ends) in enumerate(order) if not ends}
@@ -282,7 +282,7 @@ def _write_slices(packets: _Packets, trace: Trace, lanes: Lanes, most: int, trac
                 event.debug_annotations.add(name=name, int_value=value)
 
 
-def _write_counters(packets: _Packets, trace: Trace, lanes: Lanes, places: dict[int, int]) -> None:
+def _write_counters(packets: _Packets, trace: Record, lanes: Lanes, places: dict[int, int]) -> None:
     for each in counters(trace):
         place = places[lanes.device(each.device).pid]
         uuid = packets.counter(each.title, place, in_bytes=each.title == "memory")

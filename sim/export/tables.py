@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.errors import InputError, MissingExtraError
 from sim.explain import final_waits
-from sim.export.atomic import atomic_path, write_bytes
-from sim.graph import UNSET, IntArray
-from sim.trace import WAITS, Trace
+from sim.record.record import WAITS, Record
+from sim.words.arrays import UNSET, IntArray
+from sim.words.atomic_files import atomic_path, write_bytes
+from sim.words.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ __all__ = ["TABLE_ENDINGS", "task_table", "transfer_table", "write_table"]
 TABLE_ENDINGS: Final = (".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
 
-def task_table(trace: Trace) -> pd.DataFrame:
+def task_table(trace: Record) -> pd.DataFrame:
     """Return one row per task that ran.
 
     Parameters
@@ -39,7 +39,7 @@ def task_table(trace: Trace) -> pd.DataFrame:
     DataFrame
         ``op, kind, device, stream, issuer, iteration, micro_batch, stage, phase`` (missing where not
         given); ``ready_ns, issue_ns, start_ns, end_ns``; ``nbytes`` (of the outputs), ``flops``; and
-        ``wait``, why it did not start when it was ready (`sim.trace.WAITS`). With control flow also
+        ``wait``, why it did not start when it was ready (`sim.record.record.WAITS`). With control flow also
         ``frame``, the loops and iterations it ran in (``outer:2/inner:0``), and ``dead``, whether it was
         skipped.
 
@@ -81,7 +81,7 @@ def task_table(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def transfer_table(trace: Trace) -> pd.DataFrame:
+def transfer_table(trace: Record) -> pd.DataFrame:
     """Return one row per transfer between devices.
 
     Returns
@@ -162,7 +162,7 @@ def _whole(values: IntArray) -> pd.arrays.IntegerArray:
     return pd.arrays.IntegerArray(values.astype(np.int64), values == UNSET)
 
 
-def _output_bytes(trace: Trace) -> IntArray:
+def _output_bytes(trace: Record) -> IntArray:
     """Return the size of all outputs of each op."""
     graph = trace.job.graph
     made = graph.tensor_producer != UNSET

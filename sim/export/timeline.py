@@ -18,14 +18,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.dependencies import dependencies
-from sim.device import Device
+from sim.analysis.memory_use import memory_use
+from sim.analysis.transfers_on_links import transfers_on_links
 from sim.explain import final_waits
-from sim.graph import IntArray
-from sim.intervals import levels
-from sim.memory_use import memory_use
-from sim.metrics import transfers_on_links
-from sim.trace import Trace
+from sim.machine.device import Device
+from sim.record.dependencies import dependencies
+from sim.record.record import Record
+from sim.words.arrays import IntArray
+from sim.words.intervals import levels
 
 __all__ = [
     "Counter",
@@ -69,7 +69,7 @@ class Lanes:
         Number of the run in its file: lanes of two runs never meet.
     """
 
-    def __init__(self, trace: Trace, run: int = 0) -> None:
+    def __init__(self, trace: Record, run: int = 0) -> None:
         machine = trace.job.machine
         self.base = run * _APART
         self.stream = [
@@ -108,7 +108,7 @@ class Group(NamedTuple):
     lanes: list[tuple[Lane, str]]
 
 
-def groups(trace: Trace, lanes: Lanes) -> list[Group]:
+def groups(trace: Record, lanes: Lanes) -> list[Group]:
     """Return the hosts that issued something, the devices, and the links, each with its lanes."""
     machine = trace.job.machine
     used = set(trace.tasks["issuer"].tolist())
@@ -129,7 +129,7 @@ def groups(trace: Trace, lanes: Lanes) -> list[Group]:
     return found
 
 
-def tasks_of(trace: Trace) -> Iterator[tuple[int, ...]]:
+def tasks_of(trace: Record) -> Iterator[tuple[int, ...]]:
     """Return for each task: op, iteration, stream, issuer, ready, issue, start, end, dead, wait, device."""
     columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns", "dead")
     return zip(
@@ -152,7 +152,7 @@ def launch_call(device: Device, *, copy: bool) -> str:
 
 
 class Rows(NamedTuple):
-    """Tasks, and behind them transfers, numbered as in `sim.dependencies`.
+    """Tasks, and behind them transfers, numbered as in `sim.record.dependencies`.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Rows(NamedTuple):
     end_ns: IntArray
 
 
-def rows_of(trace: Trace, lanes: Lanes) -> Rows:
+def rows_of(trace: Record, lanes: Lanes) -> Rows:
     """Return where and when everything is shown that arrows join."""
     n = len(trace)
     lane: list[Lane | None] = [lanes.stream[s] if s >= 0 else None for s in trace.tasks["stream"].tolist()]
@@ -180,7 +180,7 @@ def rows_of(trace: Trace, lanes: Lanes) -> Rows:
     return Rows(lane, start, end)
 
 
-def arrows(trace: Trace, rows: Rows, most: int) -> Iterator[tuple[int, int]]:
+def arrows(trace: Record, rows: Rows, most: int) -> Iterator[tuple[int, int]]:
     """Yield (producer, consumer) on different lanes, through transfers, by start; the earliest `most`."""
     if not most:
         return
@@ -207,7 +207,7 @@ class Counter(NamedTuple):
     values: IntArray
 
 
-def counters(trace: Trace) -> Iterator[Counter]:
+def counters(trace: Record) -> Iterator[Counter]:
     """Yield, for every device, the bytes in use (if any) and the number of tasks running."""
     for d, (name, use) in enumerate(memory_use(trace, holders=0).items()):
         if use.peak_bytes:

@@ -16,19 +16,19 @@ All times are integers and nothing has a tolerance.
 
 from __future__ import annotations
 
-from sim.invariants.columns import Columns
+from sim.invariants.checked_columns import Columns
 from sim.invariants.data import DATA
 from sim.invariants.lanes import LANES
-from sim.invariants.meetings import MEETINGS
 from sim.invariants.order import ORDER
+from sim.invariants.rendezvous_pairs import MEETINGS
 from sim.invariants.resources import RESOURCES
 from sim.invariants.tasks import TASKS
-from sim.trace import Trace
+from sim.record.record import Record
 
 __all__ = ["check"]
 
 
-def check(trace: Trace) -> None:
+def check(trace: Record) -> None:
     """Assert that `trace` satisfies every invariant.
 
     Parameters
@@ -52,7 +52,7 @@ def check(trace: Trace) -> None:
     >>> check(trace)
     Traceback (most recent call last):
         ...
-    sim.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
+    sim.words.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     columns = Columns(trace)
     for invariant in (*TASKS, *DATA, *MEETINGS, *LANES, *ORDER, *RESOURCES):

@@ -11,10 +11,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.critical_path import transfer_ns
-from sim.dependencies import unroll
-from sim.graph import UNSET, IntArray, Role
-from sim.invariants.columns import BoolArray, Columns, refuse
+from sim.analysis.critical_path import transfer_ns
+from sim.graph.graph import Role
+from sim.invariants.checked_columns import BoolArray, Columns, refuse
+from sim.record.dependencies import unroll
+from sim.words.arrays import UNSET, IntArray
 
 __all__ = ["DATA"]
 

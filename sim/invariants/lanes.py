@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sim.graph import IntArray
-from sim.invariants.columns import Columns, refuse
+from sim.invariants.checked_columns import Columns, refuse
+from sim.words.arrays import IntArray
 
 __all__ = ["LANES"]
 

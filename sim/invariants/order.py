@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.invariants.columns import Columns, refuse
+from sim.invariants.checked_columns import Columns, refuse
 
 __all__ = ["ORDER"]
 

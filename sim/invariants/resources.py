@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from sim.bounds import bounds, cores_of_ops
-from sim.errors import InvariantError
-from sim.graph import UNSET, IntArray
-from sim.hosting import host_groups
-from sim.intervals import most_at_once, union
-from sim.invariants.columns import Columns, refuse
-from sim.memory_use import lifetimes
+from sim.analysis.bounds import bounds, cores_of_ops
+from sim.analysis.memory_use import lifetimes
+from sim.invariants.checked_columns import Columns, refuse
+from sim.job.pageable import host_groups
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InvariantError
+from sim.words.intervals import most_at_once, union
 
 __all__ = ["RESOURCES"]
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from sim.engine import Engine, Memory, Observer
-from sim.errors import InputError, UnknownNameError
-from sim.job import Job
+from sim.job.context import Context
+from sim.job.job import Job
 from sim.kernel.run import STUCK, run
-from sim.model import Context, Policy
+from sim.policy.policy import Policy
 from sim.trace import Trace
+from sim.words.errors import InputError, UnknownNameError
 
 __all__ = ["ENGINES", "NotOnKernelError", "run_job"]
 

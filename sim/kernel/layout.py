@@ -10,18 +10,20 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from sim.frames import has_control_flow
-from sim.graph import UNSET, Csr, IntArray
-from sim.issue_costs import issue_costs_ns
-from sim.job import Job
+from sim.graph.csr import Csr
+from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import find_meetings
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.job.transfers import Flow, check_routes, make_flow
 from sim.kernel import loop
 from sim.kernel.routes import InColumns, Routes
 from sim.kernel.shared import ProcessorInColumns, SharedCores, SharedSms
-from sim.meeting import find_meetings
-from sim.order import Order, order_of
-from sim.policy import Policy
-from sim.strictness import non_strict_ops
-from sim.transfers import Flow, check_routes, make_flow
+from sim.policy.as_data import order_of
+from sim.policy.order import Order
+from sim.policy.policy import Policy
+from sim.readiness.strictness import non_strict_ops
+from sim.words.arrays import UNSET, IntArray
 
 __all__ = ["Columns", "columns", "obstacle", "why_not"]
 
@@ -55,7 +57,7 @@ def why_not(
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine, Policy
-    >>> from sim.job import make_job
+    >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("one")
     >>> _ = b.op("a", duration_ns=10)
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))

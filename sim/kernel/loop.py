@@ -707,7 +707,7 @@ class Run:
             self.rows[fresh] = task
             self.n_fresh += 1
 
-    # SMs of a GPU, which kernels get in the order of their arrival (see `devices.processor.leftover`).
+    # SMs of a GPU, which kernels get in the order of their arrival (see `devices.processor.sms.leftover`).
 
     def begin_on_sms(self, task: int, node: int, partition: int) -> None:
         """Start a kernel whose loads get the SMs of a partition as they come free."""

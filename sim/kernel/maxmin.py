@@ -27,7 +27,7 @@ from collections.abc import MutableSequence, Sequence
 
 import numpy as np
 
-from sim.graph import IntArray
+from sim.words.arrays import IntArray
 
 __all__ = ["MaxMin"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
-from sim.graph import IntArray
+from sim.words.arrays import IntArray
 
 if TYPE_CHECKING:
-    from sim.job import Job
-    from sim.transfers import Flow
+    from sim.job.job import Job
+    from sim.job.transfers import Flow
 
 __all__ = ["LARGEST", "NEVER", "InColumns", "Routes"]
 

@@ -7,16 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.graph import IntArray
-from sim.job import Job
+from sim.job.job import Job
+from sim.job.transfers import Flow, make_flow
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
 from sim.kernel.compiled import load
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
-from sim.order import order_of
-from sim.policy import Policy
-from sim.trace import Trace, Wait
-from sim.transfers import Flow, make_flow
+from sim.policy.as_data import order_of
+from sim.policy.policy import Policy
+from sim.record.record import Wait
+from sim.trace import Trace
+from sim.words.arrays import IntArray
 
 __all__ = ["compiled", "run"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from sim.graph import IntArray
+from sim.words.arrays import IntArray
 
 if TYPE_CHECKING:
-    from sim.device import Device
-    from sim.job import Job
+    from sim.job.job import Job
+    from sim.machine.device import Device
 
 __all__ = ["ProcessorInColumns", "SharedCores", "SharedSms"]
 

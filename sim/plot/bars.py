@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sim.dependencies import dependencies
-from sim.graph import UNSET, IntArray
-from sim.intervals import levels
-from sim.issue_costs import issue_costs_ns
-from sim.trace import Trace
+from sim.job.costs import issue_costs_ns
+from sim.record.dependencies import dependencies
+from sim.record.record import Record
+from sim.words.arrays import UNSET, IntArray
+from sim.words.intervals import levels
 
 __all__ = ["LAUNCH", "TRANSFER", "Bars", "arrows_of", "bars_of", "name_of"]
 
@@ -87,7 +87,7 @@ class Bars:
         return Bars(self.lanes, self.kinds, *map(np.concatenate, both))
 
 
-def bars_of(trace: Trace, *, links: bool = True, issuers: bool = False) -> Bars:
+def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars:
     """Return the bars of a trace: lanes of streams that were used, in machine order.
 
     Parameters
@@ -155,7 +155,7 @@ def _levels(lane: IntArray, start: IntArray, end: IntArray) -> tuple[IntArray, I
     return level, n_levels
 
 
-def name_of(trace: Trace, row: int) -> str:
+def name_of(trace: Record, row: int) -> str:
     """Return the name of the op, or of the tensor that a transfer carries, of a bar's `row`."""
     graph = trace.job.graph
     if row < len(trace):
@@ -163,7 +163,7 @@ def name_of(trace: Trace, row: int) -> str:
     return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
 
 
-def arrows_of(trace: Trace, bars: Bars) -> tuple[IntArray, IntArray]:
+def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
     """Return (bar of the producer, bar of the consumer) of every edge between two lanes.
 
     Where transfers are not shown, an arrow leads from the producer straight to the consumer.

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.errors import InputError
-from sim.export.atomic import atomic_path
+from sim.words.atomic_files import atomic_path
+from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

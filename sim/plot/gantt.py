@@ -21,7 +21,6 @@ from zlib import crc32
 
 import numpy as np
 
-from sim.graph import UNSET, IntArray
 from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of, name_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
 from sim.plot.memory import draw_strip
@@ -36,7 +35,8 @@ from sim.plot.strips import (
     scales_of,
     strips_of,
 )
-from sim.trace import Trace
+from sim.record.record import Record
+from sim.words.arrays import UNSET, IntArray
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -59,7 +59,7 @@ _SEEN = 200
 
 
 def gantt(
-    trace: Trace,
+    trace: Record,
     ax: Axes | None = None,
     *,
     colours: Mapping[str, str] | None = None,
@@ -130,7 +130,7 @@ def gantt(
 
 
 def compare_gantt(
-    traces: Trace | Mapping[str, Trace],
+    traces: Record | Mapping[str, Record],
     *,
     links: bool = True,
     issuers: bool = False,
@@ -161,7 +161,7 @@ def compare_gantt(
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> from devices.memory.tensors import tensor_memory
+    >>> from devices.memory.run.tensors import tensor_memory
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> b = GraphBuilder("chain")
     >>> _ = b.op("a", duration_ns=10, outputs=100)
@@ -171,7 +171,7 @@ def compare_gantt(
     >>> strip.get_ylabel(), strip.get_xlim() == chart.get_xlim(), strip.texts[0].get_text()
     ('gpu0\n(B)', True, 'peak 170 B')
     """
-    named = {"": traces} if isinstance(traces, Trace) else traces
+    named = {"": traces} if isinstance(traces, Record) else traces
     runs = list(named.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
     folded = [links and _negligible(trace) for trace in runs]
@@ -240,7 +240,7 @@ def _legend_of_memory(
     return handles
 
 
-def _negligible(trace: Trace) -> bool:
+def _negligible(trace: Record) -> bool:
     """Return whether there are transfers, and none of their lanes would show any."""
     moved = trace.transfers
     if not len(moved["tensor"]):
@@ -250,7 +250,7 @@ def _negligible(trace: Trace) -> bool:
     return bool(busy.max() * _SEEN < trace.makespan_ns)
 
 
-def colours_of(traces: Sequence[Trace]) -> dict[str, str]:
+def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     """Return kind → colour: the kinds that take most time get colours of their own.
 
     Which colour follows from the name, so that a kind looks alike in all figures: phases of pipelines have
@@ -304,7 +304,7 @@ def _draw(ax: Axes, bars: Bars, colours: Mapping[str, str], scale: int, until: i
             ax.add_collection(collection, autolim=False)
 
 
-def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
+def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
     """Write names into the bars that have room for theirs: the whole one, or what follows the last slash.
 
     In a pipeline whose slots are too narrow for all their names (``3F12``), all have the number of their
@@ -338,7 +338,7 @@ def _names(ax: Axes, trace: Trace, bars: Bars, colours: Mapping[str, str], scale
         ax.text(middle, y, shown, ha="center", va="center", fontsize=size, color=ink, clip_on=True)
 
 
-def _slots(trace: Trace, rows: IntArray) -> list[str | None]:
+def _slots(trace: Record, rows: IntArray) -> list[str | None]:
     """Return the micro-batch of each task that has one."""
     of_op, tasks = trace.job.graph.micro_batch, trace.tasks["op"]
     found = [int(of_op[tasks[row]]) if row < len(trace) else UNSET for row in rows.tolist()]
@@ -362,7 +362,7 @@ def _ink(colour: str) -> str:
     return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.3 else "white"
 
 
-def _arrows(ax: Axes, trace: Trace, bars: Bars, scale: int) -> None:
+def _arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
     """Draw arrows from the facing side of the producer's bar to that of the consumer's."""
     from matplotlib.collections import LineCollection
 

@@ -25,16 +25,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.errors import MissingExtraError
-from sim.export.atomic import write_text
-from sim.graph import UNSET
 from sim.plot.bars import LAUNCH, Bars, bars_of, name_of
 from sim.plot.figure import OTHER, time_unit
 from sim.plot.gantt import colours_of, legend_of
 from sim.plot.html_memory import LINES, strip_areas, strip_axis, strip_marks
 from sim.plot.strips import Scale, Strip, Strips, alike, band_colours, band_labels, scales_of, strips_of
-from sim.trace import WAITS, Trace
-from sim.units import format_bytes
+from sim.record.record import WAITS, Record
+from sim.words.arrays import UNSET
+from sim.words.atomic_files import write_text
+from sim.words.errors import MissingExtraError
+from sim.words.units import format_bytes
 
 __all__ = ["html_figure", "need_plotly", "save_html"]
 
@@ -74,7 +74,7 @@ def need_plotly() -> Callable[..., str]:
 
 
 def save_html(
-    traces: Trace | Mapping[str, Trace],
+    traces: Record | Mapping[str, Record],
     path: str | os.PathLike[str],
     *,
     links: bool = True,
@@ -106,7 +106,7 @@ def save_html(
         A directory that does not exist.
     """
     to_html = need_plotly()
-    named = {"": traces} if isinstance(traces, Trace) else traces
+    named = {"": traces} if isinstance(traces, Record) else traces
     page = to_html(
         html_figure(named, links=links, issuers=issuers, memory=memory),
         config={"displaylogo": False, "scrollZoom": True},
@@ -119,7 +119,7 @@ def save_html(
 
 
 def html_figure(
-    traces: Mapping[str, Trace], *, links: bool = True, issuers: bool = False, memory: bool = True
+    traces: Mapping[str, Record], *, links: bool = True, issuers: bool = False, memory: bool = True
 ) -> _Figure:
     """Return the chart as a dict in Plotly's schema, with ``data`` and ``layout``.
 
@@ -188,7 +188,7 @@ class _Lanes(NamedTuple):
     """A row of the page: the Gantt chart of a run."""
 
     name: str
-    trace: Trace
+    trace: Record
     bars: Bars
     pixels: int
     gap: int
@@ -203,7 +203,7 @@ class _Below(NamedTuple):
     gap: int
 
 
-def _rows(traces: Mapping[str, Trace], shown: list[Bars], held: list[Strips]) -> list[_Lanes | _Below]:
+def _rows(traces: Mapping[str, Record], shown: list[Bars], held: list[Strips]) -> list[_Lanes | _Below]:
     """Return what stands where, from top to bottom, with the room that it and the gap above it take."""
     rows: list[_Lanes | _Below] = []
     for (name, trace), bars, strips in zip(traces.items(), shown, held, strict=True):
@@ -219,7 +219,7 @@ def _axis(place: int, word: str = "y") -> str:
     return word if place == 0 else f"{word}{place + 1}"
 
 
-def _bars(trace: Trace, bars: Bars, colour: str, until: int, *, named: bool) -> _Figure:
+def _bars(trace: Record, bars: Bars, colour: str, until: int, *, named: bool) -> _Figure:
     """Return a trace of horizontal bars: `base` is the start and `x` the length, in the unit of the axis."""
     unit, _ = time_unit(until)
     height = _HEIGHT / bars.n_levels
@@ -241,12 +241,12 @@ def _bars(trace: Trace, bars: Bars, colour: str, until: int, *, named: bool) -> 
     }
 
 
-def _short(trace: Trace, row: int) -> str:
+def _short(trace: Record, row: int) -> str:
     """Return what is written into a bar: what follows the last slash of its name."""
     return "" if row == UNSET else html.escape(name_of(trace, row).rpartition("/")[2], quote=False)
 
 
-def _stories(trace: Trace, bars: Bars) -> list[str]:
+def _stories(trace: Record, bars: Bars) -> list[str]:
     """Return what is read at each bar, in the HTML that Plotly knows; times are exact."""
     repeated = bool(trace.tasks["iteration"].any())
     columns = bars.lane, bars.kind, bars.start, bars.end, bars.row
@@ -272,7 +272,7 @@ def _stories(trace: Trace, bars: Bars) -> list[str]:
     return stories
 
 
-def _of_task(trace: Trace, row: int) -> tuple[str, str, list[str]]:
+def _of_task(trace: Record, row: int) -> tuple[str, str, list[str]]:
     """Return the name of a task (with its loops), what was before its start, and why it waited."""
     task = {name: int(column[row]) for name, column in trace.tasks.items()}
     frame = trace.frames[task["frame"]] if "frame" in task else ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.plot.figure import time_unit
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip
-from sim.units import format_bytes
+from sim.words.units import format_bytes
 
 __all__ = ["LINES", "strip_areas", "strip_axis", "strip_marks"]
 

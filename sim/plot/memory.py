@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.memory_bands import OTHER, RESIDENT
+from sim.analysis.memory_bands import OTHER, RESIDENT
 from sim.plot.figure import OKABE_ITO, new_figure, scale_time
 from sim.plot.figure import OTHER as OTHER_COLOUR
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, byte_unit, strip_of
-from sim.trace import Trace
-from sim.units import format_bytes
+from sim.record.record import Record
+from sim.words.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ __all__ = ["draw_bands", "draw_strip", "memory"]
 _COLOURS = (OKABE_ITO[0], OKABE_ITO[4], OKABE_ITO[1], OKABE_ITO[2], OKABE_ITO[3], OKABE_ITO[6])
 
 
-def memory(trace: Trace, device: str, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+def memory(trace: Record, device: str, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw the bytes in use on a device, instant by instant, and mark the peak.
 
     One band is what stays (parameters and inputs), one each the outputs of the kinds of op that hold

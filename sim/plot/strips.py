@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.graph import IntArray
-from sim.memory_bands import OTHER, RESIDENT, memory_bands
-from sim.memory_use import memory_use
+from sim.analysis.memory_bands import OTHER, RESIDENT, memory_bands
+from sim.analysis.memory_use import memory_use
 from sim.plot.figure import OTHER as OTHER_COLOUR
-from sim.trace import Trace
+from sim.record.record import Record
+from sim.words.arrays import IntArray
 
 __all__ = [
     "CAPACITY",
@@ -168,7 +168,7 @@ class Scale(NamedTuple):
     name: str
 
 
-def strip_of(trace: Trace, device: str) -> Strip:
+def strip_of(trace: Record, device: str) -> Strip:
     """Return what a device holds over a run, with or without an allocator.
 
     Raises
@@ -207,7 +207,7 @@ def strip_of(trace: Trace, device: str) -> Strip:
     )
 
 
-def strips_of(traces: Sequence[Trace], most: int = MOST) -> list[Strips]:
+def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
     """Return, for each run, a strip for each device whose memory changes after time 0.
 
     There are strips as soon as an allocator kept a log of one of the runs. Those without a log then show what
@@ -226,7 +226,7 @@ def strips_of(traces: Sequence[Trace], most: int = MOST) -> list[Strips]:
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> from devices.memory.tensors import tensor_memory
+    >>> from devices.memory.run.tensors import tensor_memory
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> b = GraphBuilder("three")
     >>> for k in range(3):
@@ -254,7 +254,7 @@ def strips_of(traces: Sequence[Trace], most: int = MOST) -> list[Strips]:
     return strips
 
 
-def _peaks(trace: Trace) -> dict[str, int]:
+def _peaks(trace: Record) -> dict[str, int]:
     """Return the most in use on each device whose memory changes after time 0, in machine order."""
     log = trace.memory
     if log is None:

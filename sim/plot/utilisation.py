@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sim.explain import REASONS, idle_reasons
 from sim.plot.figure import OKABE_ITO, new_figure
-from sim.trace import Trace
+from sim.record.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ _COLOURS: Final = dict(
 """A reason has the same colour in every picture; ``finished`` and ``unused`` are nobody's fault and pale."""
 
 
-def utilisation(trace: Trace, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw one bar per device: the share of the makespan it was busy, and why it was not.
 
     Parameters

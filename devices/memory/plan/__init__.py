@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from devices.memory.plan.greedy import plan_greedy
-from devices.memory.plan.lifetimes import Lifetime, Plan, peak_live
-from devices.memory.plan.optimal import plan_branch_and_bound, plan_cp_sat, plan_optimal
-from devices.memory.plan.program import Program, Step
+from devices.memory.plan.greedy_by_size import plan_greedy
+from devices.memory.plan.least_arena import plan_branch_and_bound, plan_cp_sat, plan_optimal
+from devices.memory.plan.plan_problem import Lifetime, Plan, peak_live
+from devices.memory.plan.steps import Program, Step
 from devices.memory.plan.tokens import TokenPlan, TokenPool, plan_program, plan_tokens
 
 __all__ = [

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from devices.memory.blocks import round_up
-from devices.memory.plan.lifetimes import Lifetime, Plan, checked, peak_live
-from devices.memory.plan.program import Program
+from devices.memory.plan.plan_problem import Lifetime, Plan, checked, peak_live
+from devices.memory.plan.steps import Program
 
 __all__ = ["TokenPlan", "TokenPool", "plan_program", "plan_tokens"]
 

@@ -18,7 +18,7 @@ it may stop at [1] [1 2], which differ by no more than the largest cost, where [
 
 from policies.pipeline.planners.balance import block_partition, check_balance, min_max
 from policies.pipeline.planners.layers import LayerCost, by_size, by_time
-from policies.pipeline.planners.pipedream import Level, PipedreamPlan, StagePlan, plan_pipedream
+from policies.pipeline.planners.pipedream_planner import Level, PipedreamPlan, StagePlan, plan_pipedream
 
 __all__ = [
     "LayerCost",

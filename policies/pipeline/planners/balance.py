@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from sim.errors import InputError
+from sim.words.errors import InputError
 
 __all__ = ["block_partition", "check_balance", "min_max"]
 

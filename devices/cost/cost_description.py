@@ -1,0 +1,244 @@
+"""The cost model that a device's description asks for.
+
+::
+
+    cost: roofline                    from peak, bandwidth, efficiency, ...; the default where these are given
+    cost: {fixed: 10us}               or {fixed: {matmul: 10us, default: 2us}}
+    cost: {table: gemm.json.gz}       measured (`devices.cost.tables.table_file`); a list of files is allowed
+    cost: {fitted: h200}              models fitted to measurements, see `devices.cost.fitted`
+    cost: {fitted: {device: h200, gemm: {launch_ns: 0}, attention: {tail: 0}}}     the same but for these
+    cost: tiles                       an NPU with scratchpads, see `devices.cost.tiled_cost`; its default
+    cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
+    cost: [{fitted: h200}, roofline]  the first that knows an op
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+from devices.cost.cost_models import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost, dtype_name
+from devices.cost.formulas.roofline import KindEfficiency
+from devices.describe.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
+from sim.machine.device import CostModel
+from sim.words import plugins
+from sim.words.errors import InputError, located
+from sim.words.options import require_call
+from sim.words.units import round_half_up
+
+if TYPE_CHECKING:
+    from devices.cost.fitted import FittedCosts
+    from devices.cost.tiled_cost import TiledCost
+
+__all__ = ["make_cost"]
+
+
+def make_cost(
+    values: Mapping[str, Any],
+    *,
+    peak_share: Fraction = Fraction(1),
+    bandwidth_share: Fraction = Fraction(1),
+    slowdown: Fraction = Fraction(1),
+    origin: plugins.Origin = plugins.NOWHERE,
+) -> CostModel | None:
+    """Build the cost model that a description asks for.
+
+    Parameters
+    ----------
+    values : mapping
+        A device's keys as `devices.describe.fields.read_fields` returns them.
+    peak_share, bandwidth_share : Fraction
+        Part of the device's peak rates that one op can use (its cores, the SMs in use).
+    slowdown : Fraction
+        Factor for fixed durations, which are given for one core.
+    origin : Origin
+        Where relative paths of tables begin, and what code it may name.
+
+    Returns
+    -------
+    CostModel or None
+        None when nothing is known: then ops need durations of their own.
+
+    Raises
+    ------
+    InputError
+        A model nobody knows, or wrong parameters.
+    """
+    spec = values.get("cost")
+    if spec is None:
+        if any(values.get(key) is not None for key in _OF_CORES):
+            spec = "tiles"
+        elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead")):
+            return None
+        else:
+            spec = "roofline"
+
+    def build(spec: object, *at: int) -> CostModel:
+        with located(*at):
+            if isinstance(spec, Sequence) and not isinstance(spec, str):
+                return FirstCost(tuple(build(item, i) for i, item in enumerate(spec)))
+            return build_one(*_name_and_parameters(spec))
+
+    def build_one(name: str, parameters: Any) -> CostModel:
+        if name == "roofline":
+            given = {} if parameters is None else read_fields(parameters, _ROOFLINE, "roofline")
+            return _roofline({**values, **given}, peak_share, bandwidth_share)
+        if name == "tiles" and values.get("kind") == "npu":
+            return _tiles(values)
+        if name == "fixed":
+            read = read_fields({"fixed": parameters}, _FIXED)["fixed"]
+            scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
+            return FixedCost(scaled.pop(DEFAULT, None), scaled)
+        if name == "table":
+            from devices.cost.calibration import load_tables
+
+            files = [parameters] if isinstance(parameters, str) else parameters
+            with located("table"):
+                files = TYPES["words"].read(files)
+            found = (load_tables(origin.file(file)) for file in files)
+            return TableCost(tuple(table for tables in found for table in tables))
+        if name == "fitted":
+            with located("fitted"):
+                return FittedCost(_fitted(parameters))
+        return _plugin(name, parameters, values, origin)
+
+    with located("cost"):
+        return build(spec)
+
+
+def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugins.Origin) -> CostModel:
+    """Return the cost model of a plugin, once it can be called as it is going to be."""
+    make = origin.lookup("sim.costs", name)
+    require_call(f"the cost model {name!r}", make, "parameters", "device")
+    made: CostModel = make(parameters, values)
+    what = f"what the cost model {name!r} makes"
+    require_call(what, made, "graph", "device", method="durations_ns")
+    if not isinstance(made, CostModel):
+        raise InputError(f"{what}, a {type(made).__name__}, should extend sim.machine.device.CostModel")
+    return made
+
+
+def _fitted(spec: object) -> FittedCosts:
+    """Return the fitted models of a device, with some of their parameters replaced."""
+    from devices.cost.fitted import fits, load_fit
+    from devices.cost.formulas.parameters import with_values
+
+    if not isinstance(spec, Mapping):
+        return load_fit(TYPES["word"].read(spec))
+    given = read_fields(spec, _FITTED)
+    if "device" not in given:
+        raise InputError(f"is missing; known: {', '.join(fits())}", path=("device",))
+    fitted = load_fit(given["device"])
+    return replace(
+        fitted,
+        gemm=with_values(fitted.gemm, given.get("gemm", {}), "gemm"),
+        attention=with_values(fitted.attention, given.get("attention", {}), "attention"),
+    )
+
+
+_FITTED: Final = {
+    "device": Field("device", "word", "whose fitted values", example="h200"),
+    "gemm": Field("gemm", "mapping", "parameters of matrix products that differ", example="{launch_ns: 0}"),
+    "attention": Field("attention", "mapping", "the same of attention", example="{tile_ns: 0}"),
+}
+_OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
+"""Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
+_LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
+"""Keys that tell by kind of op how far it stays below the roofline."""
+_FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
+_ROOFLINE: Final = {
+    name: DEVICE_FIELDS[name]
+    for name in (
+        *("peak", "bandwidth", "default_dtype"),
+        *_LOSSES,
+    )
+}
+
+
+def _name_and_parameters(spec: object) -> tuple[str, Any]:
+    if isinstance(spec, str):
+        return spec, None
+    if isinstance(spec, Mapping) and len(spec) == 1:
+        [(name, parameters)] = spec.items()
+        if isinstance(name, str):
+            return name, parameters
+    raise InputError(
+        f"{spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
+        f"{{fitted: h200}}, {{NAME: parameters}} of a plugin, or a list of these"
+    )
+
+
+def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
+    bandwidth = values.get("bandwidth")
+    peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
+    return RooflineCost(
+        {dtype: None if peak is None else max(1, int(peak * peak_share)) for dtype, peak in peaks.items()},
+        None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
+        _efficiencies(values),
+        values.get("default_dtype", "fp32"),
+        _hardware(values),
+    )
+
+
+def _hardware(values: Mapping[str, Any]) -> str:
+    """Return the preset of a real GPU whose plain roofline is a claim about it; empty where it is none.
+
+    ``ideal: true`` asks for the ideal, a loss given for all kinds of op says what the user thinks of it, and
+    nothing was measured of how far other kinds of device stay below their rooflines.
+    """
+    claimed = values.get("kind") == "gpu" and not values.get("ideal")
+    told = any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
+    return values.get("preset", "") if claimed and not told else ""
+
+
+def _tiles(values: Mapping[str, Any]) -> TiledCost:
+    """Return the model of one core with its share of everything."""
+    from devices.cost.tiled_cost import TiledCost
+    from devices.memory.allocators.scratchpad import ALIGNMENT_BYTES
+
+    cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
+
+    def rates(name: str) -> dict[str, Fraction | None]:
+        peaks = values.get(name) or values.get("peak") or {}
+        return {dtype_name(dtype): None if p is None else Fraction(p, cores) for dtype, p in peaks.items()}
+
+    def part(nbytes: int | None) -> int | None:
+        return None if nbytes is None else nbytes // queues
+
+    bandwidth, dma = values.get("bandwidth"), values.get("dma_bandwidth")
+    of_memory = None if bandwidth is None else Fraction(bandwidth, cores * queues)
+    scratchpad = values.get("scratchpad")
+    return TiledCost(
+        units=values["units"],
+        peak_flop_per_s=(rates("matrix_peak"), rates("vector_peak")),
+        scratchpad_bytes=(part(scratchpad), part(values.get("vector_scratchpad", scratchpad))),
+        dma_bytes_per_s=of_memory if dma is None else Fraction(dma, queues),
+        bandwidth_bytes_per_s=of_memory,
+        cores=values.get("cores_per_op", 1),
+        double_buffered=values.get("double_buffered", True),
+        granule_bytes=values.get("granule") or ALIGNMENT_BYTES,
+        dma_latency_ns=values.get("dma_latency", 0),
+        matrix_block=values.get("matrix_block", 1),
+        by_kind=_efficiencies(values),
+        default_dtype=values.get("default_dtype", "fp32"),
+    )
+
+
+def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
+    def of(name: str, kind: str, ideal: Any) -> Any:
+        by_kind = values.get(name) or {}
+        return by_kind.get(kind, by_kind.get(DEFAULT, ideal))
+
+    kinds = [DEFAULT, *dict.fromkeys(kind for name in _LOSSES for kind in values.get(name) or {})]
+    return {
+        kind: KindEfficiency(
+            efficiency=float(of("efficiency", kind, 1)),
+            memory_efficiency=float(of("memory_efficiency", kind, 1)),
+            half_flops=of("half_flops", kind, 0),
+            half_bytes=of("half_bytes", kind, 0),
+            overhead_ns=of("op_overhead", kind, 0),
+        )
+        for kind in kinds
+    }

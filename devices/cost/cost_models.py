@@ -1,0 +1,306 @@
+"""Cost models: how long the ops of a graph take on a device, in the form that the engine asks for.
+
+The arithmetic is in `devices.cost`, as functions of plain numbers. Here it meets graphs: columns go in,
+one duration per op comes out, -1 where a model does not know the op. `devices.cost.cost_description` reads
+what a description says of them::
+
+    {fixed: 10us}                          FixedCost      one duration for all, or for each kind of op
+    roofline (from peak, bandwidth, ...)   RooflineCost   the larger of arithmetic and traffic
+    {table: gemm.json.gz}                  TableCost      measured; ops need their shape as attributes
+    {fitted: h200}                         FittedCost     fitted to measurements; the same
+    [a, b, ...]                            FirstCost      the first model that knows the op
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.cost.formulas.roofline import IDEAL, KindEfficiency, roofline_ns
+from devices.describe.fields import DEFAULT
+from sim.graph.graph import Graph
+from sim.machine.device import CostModel, Device
+from sim.words.arrays import UNSET, IntArray
+
+if TYPE_CHECKING:
+    from devices.cost.fitted import FittedCosts
+    from devices.cost.tables.cost_table import CostTable
+
+__all__ = ["FirstCost", "FittedCost", "FixedCost", "RooflineCost", "TableCost", "dtype_name"]
+
+
+@dataclass(frozen=True)
+class FixedCost(CostModel):
+    """Every op takes the same time, or every op of a kind does.
+
+    Attributes
+    ----------
+    default_ns : int or None
+        For kinds that are not named; None: unknown.
+    by_kind_ns : mapping of str to int
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a", kind="matmul"); _ = b.op("b", kind="add")
+    >>> FixedCost(by_kind_ns={"matmul": 5000}).durations_ns(b.build(), Device("gpu0")).tolist()
+    [5000, -1]
+    """
+
+    default_ns: int | None = None
+    by_kind_ns: Mapping[str, int] = field(default_factory=dict)
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 for a kind that is unknown."""
+        default = UNSET if self.default_ns is None else self.default_ns
+        table = np.array([self.by_kind_ns.get(kind, default) for kind in graph.kinds], dtype=np.int64)
+        return table[graph.kind_code]
+
+
+_SYNONYMS: Final = {
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16",
+    "half": "fp16", "bfloat16": "bf16", "tensorfloat32": "tf32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+    "float8_e4m3": "fp8", "f64": "fp64", "f32": "fp32", "f16": "fp16",
+}  # fmt: skip
+
+
+def dtype_name(dtype: str) -> str:
+    """Return the short name of a data type: ``"fp32"`` for ``"torch.float32"``, ``"FLOAT"`` and ``"f32"``.
+
+    Examples
+    --------
+    >>> [dtype_name(name) for name in ("torch.bfloat16", "FLOAT16", "fp32", "int8")]
+    ['bf16', 'fp16', 'fp32', 'int8']
+    """
+    name = dtype.lower().rpartition(".")[2]
+    return _SYNONYMS.get(name, name)
+
+
+@dataclass(frozen=True)
+class RooflineCost(CostModel):
+    """The roofline of `devices.cost.formulas.roofline`, with a roof for every data type.
+
+    An op takes the longer of its arithmetic (``flops``) and its traffic (``bytes_read`` +
+    ``bytes_written``), plus an overhead. A data type that the device has no rate for runs at the rate of
+    `DEFAULT`, else of fp32: integers and booleans are mostly index arithmetic, and a narrow float that the
+    hardware lacks is computed in fp32. Without any of these the op is unknown to the model.
+
+    Attributes
+    ----------
+    peak_flop_per_s : mapping of str to (int or None)
+        By data type; None is no limit. An empty mapping sets no limit at all.
+    bandwidth_bytes_per_s : int or None
+        None is no limit.
+    by_kind : mapping of str to KindEfficiency
+        How near ops of a kind come to the peaks; `DEFAULT` for the others, else the ideal.
+    default_dtype : str
+        Of ops that name none.
+    hardware : str
+        The preset whose peaks these are, where they pretend to be a real GPU's; else empty.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a", flops=10**9, dtype="fp32"); _ = b.op("b", flops=10**9, dtype="bf16")
+    >>> model = RooflineCost({"fp32": 10**13, "bf16": 10**14})
+    >>> model.durations_ns(b.build(), Device("gpu0")).tolist()
+    [100000, 10000]
+    """
+
+    peak_flop_per_s: Mapping[str, int | None] = field(default_factory=dict)
+    bandwidth_bytes_per_s: int | None = None
+    by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
+    default_dtype: str = "fp32"
+    hardware: str = ""
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns, rounded half up; -1 for a data type without a rate."""
+        nbytes = graph.bytes_read + graph.bytes_written
+        duration_ns = np.full(len(graph), UNSET)
+        for rows, kind, peak in self._roofs(graph):
+            known = self.by_kind.get(kind) or self.by_kind.get(DEFAULT) or IDEAL
+            duration_ns[rows] = roofline_ns(
+                graph.flops[rows],
+                nbytes[rows],
+                peak_flop_per_s=peak,
+                bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+                efficiency=known.efficiency,
+                memory_efficiency=known.memory_efficiency,
+                half_flops=known.half_flops,
+                half_bytes=known.half_bytes,
+                overhead_ns=known.overhead_ns,
+            )
+        return duration_ns
+
+    def may_take_twice(self, graph: Graph) -> npt.NDArray[np.bool_]:
+        """Return which ops have a plain roofline that real kernels may exceed more than twofold.
+
+        Plain is the roofline of a kind of op for which no loss is given. See `devices.cost.unreliable`.
+        """
+        found = np.zeros(len(graph), np.bool_)
+        if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
+            return found
+        from devices.cost.unreliable import may_take_twice
+
+        nbytes = graph.bytes_read + graph.bytes_written
+        for rows, kind, peak in self._roofs(graph):
+            if kind not in self.by_kind:
+                arithmetic_ns, traffic_ns = (
+                    np.zeros(len(rows)) if rate is None else sizes[rows] / rate * 1e9
+                    for sizes, rate in ((graph.flops, peak), (nbytes, self.bandwidth_bytes_per_s))
+                )
+                found[rows] = may_take_twice(kind, arithmetic_ns, traffic_ns)
+        return found
+
+    def _roofs(self, graph: Graph) -> Iterator[tuple[npt.NDArray[np.intp], str, int | None]]:
+        """Return the ops of each data type and kind, their kind and peak rate; not those without a rate."""
+        peaks = {dtype_name(dtype): peak for dtype, peak in self.peak_flop_per_s.items()}
+        # One for each pair of data type and kind that occurs: a few dozen in the largest graph.
+        pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
+        for code in np.unique(pair).tolist():
+            rows = np.flatnonzero(pair == code)
+            dtype, kind = divmod(code, len(graph.kinds))
+            name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
+            roof = next((d for d in (name, DEFAULT, "fp32") if d in peaks), None)
+            if roof is None and peaks:
+                rows = rows[graph.flops[rows] == 0]  # traffic alone needs no arithmetic rate
+            yield rows, graph.kinds[kind], None if roof is None else peaks[roof]
+
+
+@dataclass(frozen=True)
+class TableCost(CostModel):
+    """Measured durations of the kinds of op that have a table; other ops are unknown to it.
+
+    An op is looked up when its attributes have a whole number for every axis of the table: ``m``, ``n`` and
+    ``k`` for a matrix product. One without them is unknown.
+
+    Attributes
+    ----------
+    tables : tuple of CostTable
+        Of different kinds of op.
+
+    Examples
+    --------
+    >>> from devices.cost.tables.cost_table import Axis
+    >>> from sim import Device, GraphBuilder
+    >>> table = CostTable.from_rows("toy", "copy", [Axis("nbytes")], [(1024, 1000), (4096, 2000)])
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a", kind="copy", attributes={"nbytes": 4096}); _ = b.op("b", kind="add")
+    >>> TableCost((table,)).durations_ns(b.build(), Device("gpu0")).tolist()
+    [2000, -1]
+    """
+
+    tables: tuple[CostTable, ...]
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 for an op that has no table, or not the table's axes."""
+        duration_ns = np.full(len(graph), UNSET)
+        for table in self.tables:
+            ops, sizes = _shapes(graph, table.kind, [axis.name for axis in table.axes])
+            if ops:
+                duration_ns[ops] = table.lookup(**sizes)
+        return duration_ns
+
+
+@dataclass(frozen=True)
+class FittedCost(CostModel):
+    """Matrix products and attention by models fitted to measurements; other ops are unknown to it.
+
+    A ``matmul`` or ``gemm`` needs the attributes ``m``, ``n`` and ``k``; an ``attention`` needs ``batch``,
+    ``seq_len``, ``heads``, ``kv_heads`` and ``head_dim``. The models were fitted to 16-bit floats: an op of
+    another data type is unknown.
+
+    Attributes
+    ----------
+    fitted : FittedCosts
+        Of the device.
+    """
+
+    fitted: FittedCosts
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 for an op that no model fits."""
+        duration_ns = np.full(len(graph), UNSET)
+        sm_count = device.details.sms or 132
+        fits = _in_half_precision(graph)
+        for kind, axes, model in (
+            ("matmul", ["m", "n", "k"], self.fitted.gemm_ns),
+            ("gemm", ["m", "n", "k"], self.fitted.gemm_ns),
+            ("attention", ["batch", "seq_len", "heads", "kv_heads", "head_dim"], self.fitted.attention_ns),
+        ):
+            ops, sizes = _shapes(graph, kind, axes, fits)
+            if ops:
+                duration_ns[ops] = model(**sizes, sm_count=sm_count)
+        return duration_ns
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
+        from devices.cost.formulas.gemm import gemm_blocks
+
+        blocks = np.full(len(graph), UNSET)
+        sm_count = device.details.sms or 132
+        fits = _in_half_precision(graph)
+        for kind in ("matmul", "gemm"):
+            ops, sizes = _shapes(graph, kind, ["m", "n", "k"], fits)
+            if ops:
+                blocks[ops] = gemm_blocks(**sizes, parameters=self.fitted.gemm, sm_count=sm_count)
+        return blocks
+
+
+def _in_half_precision(graph: Graph) -> npt.NDArray[np.bool_]:
+    half = np.array([dtype_name(name) in ("bf16", "fp16") for name in graph.dtypes] + [False])
+    fits: npt.NDArray[np.bool_] = half[graph.dtype_code]  # the code of no data type is -1, which is the last
+    return fits
+
+
+def _shapes(
+    graph: Graph, kind: str, axes: Sequence[str], among: npt.NDArray[np.bool_] | None = None
+) -> tuple[list[int], dict[str, Any]]:
+    """Return the ops of a kind whose attributes have a whole number for every axis, and these by axis."""
+    ops = [
+        op
+        for op, attributes in sorted(graph.attributes.items())
+        if graph.kind(op) == kind
+        and (among is None or among[op])
+        and all(isinstance(attributes.get(axis), int) for axis in axes)
+    ]
+    columns = {axis: np.array([graph.attributes[op][axis] for op in ops], dtype=np.int64) for axis in axes}
+    return ops, columns
+
+
+@dataclass(frozen=True)
+class FirstCost(CostModel):
+    """Ask several models in turn: the first that knows an op counts."""
+
+    models: tuple[CostModel, ...]
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 where no model knows the op."""
+        duration_ns = np.full(len(graph), UNSET)
+        for model in self.models:
+            missing = duration_ns == UNSET
+            if not missing.any():
+                break
+            duration_ns = np.where(missing, model.durations_ns(graph, device), duration_ns)
+        return duration_ns
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return what the first model that knows says of an op's thread blocks; -1 where none does."""
+        found = np.full(len(graph), UNSET)
+        for model in self.models:
+            found = np.where(found == UNSET, model.blocks(graph, device), found)
+        return found
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Return what the first model that refuses an op with a reason says of it."""
+        for model in self.models:
+            reason = model.why_not(graph, op, device)
+            if reason is not None:
+                return reason
+        return None

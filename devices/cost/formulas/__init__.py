@@ -1,0 +1,1 @@
+"""How long an op takes, as a formula of its sizes and of a device's parameters."""

@@ -1,0 +1,105 @@
+"""Say so when a run takes plain rooflines of real hardware for the durations of its ops.
+
+A roofline is a lower bound: it knows no launch and no share of the peak that kernels reach
+(`devices.cost.unreliable` has the criterion). A preset's numbers pretend to be those of a real GPU, so ops
+that take them without any loss are counted, once for all devices of a preset::
+
+    machine: 8 x h100-sxm      60 ops on each, 50 of them by plain rooflines      one warning: 400 of 480 ops
+
+Nothing is said of ops that have a duration, of kinds for which an efficiency or another loss is given, of
+what a table or a fit answered, of ``ideal: true``, and of devices described without a preset: what a
+description leaves out is the ideal, and there the ideal is what was asked for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from devices.cost.cost_models import FirstCost, RooflineCost
+from sim.job.job import Job
+from sim.machine.device import CostModel
+from sim.words.arrays import UNSET
+
+__all__ = ["warn_of_plain_rooflines"]
+
+_KINDS_SHOWN = 3
+
+
+def warn_of_plain_rooflines(job: Job) -> None:
+    """Warn, once for each preset, of ops whose plain roofline real kernels exceeded more than twofold.
+
+    Parameters
+    ----------
+    job : Job
+        With every op placed and timed.
+
+    Warns
+    -----
+    PlainRooflineWarning
+        Ops of GPUs described by a preset take its plain roofline, at sizes where kernels took more than twice
+        as long on an H200.
+
+    Examples
+    --------
+    >>> from devices.machine import make_machine
+    >>> from sim import GraphBuilder
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("one product")
+    >>> _ = b.op("a", kind="matmul", flops=2 * 1024**3, bytes_read=2**22, bytes_written=2**21, dtype="bf16")
+    >>> h100 = make_machine({"devices": {"gpu0": {"preset": "h100-sxm"}}})
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn_of_plain_rooflines(make_job(b.build(), h100))
+    >>> str(caught[0].message).partition(" (")[0]
+    'h100-sxm: 1 of 1 op has no measured cost'
+    """
+    graph = job.graph
+    given = graph.duration_ns != UNSET
+    counted: dict[str, Counter[str]] = {}
+    total: Counter[str] = Counter()
+    for index, device in enumerate(job.machine.devices):
+        here = job.device_of == index
+        by_kind = graph.duration_by_kind.get(device.kind)
+        free = here & ~given if by_kind is None else here & ~given & (by_kind == UNSET)
+        for model in _rooflines(device.cost):
+            total[model.hardware] += int(here.sum())
+            exceeded = free & model.may_take_twice(graph)
+            if exceeded.any():  # an op that another model timed has another duration
+                exceeded &= model.durations_ns(graph, device) == job.duration_ns
+                kinds = np.bincount(graph.kind_code[exceeded], minlength=len(graph.kinds)).tolist()
+                found = counted.setdefault(model.hardware, Counter())
+                found.update({kind: count for kind, count in zip(graph.kinds, kinds, strict=True) if count})
+    for hardware, found in counted.items():
+        if found:
+            from devices.cost.unreliable import PlainRooflineWarning
+
+            message = _message(hardware, found, total[hardware])
+            warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=2)
+
+
+def _rooflines(model: CostModel | None) -> Iterator[RooflineCost]:
+    """Return the first roofline of real hardware in a model, if there is one; a second is never asked."""
+    models = model.models if isinstance(model, FirstCost) else (model,)
+    for one in models:
+        if isinstance(one, RooflineCost):
+            if one.hardware:
+                yield one
+            return
+
+
+def _message(hardware: str, found: Counter[str], total: int) -> str:
+    shown = (
+        len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
+    )  # "1 more kind" is as long as its name
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
+    if len(found) > shown:
+        kinds += f" and {len(found) - shown} more kinds"
+    ops, have = "op" + "s" * (total != 1), "has" if found.total() == 1 else "have"
+    return (
+        f"{hardware}: {found.total()} of {total} {ops} {have} no measured cost ({kinds}); data-sheet "
+        "rooflines were used, often more than 2x too fast. See docs/costs.md."
+    )

@@ -1,0 +1,1 @@
+"""What was measured, as tables, and what they say between the measurements."""

@@ -1,0 +1,355 @@
+"""Ops on the cores of an NPU: a matrix and a vector unit, fed through a scratchpad by DMA.
+
+::
+
+    memory ──DMA in──► scratchpad ──► matrix unit   kinds in MATRIX_KINDS, data types that it has
+              each     of a core  ──► vector unit   everything else
+       ◄─────way────── DMA out
+
+`TiledCost` takes the time of an op from its tiles (`devices.cost.formulas.tiles`):
+
+* A product of matrices with the attributes ``m``, ``n`` and ``k`` is cut into blocks; of those that fit, the
+  ones with which it is over first are taken. The cores divide the result among them.
+* Of any other op all operands pass through in equally many tiles, the number with which it is over first, or
+  that its attribute ``tiles`` gives. Inputs named in ``resident`` are loaded before, and stay. ``granule`` is
+  the smallest tile of an operand (a row that a softmax needs whole), by default the device's.
+
+What an op must move never exceeds the memory's bandwidth, both ways together. An op whose smallest tiles do
+not fit is unknown to the model; `TiledCost.why_not` says how large the scratchpad would have to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from devices.cost.cost_models import dtype_name
+from devices.cost.formulas.roofline import KindEfficiency
+from devices.cost.formulas.tiles import Stages, best_tiles, blockings, tiled_ns
+from devices.cost.npu_units import MATRIX, Units, units_of
+from devices.describe.fields import DEFAULT
+from devices.memory.allocators.scratchpad import Operand, cut_into, tile
+from sim.graph.graph import Graph
+from sim.machine.device import CostModel, Device
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InfeasibleError, InputError, UnknownNameError
+from sim.words.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
+
+__all__ = ["TiledCost"]
+
+_ELEMENT_BYTES: Final = {
+    **dict.fromkeys(("fp64", "int64"), 8),
+    **dict.fromkeys(("fp32", "tf32", "int32"), 4),
+    **dict.fromkeys(("fp16", "bf16", "int16"), 2),
+    **dict.fromkeys(("fp8", "int8", "uint8"), 1),
+}
+"""Of the operands of a product; of any other data type 4."""
+
+
+class _Work(NamedTuple):
+    """What decides how long an op takes: ops that are equal in this take equally long."""
+
+    unit: int
+    kind: str
+    dtype: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    shape: tuple[int, int, int] | None
+    operands: tuple[Operand, ...]
+    tiles: int | None
+
+
+class _Columns(NamedTuple):
+    """Of each op what the first fields of `_Work` are, and its tensors; the size of each tensor."""
+
+    facts: list[tuple[int, str, str, int, int, int]]
+    inputs: list[list[int]]
+    outputs: list[list[int]]
+    nbytes: list[int]
+
+
+class _Speeds(NamedTuple):
+    """Rates of one core for one kind of op; None is no limit."""
+
+    flop_per_s: Fraction | None
+    dma_bytes_per_s: Fraction | None
+    bandwidth_bytes_per_s: Fraction | None
+
+
+@dataclass(frozen=True)
+class TiledCost(CostModel):
+    """Durations of ops whose operands pass through scratchpads; rates and sizes are those of one core.
+
+    Attributes
+    ----------
+    units : Units
+    peak_flop_per_s : tuple of two mappings of str to (Fraction or None)
+        Of the matrix and of the vector unit, by data type; None is no limit, an empty mapping neither.
+    scratchpad_bytes : tuple of two (int or None)
+        Of each unit; None: unlimited, and nothing is cut into tiles (a roofline).
+    dma_bytes_per_s, bandwidth_bytes_per_s : Fraction or None
+        Of the DMA each way, and of the core's share of the memory both ways together; None is no limit.
+    cores : int
+        How many cores work on one op.
+    double_buffered : bool
+    granule_bytes, dma_latency_ns, matrix_block : int
+        Smallest tile, what starting a DMA costs, edge of what the matrix unit multiplies at once.
+    by_kind : mapping of str to KindEfficiency
+    default_dtype : str
+
+    Examples
+    --------
+    1,000 bytes each way in four tiles at 1 byte/ns, 2 flop/ns: 250 + 500 + 250 + 3 x 500 ns.
+
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("one")
+    >>> _ = b.input("x", 1000)
+    >>> _ = b.op("a", inputs=["x"], outputs=1000, flops=4000, attributes={"tiles": 4})
+    >>> peak = {"fp32": Fraction(2 * 10**9)}
+    >>> model = TiledCost(
+    ...     peak_flop_per_s=(peak, peak), scratchpad_bytes=(2048, 2048), dma_bytes_per_s=Fraction(10**9)
+    ... )
+    >>> model.durations_ns(b.build(), Device("npu0", "npu")).tolist()
+    [2500]
+    """
+
+    units: Units = field(default_factory=Units)
+    peak_flop_per_s: tuple[Mapping[str, Fraction | None], Mapping[str, Fraction | None]] = ({}, {})
+    scratchpad_bytes: tuple[int | None, int | None] = (None, None)
+    dma_bytes_per_s: Fraction | None = None
+    bandwidth_bytes_per_s: Fraction | None = None
+    cores: int = 1
+    double_buffered: bool = True
+    granule_bytes: int = 64
+    dma_latency_ns: int = 0
+    matrix_block: int = 1
+    by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
+    default_dtype: str = "fp32"
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 where the smallest tiles do not fit, or without a rate."""
+        columns = self._columns(graph)
+        known: dict[_Work, int] = {}
+        out = []
+        for op in range(len(graph)):
+            work = self._work(graph, columns, op)
+            if work not in known:
+                try:
+                    known[work] = self._ns(work)
+                except InfeasibleError:
+                    known[work] = UNSET
+            out.append(known[work])
+        return np.array(out, dtype=np.int64)
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Say why an op cannot run on `device`, where a scratchpad is the reason; else None."""
+        try:
+            self._ns(self._work(graph, self._columns(graph), op))
+        except InfeasibleError as error:
+            return str(error)
+        return None
+
+    def _columns(self, graph: Graph) -> _Columns:
+        """Return a graph's facts as lists, which a loop over ops reads faster than arrays."""
+        kinds = [graph.kinds[code] for code in graph.kind_code.tolist()]
+        names = [dtype_name(name) for name in (*graph.dtypes, self.default_dtype)]  # the last: of none, -1
+        dtypes = [names[code] for code in graph.dtype_code.tolist()]
+        facts = (graph.flops.tolist(), graph.bytes_read.tolist(), graph.bytes_written.tolist())
+        units = units_of(graph, self.units, self.default_dtype).tolist()
+        tensors = (graph.inputs.lists(), graph.outputs.lists(), graph.tensor_nbytes.tolist())
+        return _Columns([*zip(units, kinds, dtypes, *facts, strict=True)], *tensors)
+
+    def _work(self, graph: Graph, columns: _Columns, op: int) -> _Work:
+        name, given = graph.op_names[op], graph.attributes.get(op, {})
+        inputs, nbytes = columns.inputs[op], columns.nbytes
+        kind = columns.facts[op][1]
+        shape: tuple[int, int, int] | None = None
+        resident: frozenset[str] = frozenset()
+        if given and kind in self.units.kinds:
+            sizes = [size for axis in "mnk" if type(size := given.get(axis)) is int and size > 0]
+            shape = (sizes[0], sizes[1], sizes[2]) if len(sizes) == 3 else None
+        granule, tiles = self.granule_bytes, None
+        if "granule" in given:
+            granule = _size(given["granule"], "granule", name)
+        if "tiles" in given:
+            tiles = _size(given["tiles"], "tiles", name)
+        if "resident" in given:
+            resident = _names(given["resident"], [graph.tensor_name(t) for t in inputs], name)
+        stays = [bool(resident) and graph.tensor_name(t) in resident for t in inputs]
+        operands = [Operand(nbytes[t], granule, s) for t, s in zip(inputs, stays, strict=True) if nbytes[t]]
+        operands += [Operand(nbytes[t], granule) for t in columns.outputs[op] if nbytes[t]]
+        return _Work(*columns.facts[op], shape, tuple(operands), tiles)
+
+    def _ns(self, work: _Work) -> int:
+        """Return the duration of an op.
+
+        Raises
+        ------
+        InfeasibleError
+            Its smallest tiles do not fit.
+        """
+        rates = self.peak_flop_per_s[work.unit]
+        found = next((name for name in (work.dtype, DEFAULT, "fp32") if name in rates), None)
+        if found is None and rates and work.flops:
+            return UNSET
+        rate = None if found is None else rates[found]
+        known = self.by_kind.get(work.kind) or self.by_kind.get(DEFAULT) or KindEfficiency()
+        part = _exact(known.memory_efficiency)
+        speeds = _Speeds(
+            rate and rate * _exact(known.efficiency),
+            self.dma_bytes_per_s and self.dma_bytes_per_s * part,
+            self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
+        )
+        ns = (self._product if work.shape is not None else self._streamed)(work, known, speeds)
+        return round_half_up(ns) + known.overhead_ns
+
+    def _product(self, work: _Work, known: KindEfficiency, speeds: _Speeds) -> Fraction:
+        """Return the time of a product of matrices with the best blocks, in ns.
+
+        The result is divided among the cores as a grid of any shape: 2 x 4 of 8, say.
+        """
+        assert work.shape is not None
+        m, n, k = work.shape
+        found: list[Fraction] = []
+        refused: InfeasibleError | None = None
+        for rows in range(1, self.cores + 1):
+            if self.cores % rows == 0:
+                mine = (-(-m // rows), -(-n * rows // self.cores), k)
+                try:
+                    found.append(self._block_of_product(work, mine, known, speeds))
+                except InfeasibleError as error:
+                    refused = error
+        if refused is not None and not found:
+            raise refused
+        return min(found)
+
+    def _block_of_product(
+        self, work: _Work, mine: tuple[int, int, int], known: KindEfficiency, speeds: _Speeds
+    ) -> Fraction:
+        """Return the time of one core's part of a product, in ns."""
+        assert work.shape is not None
+        m, n, k = mine
+        unit = self.matrix_block if work.unit == MATRIX else 1
+        part = Fraction(prod(-(-size // unit) * unit for size in mine), prod(work.shape))
+        flops = (work.flops or 2 * prod(work.shape)) * part + Fraction(known.half_flops, self.cores)
+        compute_ns = _ns(flops, speeds.flop_per_s)
+        element = _ELEMENT_BYTES.get(work.dtype, 4)
+        capacity, double = self.scratchpad_bytes[work.unit], self.double_buffered
+        if capacity is None:
+            load, store = element * (m * k + k * n), element * m * n
+            return self._unlimited(self._stages(load, compute_ns, store, speeds), load + store, known, speeds)
+        times = []
+        for way in blockings(mine, element, capacity, unit=unit, double_buffered=double):
+            stages = self._stages(way.load_bytes, compute_ns, way.store_bytes, speeds)
+            ns = tiled_ns(stages, way.tiles, double_buffered=double)
+            times.append(ns)
+        whole = element * (work.shape[0] * k + k * work.shape[1] + work.shape[0] * work.shape[1])
+        return max(min(times), self._traffic_ns(Fraction(whole, self.cores), known, speeds))
+
+    def _streamed(self, work: _Work, known: KindEfficiency, speeds: _Speeds) -> Fraction:
+        """Return the time of an op all of whose operands pass through in equally many tiles, in ns."""
+        cores = self.cores
+        operands = {
+            f"{i}": Operand(
+                one.nbytes if one.resident else -(-one.nbytes // cores), one.granule, one.resident
+            )
+            for i, one in enumerate(work.operands or _operands(work, self.granule_bytes))
+        }
+        resident = sum(one.nbytes for one in operands.values() if one.resident)
+        load = Fraction(max(0, work.bytes_read - resident), cores)
+        store = Fraction(work.bytes_written, cores)
+        flops = Fraction(work.flops + known.half_flops, cores) if work.flops else Fraction(0)
+        stages = self._stages(load, _ns(flops, speeds.flop_per_s), store, speeds)
+        if self.scratchpad_bytes[work.unit] is None:
+            return self._unlimited(stages, load + store + resident, known, speeds)
+        stages = stages._replace(resident_ns=_ns(Fraction(resident), speeds.dma_bytes_per_s))
+        tiles = self._tiles(work, operands, stages)
+        ns = tiled_ns(stages, tiles, double_buffered=self.double_buffered)
+        return max(ns, self._traffic_ns(load + store + resident, known, speeds))
+
+    def _tiles(self, work: _Work, operands: Mapping[str, Operand], stages: Stages) -> int:
+        """Return the number of tiles in which an op is over first, of those that fit."""
+        room = self.scratchpad_bytes[work.unit]
+        assert room is not None
+        buffers = 2 if self.double_buffered else 1
+        if work.tiles is not None:
+            need = cut_into(work.tiles, operands, buffers=buffers).nbytes
+            if need > room:
+                have, least = (format_bytes(nbytes, iec=True) for nbytes in (room, need))
+                raise InfeasibleError(
+                    f"it does not fit a scratchpad of {have} in {work.tiles} tiles; {least} ({need} bytes) "
+                    "would do, or more tiles"
+                )
+            return work.tiles
+        fewest = tile(operands, room, buffers=buffers, what="it").tiles
+        if not self.double_buffered:
+            return fewest
+        finest = max([1, *(-(-one.nbytes // one.granule) for one in operands.values() if not one.resident)])
+        if fewest > 1:
+            return best_tiles(stages, fewest, finest)
+        try:  # it fits at once; more tiles, with two buffers each, may fit as well and overlap
+            two = tile(operands, room, at_least=2, what="it").tiles
+        except InfeasibleError:
+            return 1
+        return min(1, best_tiles(stages, two, finest), key=lambda n: tiled_ns(stages, n))
+
+    def _unlimited(
+        self, stages: Stages, nbytes: Fraction | int, known: KindEfficiency, speeds: _Speeds
+    ) -> Fraction:
+        """Return the time without tiles: whatever takes longest, as in a roofline."""
+        return max(*stages[:3], self._traffic_ns(nbytes, known, speeds))
+
+    def _stages(
+        self, load: Fraction | int, compute_ns: Fraction, store: Fraction | int, speeds: _Speeds
+    ) -> Stages:
+        dma = speeds.dma_bytes_per_s
+        return Stages(
+            _ns(Fraction(load), dma), compute_ns, _ns(Fraction(store), dma), setup_ns=self.dma_latency_ns
+        )
+
+    def _traffic_ns(self, nbytes: Fraction | int, known: KindEfficiency, speeds: _Speeds) -> Fraction:
+        """Return how long it takes to move what must be, both ways together, at the memory's bandwidth.
+
+        What a product loads again counts for the DMA alone: it may come from a cache in between.
+        """
+        if not nbytes:
+            return Fraction(0)
+        return _ns(nbytes + Fraction(known.half_bytes, self.cores), speeds.bandwidth_bytes_per_s)
+
+
+def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:
+    return Fraction(0) if per_s is None else Fraction(amount) * NS_PER_S / per_s
+
+
+def _exact(share: float) -> Fraction:
+    return Fraction(repr(share))
+
+
+def _operands(work: _Work, granule: int) -> tuple[Operand, ...]:
+    """Return what an op without tensors that have a size moves."""
+    return tuple(Operand(nbytes, granule) for nbytes in (work.bytes_read, work.bytes_written) if nbytes)
+
+
+def _names(value: object, known: Sequence[str], op: str) -> frozenset[str]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise InputError(f"op {op!r}: resident takes the names of inputs, found {value!r}")
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(f"input of op {op!r} in resident", name, known)
+    return frozenset(given)
+
+
+def _size(value: object, what: str, op: str) -> int:
+    """Read a whole number of at least 1, or a size with its unit."""
+    if what == "granule" and isinstance(value, str):
+        value = parse_bytes(value, what=f"op {op!r}: {what}")
+    if type(value) is not int or value < 1:
+        raise InputError(f"op {op!r}: {what} must be a whole number of at least 1, found {value!r}")
+    return value

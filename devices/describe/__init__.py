@@ -1,0 +1,1 @@
+"""What may be said of devices, links and hosts, and how it is read."""

@@ -1,0 +1,471 @@
+"""What may be said of a device, a link, a host and a machine: one table each, and how it is read.
+
+A description is a plain mapping, as a scenario file or a preset gives it. These tables are the only
+place where its keys are defined; the scenario schema, `sim devices` and the readers below all use them::
+
+    {"kind": "gpu", "launch_latency": "4us"} --read_fields--> {"kind": "gpu", "launch_latency": 4000}
+                                              + DEVICE_FIELDS
+
+Quantities have a unit and are read by `sim.words.units`; counts are whole numbers. What is not given is not
+in the result, and means the ideal: no limit, no loss, no overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from devices.describe.field_types import TYPES, read_mapping
+from sim.words.errors import InputError, UnknownNameError, located
+
+__all__ = [
+    "DEFAULT",
+    "DEVICE_FIELDS",
+    "HOST_FIELDS",
+    "LINK_FIELDS",
+    "MACHINE_FIELDS",
+    "TYPES",
+    "Field",
+    "merge",
+    "read_field",
+    "read_fields",
+]
+
+DEFAULT: Final = "default"
+"""In a quantity that differs by kind of op or by dtype: the value of all that are not named."""
+
+
+MOST_DEVICES: Final = 16_384
+"""Most devices of a sort; the largest machines that train one model have about as many."""
+
+MOST_LANES: Final = 65_536
+"""Most cores, streams or host threads of one device: far above any there is."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key that a description may have.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        Key of `TYPES`, which says how a value is read and what one looks like.
+    doc : str
+        What it means, and what leaving it out means, in one line.
+    kinds : tuple of str
+        Kinds of device that have it; empty: all.
+    overhead : bool
+        An overhead or loss that real devices have and ideal ones do not: ``ideal: true`` drops it.
+    choices : tuple of str
+        The words it may be; empty: any.
+    most : int
+        Of a count: the most it may be, so that a slip of the finger is told and not simulated; 0: any.
+    example : str
+        What a value looks like, where that is not what its type looks like.
+    """
+
+    name: str
+    type: str
+    doc: str
+    kinds: tuple[str, ...] = ()
+    overhead: bool = False
+    choices: tuple[str, ...] = ()
+    most: int = 0
+    example: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What a value looks like, for help and messages: its choices, else an example."""
+        return " | ".join(self.choices) or self.example or TYPES[self.type].shown
+
+
+_CPU, _GPU, _NPU = ("cpu",), ("gpu",), ("npu",)
+_LAUNCHED = ("gpu", "npu", "other")
+"""Kinds on which ops are launched; the workers of a CPU take ops and execute them."""
+
+_DEVICE = [
+    Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
+    Field("kind", "word", "cpu, gpu or npu; any other word: a device that only has streams", example="gpu"),
+    Field("ideal", "flag", "drop every overhead and loss of the preset"),
+    Field("description", "word", "what it is, in one line", example="the GPU of my desk"),
+    Field("sources", "mapping", "where each number comes from; not used for anything else"),
+    Field(
+        "count",
+        "positive count",
+        "this many such devices, called name0, name1, ...; default one",
+        most=MOST_DEVICES,
+    ),
+    # -- who issues and how many run at once
+    Field("cores", "positive count", "cores of a CPU, or of an NPU", ("cpu", "npu"), most=MOST_LANES),
+    Field(
+        "inter_op",
+        "positive count",
+        "worker threads that run ops; default cores / intra_op",
+        _CPU,
+        most=MOST_LANES,
+    ),
+    Field("intra_op", "positive count", "cores that one op uses; default 1", _CPU),
+    Field(
+        "cores_per_op",
+        "positive count",
+        "cores that one op uses; the device has cores / cores_per_op queues",
+        _NPU,
+    ),
+    Field(
+        "queues_per_core",
+        "positive count",
+        "queues of one core; with 2, its matrix and its vector unit can run two ops at once; default 1",
+        _NPU,
+    ),
+    Field("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)", _CPU, True),
+    Field("speedup", "curve", "speed-up by cores, in place of serial_fraction; linear in between", _CPU),
+    Field(
+        "oversubscription_cost",
+        "factor",
+        "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
+        _CPU,
+        True,
+    ),
+    Field(
+        "streams",
+        "positive count",
+        "queues whose tasks start in order; default 1",
+        ("gpu", "other"),
+        most=MOST_LANES,
+    ),
+    Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", _GPU),
+    # -- overheads of issuing
+    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op", overhead=True),
+    Field(
+        "launch_latency",
+        "duration",
+        "time from issue on an idle stream to the earliest start",
+        _LAUNCHED,
+        True,
+    ),
+    Field("gap", "duration", "least time between two tasks of a stream", _LAUNCHED, True),
+    Field(
+        "event_hop",
+        "duration",
+        "time from a task's end to a task on another stream that waits for it",
+        _LAUNCHED,
+        True,
+    ),
+    Field(
+        "event_record",
+        "duration",
+        "cost to the host of recording an event: once for each op that other streams wait for",
+        _GPU,
+        True,
+    ),
+    Field(
+        "event_wait",
+        "duration",
+        "cost to the host of making a stream wait: once for each other stream that an op reads from",
+        _GPU,
+        True,
+    ),
+    Field(
+        "graph_launch",
+        "duration",
+        "cost of launching a CUDA graph; default the cost of one op",
+        _GPU,
+        True,
+    ),
+    Field("graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap", _GPU, True),
+    Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", _GPU),
+    Field(
+        "queue_depth",
+        "count or unlimited",
+        "launches outstanding before the issuer blocks; default unlimited",
+        _LAUNCHED,
+        True,
+    ),
+    # -- what an op costs
+    Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
+    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak", _NPU),
+    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak", _NPU),
+    Field(
+        "matrix_block",
+        "positive count",
+        "edge of the cube that a matrix unit multiplies at once: sizes are rounded up to it; default 1",
+        _NPU,
+        example="16",
+    ),
+    Field(
+        "matrix_kinds",
+        "words",
+        "kinds of op that run on the matrix units; default products of matrices",
+        _NPU,
+        example="[matmul, conv]",
+    ),
+    Field("default_dtype", "word", "dtype of ops that name none; default fp32", example="bf16"),
+    Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
+    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", _CPU),
+    Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
+    Field(
+        "memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach", overhead=True
+    ),
+    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate", overhead=True),
+    Field(
+        "half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth", overhead=True
+    ),
+    Field("op_overhead", "duration by kind", "extra time on the device for every op", overhead=True),
+    Field(
+        "cost",
+        "anything",
+        "roofline (default), {fixed: ...}, {table: ...}, {fitted: ...}, or a list tried in turn",
+        overhead=True,  # a preset's: measured and fitted costs hold losses, what is left is the roofline
+        example="roofline",
+    ),
+    Field("supports", "words", "kinds of op that the device can run; default all"),
+    # -- what its tasks share
+    Field(
+        "sharing",
+        "word",
+        "what concurrent ops compete for: cores or time slices of a CPU, SMs (and DRAM) of a GPU",
+        ("cpu", "gpu"),
+        overhead=True,
+        choices=("none", "cores", "time", "sm", "sm+dram"),
+    ),
+    Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
+    Field(
+        "use_sms",
+        "count or share",
+        "use only this many or this share of the SMs; peak is cut in proportion",
+        _GPU,
+    ),
+    Field(
+        "partitions",
+        "counts by name",
+        "split the SMs: how many SMs each partition has (green contexts)",
+        _GPU,
+    ),
+    Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
+    Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
+    Field(
+        "fitted_grids",
+        "flag",
+        "take the blocks of a matrix product that gives none from the fitted model, if there is one; false: "
+        "it fills the device; default true",
+        _GPU,
+    ),
+    Field("max_resident", "positive count", "kernels resident at once; default 128", _GPU),
+    Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", _GPU),
+    # -- memory and copies
+    Field("memory", "bytes", "memory capacity; default unlimited"),
+    Field("memory_fraction", "fraction", "use only this part of the memory"),
+    Field(
+        "virtual_devices",
+        "sizes",
+        "cut the memory into named parts, each with an allocator: part NAME holds tensors of ops NAME/...",
+    ),
+    Field(
+        "host_memory",
+        "word",
+        "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs occupy "
+        "the host thread that launches there",
+        _CPU,
+        True,
+        choices=("pinned", "pageable"),
+    ),
+    Field(
+        "staging_bandwidth",
+        "bandwidth",
+        "bandwidth of copies through the driver's buffers, with pageable memory; default no limit",
+        _CPU,
+        True,
+        example="6GB/s",
+    ),
+    Field(
+        "scratchpad",
+        "bytes",
+        "software-managed memory of a core, through which operands pass in tiles",
+        _NPU,
+        example="1MiB",
+    ),
+    Field(
+        "vector_scratchpad",
+        "bytes",
+        "scratchpad of the vector unit, if it has its own; default scratchpad",
+        _NPU,
+        example="256KiB",
+    ),
+    Field(
+        "double_buffered",
+        "flag",
+        "load the next tile while computing on one; false: one after another; default true",
+        _NPU,
+    ),
+    Field(
+        "dma_bandwidth",
+        "bandwidth",
+        "bandwidth of a core's DMA, each way; default its share of bandwidth",
+        _NPU,
+    ),
+    Field("dma_latency", "duration", "cost of starting a DMA, for each tile and direction", _NPU, True),
+    Field("granule", "bytes", "smallest tile of an operand; default 64B", _NPU, example="512B"),
+    Field(
+        "copy_engines",
+        "count or unlimited",
+        "copy or DMA engines; 1: one transfer at a time; 2: one in each direction; default unlimited",
+        ("gpu", "npu"),
+    ),
+]
+
+DEVICE_FIELDS: Final[Mapping[str, Field]] = {field.name: field for field in _DEVICE}
+"""Every key of a device, in the order in which help shows them."""
+
+LINK_FIELDS: Final[Mapping[str, Field]] = {
+    field.name: field
+    for field in [
+        Field("name", "word", "default: from->to", example="nvlink"),
+        Field("from", "word", "device, or pattern such as gpu*: one link for each", example="gpu0"),
+        Field("to", "word", "device, or pattern such as gpu*: one link for each", example="gpu1"),
+        Field("latency", "duration", "time before the first byte arrives; default 0", overhead=True),
+        Field("bandwidth", "bandwidth", "bandwidth in one direction; default no limit"),
+        Field(
+            "efficiency", "fraction", "part of the bandwidth that transfers reach; default all", overhead=True
+        ),
+        Field(
+            "sharing",
+            "word",
+            "serial: one transfer after another (default); shared: max-min fair; independent: no contention",
+            choices=("serial", "shared", "independent"),
+        ),
+        Field(
+            "on_request",
+            "flag",
+            "a recv that finds its tensor by key sends a request first (between processes); default false",
+        ),
+        Field("duplex", "flag", "make one such link in each direction; default true"),
+        Field(
+            "sources",
+            "anything",
+            "where its numbers come from; not used for anything else",
+            example="datasheet",
+        ),
+    ]
+}
+"""Every key of a link."""
+
+HOST_FIELDS: Final[Mapping[str, Field]] = {
+    field.name: field
+    for field in [
+        Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
+        Field("threads", "positive count", "host threads; default 1", most=MOST_LANES),
+    ]
+}
+"""Every key of a host."""
+
+MACHINE_FIELDS: Final[Mapping[str, Field]] = {
+    field.name: field
+    for field in [
+        Field("preset", "word", "take a known machine; other keys override or add", example="dgx-h200"),
+        Field("ideal", "flag", "drop every overhead and loss of all devices and links"),
+        Field("description", "word", "what it is, in one line", example="the machine under my desk"),
+        Field("sources", "mapping", "where the numbers come from; not used for anything else"),
+        Field("devices", "mapping", "name to device"),
+        Field(
+            "links",
+            "anything",
+            "list of links; without any, transfers take no time",
+            example="[{from: gpu0, to: gpu1}]",
+        ),
+        Field("hosts", "mapping", "name to host; default one host thread per device without workers"),
+    ]
+}
+"""Every key of a machine."""
+
+
+def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> dict[str, Any]:
+    """Read a description into base units: integers in ns, bytes, flop, and per second.
+
+    Parameters
+    ----------
+    spec : mapping
+        The description.
+    fields : mapping of str to Field
+        Which keys there are.
+    *what : str and int
+        What is described, the beginning of an error's path.
+
+    Returns
+    -------
+    dict
+        The keys that were given, in the order of `fields`, with their values read. One that may differ
+        by kind of op or dtype is always a dict, with the key `DEFAULT` for a plain value.
+
+    Raises
+    ------
+    UnknownNameError
+        A key that does not exist.
+    InputError
+        A value that cannot be read.
+
+    Examples
+    --------
+    >>> read_fields({"gap": "1.5us", "issue_cost": "4us", "streams": 2}, DEVICE_FIELDS, "gpu0")
+    {'streams': 2, 'issue_cost': {'default': 4000}, 'gap': 1500}
+    >>> read_fields({"gap": 1500}, DEVICE_FIELDS, "gpu0")
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
+    """
+    with located(*what):
+        given = read_mapping(spec)
+        for name in given:
+            if name not in fields:
+                raise UnknownNameError("key", name, fields)
+        return {name: read_field(field, given[name]) for name, field in fields.items() if name in given}
+
+
+def read_field(field: Field, value: object) -> Any:
+    """Read the value of one key, as `read_fields` does."""
+    with located(field.name):
+        type_ = TYPES[field.type]
+        if not type_.by_key:
+            read = type_.read(value)
+        elif isinstance(value, Mapping):
+            read = {}
+            for key, item in read_mapping(value).items():
+                with located(key):
+                    read[key] = type_.read(item)
+        else:
+            read = {DEFAULT: type_.read(value)}
+        if field.choices and read not in field.choices:
+            raise UnknownNameError("word", str(read), field.choices)
+        if field.most and read > field.most:
+            raise InputError(f"{read:,} is more than the {field.most:,} that there may be")
+        return read
+
+
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], fields: Mapping[str, Field], *, ideal: bool = False
+) -> dict[str, Any]:
+    """Return `base` with the keys of `over` in place of its own.
+
+    A quantity that may differ by kind of op or dtype is merged key by key, so that
+    ``issue_cost: {matmul: 6us}`` leaves the cost of other kinds as it was. `ideal` first drops what
+    `base` says of overheads and losses; what `over` says still counts.
+
+    Examples
+    --------
+    >>> merge({"issue_cost": "4us", "gap": "1us"}, {"issue_cost": {"matmul": "6us"}}, DEVICE_FIELDS)
+    {'issue_cost': {'default': '4us', 'matmul': '6us'}, 'gap': '1us'}
+    """
+    merged = dict(base)
+    if ideal:
+        merged = {
+            name: value for name, value in merged.items() if name not in fields or not fields[name].overhead
+        }
+    for name, value in over.items():
+        old = merged.get(name)
+        by_key = name in fields and TYPES[fields[name].type].by_key
+        if by_key and old is not None and isinstance(value, Mapping):
+            merged[name] = {**(old if isinstance(old, Mapping) else {DEFAULT: old}), **value}
+        else:
+            merged[name] = value
+    return merged

@@ -1,0 +1,1 @@
+"""The kinds of device: what a description of each becomes."""

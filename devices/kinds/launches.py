@@ -1,0 +1,265 @@
+"""How launches reach a GPU besides one by one: CUDA graphs, the legacy default stream, calls for events.
+
+All are changes to a job, made before time 0::
+
+    eager        host  [c][c][c][c]               one launch cost c an op; the GPU waits for the host
+                 gpu      ▇  ▇  ▇  ▇              where c is more than a kernel and the gap behind it
+
+    CUDA graph   host  [c]                        one launch cost for all of them,
+                 gpu      ▇▇▇▇                    then only gaps
+
+    legacy       stream 0       ▇▇▇               a kernel on the default stream waits for all launched
+                 stream 1  ▇▇▇▇▇   ▇▇▇            before it, and all launched after it wait for it
+                 stream 2    ▇▇▇   ▇▇▇▇▇
+
+Sources: CUDA C++ Programming Guide, "CUDA Graphs" and "Default Stream"; a graph is launched as a whole into a
+stream, and two launches of it into one stream run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.graph.csr import Csr
+from sim.graph.graph import Graph
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.words.errors import InputError
+
+__all__ = ["as_cuda_graphs", "launched", "with_event_calls", "with_legacy_streams"]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """An order, or an assignment to streams, that was decided before the graph was changed."""
+
+    values: Sequence[int]
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return it (`sim.job.job.Linearizer`)."""
+        return self.values
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return it (`sim.job.job.StreamAssignment`)."""
+        return self.values
+
+
+def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
+    """Return `job` with what its devices and its runtime say of launches.
+
+    Parameters
+    ----------
+    job : Job
+    synchronisation : str
+        Of the policy (`sim.policy.policy.Policy`).
+    as_graph : bool
+        Whether the ops of a device are launched as one CUDA graph.
+
+    Raises
+    ------
+    InputError
+        A CUDA graph under a policy that waits for completion, or one that cannot be captured.
+    """
+    if any(device.details.legacy_stream for device in job.machine.devices):
+        job = with_legacy_streams(job)
+    if not as_graph:
+        return with_event_calls(job) if synchronisation == "issue" else job
+    if synchronisation != "issue":
+        raise InputError(
+            "launch: a CUDA graph is launched without waiting for anything; it needs synchronisation: issue"
+        )
+    return as_cuda_graphs(job)
+
+
+def as_cuda_graphs(job: Job) -> Job:
+    """Return `job` with the ops of each device that has no workers launched as one CUDA graph.
+
+    An iteration costs its host ``graph_launch`` once (default: the issue cost of the first op), kernels of a
+    stream are ``graph_gap`` apart (default: the device's gap), and the launch queue has no end, as a graph
+    takes one place in it. The launch latency counts once. Iterations follow one another on the device.
+
+    Parameters
+    ----------
+    job : Job
+        Its policy has to issue in program order and without waiting for completion.
+
+    Raises
+    ------
+    InputError
+        An op of the device waits for the host to execute something that waits for the device: that cannot
+        be captured.
+
+    Examples
+    --------
+    >>> from devices.machine import make_device
+    >>> from sim import GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", duration_ns=10)
+    >>> _ = b.op("b", duration_ns=10, inputs=["a"])
+    >>> gpu = make_device("gpu0", {"kind": "gpu", "issue_cost": "5us"})
+    >>> job = as_cuda_graphs(make_job(b.build(), Machine((gpu,))))
+    >>> job.issue_ns.tolist()
+    [5000, 0]
+    """
+    graph, machine = job.graph, job.machine
+    launched = np.array([not device.workers for device in machine.devices])
+    _refuse_round_trips(job, launched)
+    eager_ns = issue_costs_ns(job)
+    issue_ns = np.zeros(len(graph), np.int64)
+    seen: set[int] = set()
+    for op in job.order.tolist():
+        d = int(job.device_of[op])
+        device = machine.devices[d]
+        if not launched[d]:
+            issue_ns[op] = eager_ns[op]
+        elif d not in seen:
+            seen.add(d)
+            own_ns = device.details.graph_launch_ns
+            issue_ns[op] = eager_ns[op] if own_ns is None else own_ns
+    devices = tuple(
+        replace(
+            device,
+            issue_ns=0,
+            issue_ns_by_kind={},
+            queue_depth=None,
+            gap_ns=device.gap_ns if device.details.graph_gap_ns is None else device.details.graph_gap_ns,
+        )
+        if launched[d]
+        else device
+        for d, device in enumerate(machine.devices)
+    )
+    edges: list[tuple[int, int, int]] = []
+    if job.iterations > 1:
+        for d in sorted(seen):
+            edges += _one_after_another(job, d)
+    return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=devices))
+
+
+def with_legacy_streams(job: Job) -> Job:
+    """Return `job` with the first stream of each device that has ``legacy_stream`` as CUDA's default stream.
+
+    An op on it waits for the last op that the program launched before it on every other stream, and the next
+    op on each other stream waits for it; both ways within an iteration, and from one iteration to the next.
+    """
+    machine = job.machine
+    edges: list[tuple[int, int, int]] = []
+    lane_of = (job.stream_of - np.array(machine.first_stream)[job.device_of]).tolist()
+    for d, device in enumerate(machine.devices):
+        if not device.details.legacy_stream or device.lanes == 1:
+            continue
+        program = [op for op in job.order.tolist() if job.device_of[op] == d]
+        last: dict[int, tuple[int, int]] = {}  # lane → (op, iteration) that was launched on it last
+        for iteration in range(min(job.iterations, 2)):
+            for op in program:
+                lane = lane_of[op]
+                for other, (before, since) in last.items():
+                    if other != lane and 0 in (lane, other) and (iteration == 0 or since < iteration):
+                        edges.append((before, op, iteration - since))
+                last[lane] = (op, iteration)
+    return _changed(job, sorted(set(edges))) if edges else job
+
+
+def with_event_calls(job: Job) -> Job:
+    """Return `job` with what recording events and waiting for them costs the host that launches.
+
+    ::
+
+        host   [launch a][record]   [wait][launch b]        a on stream 0 is read by b on stream 1
+
+    An op that ops on other streams of its device depend on costs ``event_record`` more, once; an op that
+    depends on ops of other streams costs ``event_wait`` more for each of these streams, as the last of each
+    stream is enough to wait for. (What the *device* takes from one to the other is its ``event_hop``.)
+
+    Examples
+    --------
+    >>> from devices.machine import make_device
+    >>> from sim import GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> class InTurns:
+    ...     def assign(self, job):
+    ...         return [0, 1, 0]
+    >>> b = GraphBuilder("chain")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["b"]}.items():
+    ...     _ = b.op(name, duration_ns=10, inputs=inputs)
+    >>> spec = {"kind": "gpu", "streams": 2, "issue_cost": "5us", "event_record": "1us", "event_wait": "2us"}
+    >>> machine = Machine((make_device("gpu0", spec),))
+    >>> with_event_calls(make_job(b.build(), machine, streams=InTurns())).issue_ns.tolist()
+    [6000, 8000, 7000]
+    """
+    devices = job.machine.devices
+    record = np.array([0 if device.workers else device.details.event_record_ns for device in devices])
+    wait = np.array([0 if device.workers else device.details.event_wait_ns for device in devices])
+    if not (record.any() or wait.any()):
+        return job
+    device_of, stream_of = job.device_of, job.stream_of
+    consumer = np.repeat(np.arange(len(job.graph)), job.graph.predecessors.counts())
+    producer = job.graph.predecessors.indices
+    apart = (device_of[producer] == device_of[consumer]) & (stream_of[producer] != stream_of[consumer])
+    producer, consumer = producer[apart], consumer[apart]
+    issue_ns = issue_costs_ns(job)
+    recorded = np.unique(producer)
+    issue_ns[recorded] += record[device_of[recorded]]
+    waits = np.unique(np.stack((consumer, stream_of[producer])), axis=1)[0]
+    np.add.at(issue_ns, waits, wait[device_of[waits]])
+    return replace(job, issue_ns=issue_ns)
+
+
+def _one_after_another(job: Job, device: int) -> list[tuple[int, int, int]]:
+    """Return edges from the last ops of a device to the first ones of the next iteration."""
+    here = job.device_of == device
+    if len(np.unique(job.stream_of[here])) < 2:
+        return []  # the stream sees to it
+    edges = job.graph.edges
+    inside = (edges.distance == 0) & here[edges.producer] & here[edges.consumer]
+    first, last = here.copy(), here.copy()
+    first[edges.consumer[inside]] = False
+    last[edges.producer[inside]] = False
+    return [(a, b, 1) for b in np.flatnonzero(first).tolist() for a in np.flatnonzero(last).tolist()]
+
+
+def _refuse_round_trips(job: Job, launched: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    graph = job.graph
+    on_gpu = launched[job.device_of].tolist()
+    waits = [False] * len(graph)  # for the host to execute something that waits for a device
+    before, distance = graph.predecessors.lists(), graph.predecessor_distance.tolist()
+    pointer = graph.predecessors.indptr.tolist()
+    reached = list(on_gpu)  # by something that a device executes
+    for op in graph.topological_order.tolist():
+        now = [p for k, p in enumerate(before[op]) if not distance[pointer[op] + k]]
+        reached[op] = on_gpu[op] or any(reached[p] for p in now)
+        waits[op] = not on_gpu[op] and any(reached[p] for p in now)
+        if on_gpu[op]:
+            host = next((p for p in now if waits[p]), None)
+            if host is not None:
+                raise InputError(
+                    f"op {graph.op_names[op]!r} cannot be part of a CUDA graph: it waits for "
+                    f"{graph.op_names[host]!r}, which a CPU executes after it has waited for the device"
+                )
+
+
+def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:
+    """Return `job` with control edges (before, after, distance) added, and its decisions as they were."""
+    first = np.array(job.machine.first_stream)[job.device_of]
+    return replace(
+        job,
+        graph=_with_edges(job.graph, edges) if edges else job.graph,
+        linearize=_Decided(job.order.tolist()),
+        streams=_Decided((job.stream_of - first).tolist()),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _with_edges(graph: Graph, edges: list[tuple[int, int, int]]) -> Graph:
+    n = len(graph)
+    before, after, distance = (np.array(column, np.int64) for column in zip(*edges, strict=True))
+    owner = np.concatenate((np.repeat(np.arange(n), graph.after.counts()), after))
+    distances = np.concatenate((graph.after_distance, distance))
+    return replace(
+        graph,
+        after=Csr.group(owner, np.concatenate((graph.after.indices, before)), n),
+        after_distance=Csr.group(owner, distances, n).indices,
+    )

@@ -1,0 +1,255 @@
+"""What every allocator is: a pure state machine that hands out ranges of addresses.
+
+An allocator holds no clock and waits for nothing. It is told what happened and answers what follows::
+
+    try_alloc(nbytes, stream, owner) ──► Block         placed
+                                     └─► None          not now: ask again after something was freed
+    alloc(...)                       ──► Block, or OutOfMemoryError with the whole story
+    free(block)                      ──► streams on which the caller has to record an event, usually none
+    record_use(block, stream)            another stream reads it: a free must wait for that stream
+    event_done(block)                    one of those events was reached
+
+What an operation costs in time is the engine's business. The allocator only counts what took place
+(`device_mallocs`, `device_frees`, `synchronisations`); the engine charges the differences.
+
+"Not now" and "never" differ: `fits_empty` tells before time 0 whether a request could be met by this
+allocator with nothing else in it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from devices.memory.blocks import LIVE, Block, Owner, Span
+from devices.memory.device_memory import DeviceMemory
+from devices.memory.oom import Shortage, out_of_memory
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError, InvariantError, OutOfMemoryError
+
+__all__ = ["Allocator"]
+
+
+class Allocator(ABC):
+    """An allocator of one device's memory.
+
+    To write one, implement `try_alloc`, `free`, `largest_free`, `fits_empty` and `spans`, and keep the
+    counters right; `_took` and `_gave` do so for what is in use.
+
+    Parameters
+    ----------
+    capacity : int, DeviceMemory or None
+        Bytes of the device, or the device's memory when several allocators share it; None: unlimited.
+    name : str
+        The device, in error messages.
+
+    Attributes
+    ----------
+    in_use : int
+        Bytes of live blocks, as rounded.
+    requested : int
+        Bytes of live blocks, as asked for.
+    waiting : int
+        Bytes freed that still wait for events of other streams.
+    reserved : int
+        Bytes held from the device; always at least ``in_use + waiting``.
+    peak_in_use, peak_reserved : int
+        The largest values so far.
+    device_mallocs, device_frees : int
+        Calls to the device's own allocator so far.
+    synchronisations : int
+        How often the caller had to wait until the device was idle so far.
+    by_owner : bool
+        Whether it depends on who asks how much there is.
+    """
+
+    kind: ClassVar[str]
+    """The name by which a scenario chooses the allocator."""
+
+    by_stream: ClassVar[bool] = False
+    """Whether `record_use` is of consequence: whether a free may have to wait for other streams."""
+
+    may_synchronise: bool = True
+    """Whether a caller may ever have to wait until the device is idle."""
+
+    def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
+        self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
+        self.name = name
+        self.in_use = 0
+        self.requested = 0
+        self.waiting = 0
+        self.reserved = 0
+        self.peak_in_use = 0
+        self.peak_reserved = 0
+        self.device_mallocs = 0
+        self.device_frees = 0
+        self.synchronisations = 0
+        self.by_owner = False
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes this allocator may ever hold; None: unlimited."""
+        return self.memory.capacity
+
+    @property
+    def held(self) -> int:
+        """Bytes taken from the device's memory; more than `reserved` where an arena is taken at once."""
+        return self.reserved
+
+    def serving(self, owner: Owner) -> Allocator:
+        """Return the allocator that serves `owner`: this one, or a part of it."""
+        return self
+
+    def rounded(self, nbytes: int) -> int:
+        """Return how many bytes a request of `nbytes` takes at least."""
+        return nbytes
+
+    @abstractmethod
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate, or return None when there is no room now."""
+
+    @abstractmethod
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block`; return the streams whose work so far must be done before its bytes are used again.
+
+        The caller records an event on each of them, and calls ``event_done(block)`` as each is reached.
+
+        Raises
+        ------
+        InvariantError
+            `block` is not live (it was freed before).
+        """
+
+    @abstractmethod
+    def largest_free(self) -> int:
+        """Return the size of the largest block that could be had without asking the device, in bytes."""
+
+    @abstractmethod
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether this request could be met with nothing else allocated."""
+
+    def room(self, streams: int = 1) -> int | None:
+        """Return how many bytes are certain to be had in requests that each count as `at_most`.
+
+        Until then no such request is refused, or synchronises, in whatever order they come, on whichever of
+        so many streams, and whatever is freed between them. None: nothing is certain.
+        """
+        return None
+
+    def at_most(self, nbytes: IntArray) -> IntArray:
+        """Return how many bytes of `room` each of these requests takes at most; one per buffer of a graph."""
+        return np.array([self.rounded(size) for size in nbytes.tolist()], np.int64)
+
+    @abstractmethod
+    def spans(self) -> Iterator[Span]:
+        """Yield what is where, in address order; only live and waiting ranges where nothing is cached."""
+
+    def alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block:
+        """Allocate `nbytes`.
+
+        Parameters
+        ----------
+        nbytes : int
+            How many bytes; 0 gives an empty block at address 0 that takes no room.
+        stream : int
+            The stream that will use it first.
+        owner : str, int or None
+            Who asks: named among the holders when memory runs out.
+
+        Raises
+        ------
+        InputError
+            `nbytes` is negative.
+        OutOfMemoryError
+            There is no room; the message tells what was in use, by whom, and what would help.
+        """
+        block = self.try_alloc(nbytes, stream, owner)
+        if block is None:
+            raise self.out_of_memory(nbytes, stream=stream, owner=owner)
+        return block
+
+    def out_of_memory(
+        self, nbytes: int, *, stream: int = 0, owner: Owner = None, where: str = ""
+    ) -> OutOfMemoryError:
+        """Return the error that says why a request was refused, and what would help.
+
+        Parameters
+        ----------
+        nbytes, stream, owner
+            The request, which failed just now.
+        where : str
+            When it happened: an instant, a line of a trace.
+        """
+        part = self.serving(owner)
+        shortage = Shortage(
+            name=part.name,
+            kind=part.kind,
+            capacity=part.memory.capacity,
+            limit=part.limit,
+            held=part.held,
+            others=part.memory.used - part.held,
+            reserved=part.reserved,
+            in_use=part.in_use,
+            requested=part.requested,
+            waiting=part.waiting,
+            largest_free=part.largest_free(),
+            live=[span for span in part.spans() if span.state == "live"],
+            rounded=part.rounded(nbytes),
+            fits_empty=part.fits_empty(nbytes, stream, owner),
+            hints=part.oom_hints(nbytes, stream, owner),
+        )
+        return out_of_memory(shortage, nbytes, stream=stream, owner=owner, where=where)
+
+    def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
+        """Note that another stream uses `block`; of no consequence unless the allocator knows streams."""
+
+    def event_done(self, block: Block) -> None:  # noqa: B027 (and ask for no events)
+        """Note that one event of those that the free of `block` asked for was reached."""
+
+    def snapshot(self) -> tuple[Span, ...]:
+        """Return all spans at once.
+
+        Examples
+        --------
+        >>> from devices.memory import PoolAllocator
+        >>> pool = PoolAllocator(100)
+        >>> block = pool.alloc(30, owner="x")
+        >>> [(span.address, span.nbytes, span.state, span.owner) for span in pool.snapshot()]
+        [(0, 30, 'live', 'x'), (30, 70, 'free', None)]
+        """
+        return tuple(self.spans())
+
+    def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
+        """Return what this kind of allocator knows that would have let the request succeed."""
+        return []
+
+    def _took(self, block: Block) -> None:
+        """Account for a block that became live."""
+        self.requested += block.requested
+        self.in_use = in_use = self.in_use + block.nbytes
+        if in_use > self.peak_in_use:
+            self.peak_in_use = in_use
+
+    def _gave(self, block: Block) -> None:
+        """Account for a block that ends being live; refuse one that is not."""
+        if block.state != LIVE:
+            raise self._freed_twice(block)
+        self.requested -= block.requested
+        self.in_use -= block.nbytes
+
+    def _freed_twice(self, block: Block) -> InvariantError:
+        return InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
+
+    def _reserve(self, nbytes: int) -> None:
+        """Account for `nbytes` more (or fewer) held from the device."""
+        self.reserved += nbytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _empty(self, nbytes: int, stream: int, owner: Owner) -> Block:
+        """Return the block of a tensor without elements; refuse a negative size."""
+        if nbytes < 0:
+            raise InputError(f"{self.name}: {owner!r} asks for {nbytes} bytes; a size is never negative")
+        return Block(0, 0, 0, stream, owner, LIVE, None)

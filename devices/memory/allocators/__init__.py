@@ -1,0 +1,1 @@
+"""The allocators, one a file, and what those with segments share."""

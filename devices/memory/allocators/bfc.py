@@ -1,0 +1,186 @@
+"""TensorFlow's allocator: best fit with coalescing, in regions that double.
+
+The rules, as in `third_party/xla/xla/tsl/framework/bfc_allocator.cc` of the TensorFlow repository (2.21):
+
+1. A request is rounded up to 256 bytes.
+2. Of the free chunks that are large enough the first in order of (size, address) is taken. (TensorFlow
+   searches 21 bins of powers of two upward, which finds the same; see `devices.memory.best_fit`.)
+3. It is split when it is at least twice the need, or when 128 MiB or more would be wasted; the low part
+   is used.
+4. A freed chunk merges with its next, then with its previous neighbour, within its region only.
+5. Without a chunk that fits, a region is added. Its size begins at 2 MiB with `allow_growth`, else at all
+   there is, and doubles until the need fits; after a region that did not have to double, the next is
+   twice as large. A region never exceeds what is left below the limit.
+6. A region that the device refuses is asked for again at 0.9 of its size, down to the need.
+7. Where `garbage_collection` is on (TensorFlow on GPUs), regions without a live chunk are given back, and
+   5 is tried once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from devices.memory.allocators.segmented import SegmentedAllocator
+from devices.memory.best_fit import ANY_SIZE, FreeList
+from devices.memory.blocks import Block, Owner, round_up
+from devices.memory.device_memory import DeviceMemory
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError
+from sim.words.units import format_bytes
+
+__all__ = ["BfcAllocator"]
+
+ROUNDING_BYTES = 256
+FIRST_REGION_BYTES = 2 << 20
+MAX_WASTE_BYTES = 128 << 20
+BACKOFF = np.float32(0.9)
+
+
+class BfcAllocator(SegmentedAllocator):
+    """TensorFlow's best fit with coalescing.
+
+    Parameters
+    ----------
+    capacity : int, DeviceMemory or None
+        Bytes of the device; None: unlimited.
+    allow_growth : bool, optional
+        Begin with a small region and double, instead of taking all memory at the first request. By
+        default on a device without limit only, where there is no "all memory" to take.
+    limit : int, optional
+        Most bytes that this allocator may hold; by default all of the device's.
+    garbage_collection : bool
+        Give wholly free regions back before giving up.
+    name : str
+        The device, in error messages.
+
+    Examples
+    --------
+    >>> bfc = BfcAllocator(16 << 20, allow_growth=True)
+    >>> a, b = bfc.alloc(1000), bfc.alloc(100)
+    >>> (a.address, a.nbytes), (b.address, b.nbytes), bfc.reserved
+    ((0, 1024), (1024, 256), 2097152)
+    """
+
+    kind = "bfc"
+
+    def __init__(
+        self,
+        capacity: int | DeviceMemory | None = None,
+        *,
+        allow_growth: bool | None = None,
+        limit: int | None = None,
+        garbage_collection: bool = False,
+        name: str = "device",
+    ) -> None:
+        super().__init__(capacity, name)
+        most = self.memory.capacity if limit is None else limit
+        self._limit = most
+        self.may_synchronise = self._garbage_collection = garbage_collection
+        growth = most is None if allow_growth is None else allow_growth
+        if growth:
+            first = FIRST_REGION_BYTES if most is None else min(most, FIRST_REGION_BYTES)
+        elif most is None:
+            raise InputError(
+                f"{name}: bfc without allow_growth takes all memory, and there is no end of it; give a limit"
+            )
+        else:
+            first = most
+        self._region_bytes = round_up(first, ROUNDING_BYTES)
+        self._free = FreeList()
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes this allocator may ever hold; None: unlimited."""
+        return self._limit
+
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up to 256."""
+        return round_up(nbytes, ROUNDING_BYTES)
+
+    def _free_lists(self) -> Iterable[FreeList]:
+        return (self._free,)
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate by the rules above, or return None; see `Allocator.alloc`."""
+        if nbytes <= 0:
+            return self._empty(nbytes, stream, owner)
+        need = (nbytes + 255) & -256
+        min_remainder = need if need < MAX_WASTE_BYTES else MAX_WASTE_BYTES
+        block = self._free.take(need, min_remainder, ANY_SIZE, nbytes, stream, owner)
+        if block is None:
+            if not self._extend(need) and not (self._collect(need) and self._extend(need)):
+                return None
+            block = self._free.take(need, min_remainder, ANY_SIZE, nbytes, stream, owner)
+            assert block is not None
+        self._took(block)
+        return block
+
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether a region for it is within the limit and the device's capacity."""
+        need = self.rounded(nbytes)
+        left = self._left(held=0)
+        return need <= left and (self.memory.capacity is None or need <= self.memory.capacity)
+
+    def room(self, streams: int = 1) -> int | None:
+        """Return the largest free chunk; without any end, regions can always be added."""
+        endless = self._limit is None and self.memory.capacity is None
+        return ANY_SIZE if endless else self.largest_free()
+
+    def at_most(self, nbytes: IntArray) -> IntArray:
+        """Return twice the need: a chunk that is not as large is handed out whole (rule 3)."""
+        return 2 * (-(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES)
+
+    def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
+        """Tell when regions that lie apart are what stands in the way."""
+        free = self.reserved - self.in_use
+        regions = len(self._segments)
+        if regions < 2 or free < nbytes:
+            return []
+        hints = [
+            f"one region (allow_growth off): {format_bytes(free, iec=True)} are free, in {regions} regions"
+        ]
+        if not self._garbage_collection:
+            hints.append("garbage_collection on: wholly free regions are then given back")
+        return hints
+
+    def _left(self, held: int) -> int:
+        """Return how many bytes the limit leaves, when so many are held."""
+        return ANY_SIZE if self._limit is None else (self._limit - held) // ROUNDING_BYTES * ROUNDING_BYTES
+
+    def _extend(self, need: int) -> bool:
+        """Add a region of at least `need` bytes (rules 5 and 6)."""
+        left = self._left(self.reserved)
+        if need > left:
+            return False
+        doubled = False
+        while need > self._region_bytes:
+            self._region_bytes *= 2
+            doubled = True
+        nbytes = min(self._region_bytes, left)
+        region = self._new_segment(nbytes, 0, self._free)
+        while region is None:
+            # In single precision, as TensorFlow computes it: at 80 GiB that decides about kilobytes.
+            nbytes = round_up(int(np.float32(nbytes) * BACKOFF), ROUNDING_BYTES)
+            if nbytes < need:
+                return False
+            region = self._new_segment(nbytes, 0, self._free)
+        if not doubled:
+            self._region_bytes *= 2
+        self._reserve(nbytes)
+        self._free.put(region.next)
+        return True
+
+    def _collect(self, need: int) -> bool:
+        """Give wholly free regions back, if that can leave `need` bytes below the limit (rule 7)."""
+        if not self._garbage_collection:
+            return False
+        idle = [whole for segment in self._segments.values() if (whole := segment.whole())]
+        freed = sum(whole.nbytes for whole in idle)
+        if not idle or need > self._left(self.reserved - freed):
+            return False
+        for whole in idle:
+            self._drop_segment(whole)
+        self.synchronisations += 1
+        return True

@@ -1,0 +1,104 @@
+"""Device malloc and free for every tensor, and a counter against a limit.
+
+Nothing is cached and nothing fragments, as the device pages its memory; each allocation costs a call to the
+driver, and each free waits until the device is idle (`cudaFree` synchronises implicitly: CUDA C++
+Programming Guide, "Implicit Synchronization"). The engine charges both from the counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from devices.memory.allocator import Allocator
+from devices.memory.blocks import FREE, LIVE, Block, Owner, Span, round_up
+from devices.memory.device_memory import DeviceMemory
+from sim.words.errors import InputError
+
+__all__ = ["CountedAllocator"]
+
+
+class CountedAllocator(Allocator):
+    """A counter against a limit.
+
+    Parameters
+    ----------
+    capacity : int, DeviceMemory or None
+        Bytes of the device; None: unlimited.
+    rounding : int
+        Every allocation takes a multiple of so many bytes.
+    free_synchronises, malloc_synchronises : bool
+        Whether the caller waits for an idle device.
+    name : str
+        The device, in error messages.
+
+    Examples
+    --------
+    >>> counted = CountedAllocator(1000)
+    >>> block = counted.alloc(600)
+    >>> counted.in_use, counted.try_alloc(600), counted.free(block), counted.synchronisations
+    (600, None, (), 1)
+    """
+
+    kind = "counted"
+
+    def __init__(
+        self,
+        capacity: int | DeviceMemory | None = None,
+        *,
+        rounding: int = 1,
+        malloc_synchronises: bool = False,
+        free_synchronises: bool = True,
+        name: str = "device",
+    ) -> None:
+        super().__init__(capacity, name)
+        if rounding < 1:
+            raise InputError(f"{name}: rounding to {rounding} bytes makes no sense; give 1 or more")
+        self._rounding = rounding
+        self._malloc_synchronises = malloc_synchronises
+        self._free_synchronises = free_synchronises
+        self._live: dict[int, Block] = {}
+
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up."""
+        return round_up(nbytes, self._rounding)
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Ask the device, or return None; see `Allocator.alloc`."""
+        if nbytes <= 0:
+            return self._empty(nbytes, stream, owner)
+        need = -(-nbytes // self._rounding) * self._rounding
+        address = self.memory.malloc(need)
+        if address is None:
+            return None
+        block = self._live[address] = Block(address, need, nbytes, stream, owner, LIVE, None)
+        self.device_mallocs += 1
+        self.synchronisations += self._malloc_synchronises
+        self._reserve(need)
+        self._took(block)
+        return block
+
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Give `block` back to the device; see `Allocator.free`."""
+        self._gave(block)
+        block.state = FREE
+        if block.nbytes:
+            del self._live[block.address]
+            self.memory.free(block.address, block.nbytes)
+            self.device_frees += 1
+            self.synchronisations += self._free_synchronises
+            self._reserve(-block.nbytes)
+        return ()
+
+    def largest_free(self) -> int:
+        """Return 0: nothing is held that is not in use."""
+        return 0
+
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether it is within the device's capacity."""
+        return self.limit is None or self.rounded(nbytes) <= self.limit
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the live blocks in address order, each a segment of its own."""
+        for address in sorted(self._live):
+            block = self._live[address]
+            yield Span(address, address, block.nbytes, "live", block.requested, block.stream, block.owner)

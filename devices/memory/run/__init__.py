@@ -1,0 +1,1 @@
+"""Tensors that live and die during a run."""

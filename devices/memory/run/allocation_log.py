@@ -1,0 +1,127 @@
+"""What is put down of every allocation and free during a run, and the table that becomes of it.
+
+Only what cannot be known afterwards is put down; the rest is summed up at the end::
+
+    put down:  when   key    bytes (allocations only)     reserved, where it changed
+               0      5      512                          row 0: 2 MiB
+               0      6      1024
+               10     ~5
+                 │
+                 └─► time_ns, device, change, in_use, requested, reserved, tensor, iteration
+
+A key is ``iteration * n_buffers + buffer``; a free is put down as ``~key``, which is below 0. As a buffer
+is allocated once in an iteration, the size of what is freed is known from its allocation.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from sim.words.arrays import UNSET, IntArray
+
+__all__ = ["MemoryLog"]
+
+
+class MemoryLog:
+    """Allocations and frees in order; whoever allocates appends to the columns.
+
+    Parameters
+    ----------
+    nbytes, device, tensor : (n_buffers,) arrays of int
+        Of each buffer: its size as asked for, where it lies, and which tensor it holds.
+    reserved : list of int
+        Bytes that each device's allocator has reserved before the first row.
+
+    Attributes
+    ----------
+    when : array of int64
+        One entry a row: ns.
+    key : array of int64
+        One entry a row, see the module.
+    taken : array of int64
+        One entry for each allocation, in order: bytes as rounded.
+    """
+
+    def __init__(self, nbytes: IntArray, device: IntArray, tensor: IntArray, reserved: list[int]) -> None:
+        self.nbytes, self.device, self.tensor = nbytes, device, tensor
+        self.when, self.key, self.taken = array("q"), array("q"), array("q")
+        self.resident: list[tuple[int, int, int]] = []  # device, bytes as rounded, tensor: the first rows
+        self._marks: list[tuple[int, int, int]] = [(0, device, held) for device, held in enumerate(reserved)]
+
+    def load(self, device: int, nbytes: int, tensor: int) -> None:
+        """Put down a tensor that is there from the beginning; these come before all others."""
+        self.resident.append((device, nbytes, tensor))
+
+    def mark(self, row: int, device: int, reserved: int) -> None:
+        """Put down that a device's allocator has reserved so many bytes from a row on.
+
+        Rows are counted from the first one after time 0; -1 is the last of those before.
+        """
+        self._marks.append((max(0, len(self.resident) + row), device, reserved))
+
+    def undo(self) -> None:
+        """Strike out the last row, an allocation."""
+        self.when.pop()
+        self.key.pop()
+        self.taken.pop()
+
+    def columns(self) -> dict[str, IntArray]:
+        """Return the table, as `sim.trace.Trace` has it."""
+        n = len(self.nbytes)
+        key = np.array(self.key, np.int64)
+        freed = key < 0
+        key[freed] = ~key[freed]
+        size = np.empty(int(key.max(initial=-1)) + 1, np.int64)
+        size[key[~freed]] = np.array(self.taken, np.int64)
+        iteration, buffer = np.divmod(key, max(1, n))
+        before = np.array(self.resident, np.int64).reshape(-1, 3).T
+        sign = np.concatenate((np.ones(len(self.resident), np.int64), 1 - 2 * freed))
+        device = np.concatenate((before[0], self.device[buffer]))
+        change = sign * np.concatenate((before[1], size[key]))
+        tensor = np.concatenate((before[2], self.tensor[buffer]))
+        requested = sign * self.nbytes[np.concatenate((before[2], buffer))]
+        order = np.argsort(
+            device.astype(np.uint16) if device.max(initial=0) < 1 << 16 else device, kind="stable"
+        )
+        return {
+            "time_ns": np.concatenate(
+                (np.zeros(len(self.resident), np.int64), np.array(self.when, np.int64))
+            ),
+            "device": device,
+            "change": change,
+            "in_use": _running_sum(device, change, order),
+            "requested": _running_sum(device, requested, order),
+            "reserved": self._reserved(device),
+            "tensor": tensor,
+            "iteration": np.concatenate((np.full(len(self.resident), UNSET), iteration)),
+        }
+
+    def _reserved(self, device: IntArray) -> IntArray:
+        """Return what the device of each row had reserved then: what its last mark says."""
+        rows = len(device)
+        row, marked, value = np.array(self._marks, np.int64).reshape(-1, 3).T
+        place = marked * (rows + 1) + row
+        order = np.argsort(place, kind="stable")  # of several at one row the last counts
+        last = np.searchsorted(place[order], device * (rows + 1) + np.arange(rows), side="right") - 1
+        reserved: IntArray = value[order][last]
+        return reserved
+
+
+def _running_sum(group: IntArray, value: IntArray, order: IntArray) -> IntArray:
+    """Return, for each entry, the sum of those of its group up to it; `order` puts groups together.
+
+    Examples
+    --------
+    >>> group = np.array([0, 1, 0, 1])
+    >>> _running_sum(group, np.array([5, 7, -2, 1]), np.argsort(group, kind="stable")).tolist()
+    [5, 7, 3, 8]
+    """
+    total = np.cumsum(value[order])
+    begins = np.flatnonzero(np.diff(group[order], prepend=UNSET))
+    before = np.concatenate((np.zeros(1, np.int64), total))[begins]
+    counts = np.diff(np.concatenate((begins, [len(group)])))
+    result = np.empty_like(total)
+    result[order] = total - np.repeat(before, counts)
+    return result

@@ -1,0 +1,185 @@
+"""Which buffers a job needs, who writes them, and how often each is read.
+
+A *buffer* is a tensor on a device: the producer's own, or the copy that a transfer makes. The table
+is made once, before time 0; `devices.memory.run.tensors` lets it live.
+
+::
+
+    gpu0: a ──► [a on gpu0] ──► b                 buffers:  0..n_tensors-1   tensors where they are made
+                     │                                      n_tensors + t    the copy transfer t makes
+    gpu1:            └─transfer─► [a on gpu1] ──► c
+
+A view (`sim.graph.views`) has no buffer: who reads it reads the buffer that it is a view of. What a
+non-strict op reads (`sim.readiness.strictness`) counts as read by its maker, too, so that it stays until it
+is made and read.
+
+A buffer of one iteration has the key ``iteration * n_buffers + buffer``, and a read at distance d the
+offset ``buffer - d * n_buffers`` to the reader's iteration, whatever that is (as edges have in
+`sim.readiness.counters`). A key below 0 is of an iteration before the first: nothing is read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.csr import Csr
+from sim.graph.graph import Role
+from sim.graph.views import storage_of
+from sim.job.job import Job
+from sim.job.transfers import Flow
+from sim.readiness.strictness import non_strict_ops
+from sim.words.arrays import IntArray
+
+__all__ = ["Buffers", "make_buffers"]
+
+
+class Buffers(NamedTuple):
+    """Buffers of one iteration, and the nodes (ops, then transfers) that write and read them.
+
+    Attributes
+    ----------
+    nbytes, device : (n_buffers,) int64 arrays
+        Size, and index of the device where it lies (-1: an external tensor that lies everywhere).
+    writes, reads : Csr, one row per node
+        Buffers it makes; offsets of those it reads (see the module), a tensor read twice once.
+    resident : list of (device, nbytes, tensor)
+        Parameters and graph inputs, once for each device that reads them.
+    """
+
+    nbytes: IntArray
+    device: IntArray
+    writes: Csr
+    reads: Csr
+    resident: list[tuple[int, int, int]]
+
+    def uses(self, iterations: int) -> IntArray:
+        """Return how many tasks read each buffer, as (iterations, n_buffers)."""
+        n = len(self.nbytes)
+        distance = -(self.reads.indices // n)
+        read = self.reads.indices + distance * n
+        if not distance.any():
+            return np.tile(np.bincount(read, minlength=n), (iterations, 1))
+        left = range(iterations, 0, -1)  # iterations from this one to the last
+        return np.array([np.bincount(read[distance < after], minlength=n) for after in left])
+
+    def writers(self, some: npt.NDArray[np.bool_]) -> dict[int, list[int]]:
+        """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
+        node = np.repeat(np.arange(len(self.writes.indptr) - 1), self.writes.counts())
+        chosen = some[self.writes.indices]
+        made: dict[int, list[int]] = {}
+        for n, buffer in zip(node[chosen].tolist(), self.writes.indices[chosen].tolist(), strict=True):
+            made.setdefault(n, []).append(buffer)
+        return made
+
+    def names(self, job: Job, flow: Flow) -> list[str]:
+        """Return what every buffer is called; see `name`."""
+        graph = job.graph
+        names = list(graph.external_names)
+        if len(graph.outputs.indices) == len(graph):  # the usual case: an output an op
+            names += graph.op_names
+        else:
+            for op, count in zip(graph.op_names, graph.outputs.counts().tolist(), strict=True):
+                names += [op, *(f"{op}:{k}" for k in range(1, count))]
+        n = graph.n_tensors
+        return names + [self.name(n + t, job, flow) for t in range(len(flow.tensor))]
+
+    def name(self, buffer: int, job: Job, flow: Flow) -> str:
+        """Return what a buffer is called: its tensor, and for a copy where it lies."""
+        n = job.graph.n_tensors
+        if buffer < n:
+            return job.graph.tensor_name(buffer)
+        t = buffer - n
+        there = job.machine.devices[int(flow.destination[t])].name
+        return f"{job.graph.tensor_name(int(flow.tensor[t]))} on {there}"
+
+
+def make_buffers(job: Job, flow: Flow) -> Buffers:
+    """Return the buffers of `job`; tensors of 0 bytes need none: nobody writes or reads them."""
+    graph = job.graph
+    n, n_tensors, n_transfers = len(graph), graph.n_tensors, len(flow.tensor)
+    producer = graph.tensor_producer
+    nbytes: IntArray = np.concatenate((graph.tensor_nbytes, flow.nbytes))
+    home: IntArray = np.where(producer >= 0, job.device_of[producer], -1)
+    external = np.concatenate((producer < 0, np.zeros(n_transfers, bool)))
+    transfer = np.arange(n_transfers)
+
+    made_by = np.concatenate((np.repeat(np.arange(n), graph.outputs.counts()), n + transfer))
+    made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
+    reader = np.repeat(np.arange(n), graph.inputs.counts())
+    read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
+    sent = flow.tensor
+    own = _own_storage(job, flow, len(nbytes))
+    written = nbytes[made] > 0
+    if own is not None:
+        read, sent = own[read], own[sent]
+        written &= own[made] == made
+
+    there = external[read]
+    resident = dict.fromkeys(zip(read[there].tolist(), job.device_of[reader[there]].tolist(), strict=True))
+    fed = external[flow.tensor] & (graph.tensor_role[flow.tensor] == Role.INPUT)
+    resident |= dict.fromkeys(zip(flow.tensor[fed].tolist(), flow.source[fed].tolist(), strict=True))
+
+    reader, read = np.concatenate((reader, n + transfer)), np.concatenate((read, sent))
+    distance = np.concatenate((graph.input_distance, np.zeros(n_transfers, np.int64)))
+    offset = read - distance * len(nbytes)
+    counts = ~external[read] & (nbytes[read] > 0)
+    counts[counts] = _first(reader[counts], offset[counts])
+    reads = (reader[counts], offset[counts])
+    loose = np.append(non_strict_ops(graph), np.zeros(n_transfers, bool))
+    if loose.any():  # who does not wait for it may have ended before it is there: its maker holds it, too
+        held = np.unique(read[counts & loose[reader]])
+        maker = np.zeros(len(nbytes), np.int64)
+        maker[made] = made_by
+        reads = (np.append(reads[0], maker[held]), np.append(reads[1], held))
+    return Buffers(
+        nbytes,
+        np.concatenate((home, flow.destination)),
+        Csr.group(made_by[written], made[written], n + n_transfers),
+        Csr.group(*reads, n + n_transfers),
+        [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
+    )
+
+
+def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which (row, value) pairs did not occur before."""
+    first = np.ones(len(row), bool)
+    if not len(row):
+        return first
+    lowest = value.min()
+    key = np.sort(row * (value.max() - lowest + 1) + (value - lowest))
+    if (key[1:] != key[:-1]).all():  # the usual case, and soon told
+        return first
+    order = np.lexsort((value, row))  # stable: equal pairs stay in order
+    row, value = row[order], value[order]
+    first[order[1:]] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
+    return first
+
+
+def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_tensors: int) -> IntArray:
+    """Return the buffer of each tensor on a device: the copy a transfer makes there, or its own."""
+    if not len(flow.tensor):
+        return tensor
+    key, known = tensor * n_devices + device, flow.tensor * n_devices + flow.destination
+    order = np.argsort(known)
+    at = order[np.minimum(np.searchsorted(known, key, sorter=order), len(known) - 1)]
+    copied: IntArray = np.where(known[at] == key, n_tensors + at, tensor)
+    return copied
+
+
+def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
+    """Return, per buffer, the buffer whose bytes it really is (a view: another); None: there are no views."""
+    graph = job.graph
+    shared = storage_of(graph)
+    if (shared < 0).all():
+        return None
+    made = graph.outputs.indices[graph.outputs.indptr[:-1]]  # output 0 of each op
+    ops = graph.topological_order
+    ops = ops[shared[made[ops]] >= 0]
+    base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)
+    own = list(range(n_buffers))
+    for view, tensor in zip(made[ops].tolist(), base.tolist(), strict=True):  # in order: views of views
+        own[view] = own[tensor]
+    return np.array(own)

@@ -1,0 +1,1 @@
+"""Recorded allocations: their neutral form, readers, and replay."""

@@ -1,0 +1,145 @@
+"""Readers of allocation traces: neutral JSON lines, and PyTorch's memory snapshots.
+
+The form is told by the content, not by the name: a pickle begins with the byte 0x80, and either may be
+compressed by gzip.
+
+One JSON object a line::
+
+    {"op": "alloc", "id": "conv1/out", "nbytes": 3211264, "stream": 0}
+    {"op": "free", "id": "conv1/out"}
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from devices.memory.memory_event import MemoryEvent, checked_events
+from devices.memory.trace.snapshot import events_of_snapshot, load_plain_pickle
+from sim.words.errors import InputError, nearest
+
+__all__ = ["read_events", "read_json_lines"]
+
+_KEYS = ("op", "id", "nbytes", "stream")
+
+
+def read_events(path: str | os.PathLike[str], *, device: int | None = None) -> list[MemoryEvent]:
+    """Read an allocation trace of any known form.
+
+    Parameters
+    ----------
+    path : path
+        JSON lines or a PyTorch memory snapshot (``torch.cuda.memory._dump_snapshot``), or one of them
+        compressed by gzip.
+    device : int, optional
+        Which device of a snapshot; needed when several have events.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or it is not such a trace; the message begins with the file and line.
+    """
+    shown = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except OSError as error:
+        raise InputError(f"{shown}: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{shown}: the gzip file is broken: {error}") from error
+    if data[:1] == b"\x80":
+        return events_of_snapshot(load_plain_pickle(data, shown), shown, device=device)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{shown}: neither JSON lines nor a pickled memory snapshot (byte {error.start} is not UTF-8)"
+        ) from error
+    return read_json_lines(text, shown)
+
+
+def read_json_lines(text: str, source: str) -> list[MemoryEvent]:
+    """Read a trace from text with one JSON object a line; empty lines are skipped.
+
+    Parameters
+    ----------
+    text : str
+        The trace.
+    source : str
+        Its file, in error messages.
+
+    Raises
+    ------
+    InputError
+        A line is wrong in itself, or after those before it; the message begins with ``source:line:``.
+
+    Examples
+    --------
+    >>> read_json_lines('{"op": "alloc", "id": 7, "nbytes": 512}', "trace.jsonl")
+    [MemoryEvent(op='alloc', id=7, nbytes=512, stream=0)]
+    >>> read_json_lines('{"op": "alloc", "id": 7, "bytes": 512}', "t")
+    Traceback (most recent call last):
+    sim.words.errors.InputError: t:1: unknown key 'bytes'; did you mean 'nbytes'? Known: op, id, nbytes,
+    stream
+    """
+    return list(checked_events(_lines(text, source)))
+
+
+def _lines(text: str, source: str) -> Iterator[tuple[str, MemoryEvent]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON: {error}") from error
+        except RecursionError as error:
+            raise InputError(f"{where}: not JSON: nested too deeply") from error
+        yield where, _event(row, where)
+
+
+def _event(row: Any, where: str) -> MemoryEvent:
+    """Return the event of one decoded line."""
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: {_shown(row)} is no object; expected one such as {_EXAMPLE}")
+    for key in row:
+        if key not in _KEYS:
+            near = nearest(key, _KEYS)
+            hint = f"; did you mean {near!r}?" if near else "."
+            raise InputError(f"{where}: unknown key {key!r}{hint} Known: {', '.join(_KEYS)}")
+    op = row.get("op")
+    if op not in ("alloc", "free"):
+        raise InputError(f"{where}: op: {_shown(op)}; accepted: 'alloc', 'free'")
+    for key in ("id", "nbytes") if op == "alloc" else ("id",):
+        if key not in row:
+            raise InputError(f"{where}: no {key!r}; expected a line such as {_EXAMPLE}")
+    identity = row["id"]
+    if not isinstance(identity, str | int) or isinstance(identity, bool):
+        raise InputError(f"{where}: id: {_shown(identity)} is neither a text nor a whole number")
+    nbytes = _whole(row.get("nbytes", 0), "nbytes", where)
+    if nbytes < 0:
+        raise InputError(f"{where}: nbytes: {nbytes} is negative")
+    return MemoryEvent(op, identity, nbytes, _whole(row.get("stream", 0), "stream", where))
+
+
+_EXAMPLE = '{"op": "alloc", "id": "x", "nbytes": 4096, "stream": 0}'
+
+
+def _whole(value: Any, key: str, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{where}: {key}: {_shown(value)} is no whole number")
+    if not -(2**63) <= value < 2**63:
+        raise InputError(f"{where}: {key}: {_shown(value)} does not fit 64 bits")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

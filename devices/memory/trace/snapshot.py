@@ -1,0 +1,210 @@
+"""PyTorch's memory snapshots, read without torch and without running anything.
+
+A snapshot (``torch.cuda.memory._snapshot()`` or ``_dump_snapshot(path)``) is a pickle of plain containers::
+
+    {"segments":      [{"address", "device", "stream", "total_size",
+                        "blocks": [{"address", "size", "requested_size", "state"}, ...]}, ...],
+     "device_traces": [[{"action", "addr", "size", "stream", "frames"}, ...], ... one list a device]}
+
+A pickle can name any function and have it called. This reader refuses a pickle that names anything at all,
+and so can only ever make dicts, lists, tuples, texts, numbers, booleans and None.
+
+The trace becomes neutral events: ``alloc`` is an allocation of the size asked for, ``free_completed`` a free
+(the block can be reused from then on; ``free_requested`` comes earlier when other streams still use it). What
+happened on the device's side (``segment_alloc`` and the like) is the recorded allocator's doing and left out.
+What was allocated before the recording began is allocated first, in address order. Without a trace, the live
+blocks are the events. The format: PyTorch, ``torch/cuda/memory.py`` and ``torch/cuda/_memory_viz.py``.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, NoReturn
+
+from devices.memory.memory_event import MemoryEvent
+from sim.words.errors import InputError
+
+__all__ = ["events_of_snapshot", "load_plain_pickle"]
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that refuses every class and every function."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise InputError(f"names {module}.{name}; a memory snapshot holds plain containers only")
+
+
+def load_plain_pickle(data: bytes, source: str) -> Any:
+    """Return what `data` holds, if that is plain containers of texts, numbers, booleans and None.
+
+    Raises
+    ------
+    InputError
+        It is no pickle, a broken one, or one that holds anything else.
+
+    Examples
+    --------
+    >>> load_plain_pickle(pickle.dumps({"a": [1, (2.5, None)]}), "x.pickle")
+    {'a': [1, (2.5, None)]}
+    >>> load_plain_pickle(pickle.dumps(print), "x.pickle")
+    Traceback (most recent call last):
+    sim.words.errors.InputError: x.pickle: names builtins.print; a memory snapshot holds plain containers only
+    """
+    try:
+        loaded = _PlainUnpickler(io.BytesIO(data)).load()
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    except (
+        Exception
+    ) as error:  # a broken pickle may raise nearly anything (documentation of pickle.PickleError)
+        raise InputError(f"{source}: not a readable pickle: {error}") from error
+    _refuse_others(loaded, source)
+    return loaded
+
+
+def _refuse_others(loaded: Any, source: str) -> None:
+    """Refuse what opcodes alone can make beside plain containers: sets, bytes, bytearrays."""
+    todo = [loaded]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, _PLAIN):
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is dict:
+            todo.extend(value.keys())
+            todo.extend(value.values())
+        elif type(value) in (list, tuple):
+            todo.extend(value)
+        else:
+            raise InputError(
+                f"{source}: the pickle holds {type(value).__name__}; expected plain containers only"
+            )
+
+
+def events_of_snapshot(snapshot: Any, source: str, *, device: int | None = None) -> list[MemoryEvent]:
+    """Turn a loaded snapshot into events.
+
+    Parameters
+    ----------
+    snapshot : dict
+        As loaded.
+    source : str
+        Its file, in error messages.
+    device : int, optional
+        Whose events; needed when several devices have some.
+
+    Raises
+    ------
+    InputError
+        It is no snapshot, it has no events for that device, or it does not say which device is meant.
+    """
+    segments = _field(snapshot, "segments", list, source)
+    traces = snapshot.get("device_traces", [])
+    if not isinstance(traces, list):
+        raise InputError(f"{source}: device_traces: {type(traces).__name__}, expected a list for each device")
+    chosen = _device(segments, traces, device, source)
+    trace = traces[chosen] if chosen < len(traces) else []
+    live = _live_blocks(
+        [s for s in segments if _field(s, "device", int, f"{source}: a segment") == chosen], source
+    )
+    if not isinstance(trace, list):
+        raise InputError(f"{source}: device_traces[{chosen}]: {type(trace).__name__}, expected a list")
+    return _events(trace, live, f"{source}: device_traces[{chosen}]")
+
+
+def _events(trace: list[Any], live: dict[int, tuple[int, int]], where: str) -> list[MemoryEvent]:
+    """Return the events of one device: what was there before, then what was recorded."""
+    recorded: list[MemoryEvent] = []
+    before: dict[int, MemoryEvent] = {}
+    names: dict[int, str] = {}
+    for i, entry in enumerate(trace):
+        at = f"{where}[{i}]"
+        action = _field(entry, "action", str, at)
+        if action not in ("alloc", "free_completed"):
+            continue
+        address = _field(entry, "addr", int, at)
+        nbytes = _field(entry, "size", int, at)
+        stream = _field(entry, "stream", int, at)
+        if action == "alloc":
+            if address in names:
+                raise InputError(f"{at}: allocates address {address:#x}, where {names[address]!r} lives")
+            names[address] = f"{i}{_frame(entry)}"
+            recorded.append(MemoryEvent("alloc", names[address], nbytes, stream))
+        else:
+            if address not in names:
+                name = f"before {address:#x}"
+                if address in before:
+                    raise InputError(f"{at}: frees address {address:#x}, where nothing lives")
+                before[address] = MemoryEvent("alloc", name, nbytes, stream)
+                names[address] = name
+            recorded.append(MemoryEvent("free", names.pop(address)))
+    for address, (nbytes, stream) in live.items():
+        if address not in names and address not in before:
+            before[address] = MemoryEvent("alloc", f"before {address:#x}", nbytes, stream)
+    return [*(before[address] for address in sorted(before)), *recorded]
+
+
+def _live_blocks(segments: list[Any], source: str) -> dict[int, tuple[int, int]]:
+    """Return address → (bytes asked for, stream) of the blocks in use at the time of the snapshot."""
+    found = {}
+    for segment in segments:
+        where = f"{source}: segment at {_field(segment, 'address', int, f'{source}: a segment'):#x}"
+        stream = _field(segment, "stream", int, where)
+        address = segment["address"]
+        for block in _field(segment, "blocks", list, where):
+            size = _field(block, "size", int, where)
+            if _field(block, "state", str, where).startswith("active"):
+                asked = _field(block, "requested_size", int, where) if "requested_size" in block else size
+                found[address] = (asked, stream)
+            address += size
+    return found
+
+
+def _device(segments: list[Any], traces: list[Any], device: int | None, source: str) -> int:
+    """Return the device that is meant."""
+    with_events = {i for i, trace in enumerate(traces) if trace}
+    with_events.update(_field(segment, "device", int, f"{source}: a segment") for segment in segments)
+    known = sorted(with_events)
+    if device is None and len(known) == 1:
+        return known[0]
+    if device in with_events:
+        assert device is not None
+        return device
+    names = ", ".join(map(str, known))
+    if device is not None:
+        raise InputError(
+            f"{source}: nothing was recorded on device {device}; devices with events: {names or 'none'}"
+        )
+    if known:
+        raise InputError(f"{source}: {len(known)} devices have events; say which one of {names}")
+    raise InputError(
+        f"{source}: the snapshot is empty; call torch.cuda.memory._record_memory_history() before the run"
+    )
+
+
+def _field(row: Any, key: str, kind: type, where: str) -> Any:
+    """Return ``row[key]``, verified to be of the kind."""
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: {type(row).__name__}, expected a dict with {key!r}")
+    if key not in row:
+        raise InputError(f"{where}: no {key!r}; is this a PyTorch memory snapshot?")
+    value = row[key]
+    if type(value) is not kind:
+        raise InputError(f"{where}: {key}: {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+def _frame(entry: dict[str, Any]) -> str:
+    """Return who asked, from the innermost Python frame that was recorded."""
+    frames = entry.get("frames")
+    for frame in frames if isinstance(frames, list) else ():
+        if isinstance(frame, dict) and str(frame.get("filename", "")).endswith(".py"):
+            file = str(frame["filename"]).rpartition("/")[2]
+            return f" {frame.get('name', '?')} ({file}:{frame.get('line', '?')})"
+    return ""

@@ -1,0 +1,1 @@
+"""The cores of a CPU or an NPU, shared by its ops."""

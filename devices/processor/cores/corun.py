@@ -1,0 +1,60 @@
+"""Ops on the workers of one CPU slow one another down by a factor that was measured.
+
+The simplest model of interference: with n ops running at once, each advances at the rate 1 / slowdown(n),
+whatever they are. It is right for kernels that are alike and compete for one thing (memory bandwidth, the
+clock of the chip); kernels that differ need a model of what they compete for, as
+`devices.processor.sms.shared_sms`.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from devices.sharing.virtual_time import EqualShare
+from sim.job.context import Context
+from sim.machine.device import Device
+from sim.machine.processor import MANAGED
+from sim.machine.task import Task
+
+__all__ = ["CorunSlowdown"]
+
+
+class CorunSlowdown:
+    """A `sim.machine.processor.Processor` on which all running ops slow down alike.
+
+    Parameters
+    ----------
+    device : Device
+        Its `details` have ``corun_slowdown``: the factors for 1, 2, ... ops at once; the last one holds
+        for any greater number. Ops of a kind in ``corun_exempt`` do not compete with those: copies, which
+        have engines of their own, and slow one another down by ``corun_exempt_slowdown``, if it is given.
+    context : Context
+        The run.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        factors = [Fraction(str(factor)) for factor in device.details.corun_slowdown]
+        self._duration_of = context.duration_of
+        exempt = device.details.corun_exempt
+        graph = context.job.graph
+        self._exempt = [graph.kinds[code] in exempt for code in graph.kind_code.tolist()]
+        self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
+        apart = [Fraction(str(factor)) for factor in device.details.corun_exempt_slowdown]
+        self._copying = (
+            EqualShare(context, lambda n: 1 / apart[min(n, len(apart)) - 1], context.finish)
+            if any(factor != 1 for factor in apart)
+            else None
+        )
+
+    def start(self, task: Task) -> int:
+        """Begin a task; it ends when its work is done."""
+        if not self._exempt[task.op]:
+            self._running.add(task, self._duration_of(task))
+        elif self._copying is not None:
+            self._copying.add(task, self._duration_of(task))
+        else:
+            return self._duration_of(task)
+        return MANAGED
+
+    def end(self, task: Task) -> None:
+        """Do nothing: a task that is over has left already."""

@@ -1,0 +1,1 @@
+"""The SMs and the DRAM of a GPU, shared by its kernels."""

@@ -1,0 +1,1 @@
+"""How those who want the same thing share it: a clock of their own, fair rates."""

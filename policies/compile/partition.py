@@ -1,0 +1,298 @@
+"""Partition: one graph a device, with a Send and a Recv wherever an edge leaves one.
+
+::
+
+    cpu0:  a ──► send ═╗                    one pair for each (tensor, destination), shared by all users there
+    gpu0:              ╚═► recv ──► b
+                              └───► c
+
+    cpu0:  a ╌╌► const ──► send ═╗          a control edge carries a dummy constant
+    gpu0:                        ╚═► recv ──► identity ╌╌► b
+
+    a loop on two devices: the one without the loop's condition gets control nodes of its own, and is told
+    in each iteration whether there is one more:
+
+    cpu0:  ... loop_cond ──► send ═╗
+                                   ╚═► recv ─┐
+    gpu0:  const ─► enter ─► merge ─────────► switch ──true──► next_iteration ─┐
+                               ▲ ╎╌╌► every recv of the iteration              │
+                               └───────────────────────────────────────────────┘
+
+A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it, so
+that iterations do not mix (`rendezvous_keys`). With ``rendezvous: true`` no edge leads from Send to Recv, as
+TensorFlow's graphs of different devices share none: they meet by key when they run
+(`sim.readiness.rendezvous`). Then every device of a loop gets control nodes, for its Recvs have to know that
+an iteration has begun.
+
+The simulator inserts transfers by itself, so nothing has to be partitioned to be simulated. The explicit form
+takes the same time over the same links as long as sends and receives, which take none, need not wait for a
+thread or a stream. It is later where they do, and where the implicit form sends less: a control edge between
+devices costs it nothing, and of a loop's condition it only sends what a switch reads.
+
+Source: tensorflow/core/graph/graph_partition.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, Final
+
+from policies.compile.records import Record, Records, read, write
+from sim import Graph, Trace
+from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
+from sim.words.errors import InputError
+
+__all__ = ["Partition", "rendezvous_keys"]
+
+_BACK: Final = "next_iteration"
+
+
+class Partition:
+    """Insert Sends and Recvs.
+
+    Every op has to be pinned to a device; in a scenario, ``compile: [partition]`` does that first, with the
+    placement of the scenario.
+
+    Parameters
+    ----------
+    rendezvous : bool
+        Whether Recvs find their Sends by key at run time; by default an edge leads from the one to the other.
+
+    Raises
+    ------
+    InputError
+        An op without a device (when applied).
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two users")
+    >>> _ = b.op("a", outputs=8, device="cpu0")
+    >>> _ = b.op("b", inputs=["a"], device="gpu0"), b.op("c", inputs=["a"], device="gpu0")
+    >>> Partition().apply(b.build()).op_names
+    ['a', 'a/to_gpu0/send', 'a/to_gpu0/recv', 'b', 'c']
+    """
+
+    placed: Final = True
+    """It reads where ops run."""
+
+    def __init__(self, rendezvous: bool = False) -> None:
+        self.rendezvous = rendezvous
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graphs of all devices as one, in which no edge but Send to Recv leaves a device."""
+        records = read(graph)
+        for record in records.ops.values():
+            if record.device is None:
+                raise InputError(
+                    f"op {record.name!r} is pinned to no device; place the graph, then partition it"
+                )
+        structure = frame_structure(graph) if has_control_flow(graph) else None
+        _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
+        cut = _Cut(records, _frames(graph, structure), self.rendezvous)
+        if structure is not None:
+            cut.loops(graph, structure)
+        for record in list(records.ops.values()):
+            cut.edges(record)
+        return write(cut.result())
+
+
+def rendezvous_keys(trace: Trace) -> dict[str, tuple[list[int], list[int]]]:
+    """Return for each rendezvous key of a run when its Sends ended and its Recvs started, in ns.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a partitioned graph.
+
+    Returns
+    -------
+    dict
+        ``source;destination;tensor;frame:iteration`` to (ends of Sends, starts of Recvs); one of each.
+    """
+    graph, tasks = trace.job.graph, trace.tasks
+    keys: dict[str, tuple[list[int], list[int]]] = {}
+    frames = (
+        [trace.frames[code] for code in tasks["frame"].tolist()] if "frame" in tasks else [""] * len(trace)
+    )
+    columns = (tasks[name].tolist() for name in ("op", "iteration", "start_ns", "end_ns"))
+    for op, repetition, start, end, frame in zip(*columns, frames, strict=True):
+        if graph.kind(op) in ("send", "recv"):
+            key = f"{graph.attributes[op]['key']};{frame or f'0:{repetition}'}"
+            sends, recvs = keys.setdefault(key, ([], []))
+            (sends if graph.kind(op) == "send" else recvs).append(end if graph.kind(op) == "send" else start)
+    return keys
+
+
+def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:
+    """Put a next_iteration on the device of the merge that it feeds: a loop closes on one device.
+
+    By key an enter, too: it gives its token once, and a Recv of it would ask in each iteration.
+    """
+    for record in records.ops.values():
+        if record.kind == "merge":
+            for tensor, _ in record.inputs:
+                producer = records.producer(tensor)
+                if producer is not None and producer.kind in kinds:
+                    producer.device = record.device
+
+
+def _frames(graph: Graph, structure: FrameStructure | None) -> dict[str, int]:
+    """Return op → frame into which it gives its outputs."""
+    if structure is None:
+        return {}
+    frames = {}
+    for op, name in enumerate(graph.op_names):
+        frame = structure.frame_of[op]
+        if graph.kind(op) == "exit":
+            frame = structure.parent[frame]
+        frames[name] = structure.child_of.get(op, frame)
+    return frames
+
+
+class _Cut:
+    """Cuts edges; new ops stand before the first op that needs them."""
+
+    def __init__(self, records: Records, frames: dict[str, int], by_key: bool) -> None:
+        self.records, self.frames, self.by_key = records, frames, by_key
+        self.before: dict[str, list[Record]] = {name: [] for name in records.ops}
+        self.received: dict[tuple[str, str], str] = {}
+        self.controlled: dict[tuple[str, str], str] = {}
+        self.starts: dict[tuple[int, str], str] = {}
+        """(frame, device) → the merge that starts an iteration there, of a loop decided elsewhere."""
+
+    def result(self) -> Records:
+        """Return all ops, old and new."""
+        ops = {}
+        for name, record in self.records.ops.items():
+            for new in self.before[name]:
+                ops[new.name] = new
+            ops[name] = record
+        self.records.ops = ops
+        return self.records
+
+    def edges(self, record: Record) -> None:
+        """Let `record` read and follow what is on its own device."""
+        for k, (tensor, distance) in enumerate(record.inputs):
+            producer = self.records.producer(tensor)
+            if producer is not None and producer.device != record.device:
+                record.inputs[k] = (self._receive(tensor, producer, record), distance)
+        for k, (name, distance) in enumerate(record.after):
+            if self.records.ops[name].device != record.device:
+                record.after[k] = (self._follow(self.records.ops[name], record), distance)
+
+    def _receive(self, tensor: str, producer: Record, user: Record) -> str:
+        """Return the tensor on the device of `user`, of which there is one there for all."""
+        key = (tensor, str(user.device))
+        if key not in self.received:
+            frame = self.frames.get(producer.name, 0)
+            self.received[key] = self._pair(tensor, self.records.nbytes(tensor), producer, frame, user)
+        return self.received[key]
+
+    def _follow(self, first: Record, then: Record) -> str:
+        """Return an op on the device of `then` that comes after `first`."""
+        key = (first.name, str(then.device))
+        if key not in self.controlled:
+            frame = self.frames.get(first.name, 0)
+            name = f"{first.name}/to_{then.device}/control"
+            dummy = self._add(then, name, "const", first.device, after=[(first.name, 0)])
+            recv = self._pair(dummy, 0, first, frame, then)
+            self.controlled[key] = self._add(
+                then, f"{first.name}/to_{then.device}/done", "identity", then.device, inputs=[(recv, 0)]
+            )
+        return self.controlled[key]
+
+    def _pair(self, tensor: str, nbytes: int, producer: Record, frame: int, user: Record) -> str:
+        source, target = str(producer.device), str(user.device)
+        facts: dict[str, Any] = {"outputs": (nbytes,), "attributes": {"key": f"{source};{target};{tensor}"}}
+        send = self._add(user, f"{tensor}/to_{target}/send", "send", source, inputs=[(tensor, 0)], **facts)
+        start = self.starts.get((frame, target))
+        after = [(start, 0)] if start is not None else []
+        found = [] if self.by_key else [(send, 0)]
+        return self._add(
+            user, f"{tensor}/to_{target}/recv", "recv", target, inputs=found, after=after, **facts
+        )
+
+    def _add(
+        self,
+        user: Record,
+        name: str,
+        kind: str,
+        device: str | None,
+        *,
+        inputs: list[tuple[str, int]] | None = None,
+        after: list[tuple[str, int]] | None = None,
+        outputs: tuple[int, ...] = (0,),
+        attributes: dict[str, Any] | None = None,
+    ) -> str:
+        record = Record(name, kind, inputs or [], after or [], outputs, duration_ns=0, device=device)
+        record.attributes = attributes or {}
+        self.before[user.name].append(record)
+        return name
+
+    # -- loops over several devices --------------------------------------------------------------
+
+    def loops(self, graph: Graph, structure: FrameStructure) -> None:
+        """Add control nodes to every device on which a loop has ops but not its condition.
+
+        By key, the condition's device gets them, too, as does one with ops in an inner loop only.
+        """
+        inside: list[list[Record]] = [[] for _ in structure.parent]
+        deeper: list[list[Record]] = [[] for _ in structure.parent]
+        for op, name in enumerate(graph.op_names):
+            frame = structure.frame_of[op]
+            inside[frame].append(self.records.ops[name])
+            while self.by_key and (frame := structure.parent[frame]) > 0:
+                deeper[frame].append(self.records.ops[name])
+        for frame in range(1, len(structure.parent)):
+            condition = next((record for record in inside[frame] if record.kind == "loop_cond"), None)
+            if condition is None and not self.by_key:
+                continue  # a call in a frame of its own
+            enter = next(
+                self.records.ops[graph.op_names[op]] for op, f in structure.child_of.items() if f == frame
+            )
+            attributes = {k: v for k, v in enter.attributes.items() if k in ("frame", "parallel_iterations")}
+            there = [*inside[frame], *deeper[frame]]
+            for device in dict.fromkeys(str(record.device) for record in there):
+                if self.by_key or condition is None or device != condition.device:
+                    first = next(record for record in there if record.device == device)
+                    outer = self._outside(structure.parent[frame], first, enter)
+                    self._control_loop(frame, condition, attributes, first, outer)
+
+    def _outside(self, parent: int, first: Record, enter: Record) -> list[tuple[str, int]]:
+        """Return what starts a loop's control nodes: outside all loops nothing, else the outer iteration."""
+        if parent == 0:
+            return []
+        start = self.starts.get((parent, str(first.device)))
+        if start is not None:
+            return [(start, 0)]
+        producer = self.records.producer(enter.inputs[0][0])  # of the outer loop, which is decided here
+        assert producer is not None
+        here = producer.device == first.device
+        return [(producer.name if here else self._follow(producer, first), 0)]
+
+    def _control_loop(
+        self,
+        frame: int,
+        condition: Record | None,
+        attributes: dict[str, Any],
+        first: Record,
+        outer: list[tuple[str, int]],
+    ) -> None:
+        device = str(first.device)
+        base = f"{attributes['frame']}/on_{device}"
+        const = self._add(first, f"{base}/const", "const", device, after=outer)
+        enter = self._add(
+            first, f"{base}/enter", "enter", device, inputs=[(const, 0)], attributes=dict(attributes)
+        )
+        if condition is None:  # entered once
+            self.starts[frame, device] = enter
+            return
+        merge = self._add(first, f"{base}/merge", "merge", device, inputs=[(enter, 0), (f"{base}/next", 1)])
+        self.starts[frame, device] = merge
+        here = condition.device == device
+        goes_on = condition.name if here else self._receive(condition.name, condition, first)
+        switch = self._add(
+            first, f"{base}/switch", "switch", device, inputs=[(merge, 0), (goes_on, 0)], outputs=(0, 0)
+        )
+        self._add(first, f"{base}/next", _BACK, device, inputs=[(f"{switch}:1", 0)])

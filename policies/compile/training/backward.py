@@ -1,0 +1,317 @@
+"""The backward of a graph, op by op: what makes the gradients of an op's inputs from those of its outputs.
+
+::
+
+    y = op(x, w)        dy ──► [rule of the op's kind] ──► a part of dx, a part of dw
+                        dx = the sum of its parts, once all ops that read x have given theirs
+
+The rules, and what each costs, are in `policies.compile.training.gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Final
+
+from policies.compile.records import Record, Records
+from policies.compile.training.gradients import (
+    CONTRACTIONS,
+    CUT,
+    FUNCTIONS,
+    KEPT_OUTPUT,
+    MOVEMENTS,
+    PASSES,
+    SEVERAL,
+)
+from sim.graph.graph import Role
+
+__all__ = ["Backward", "differentiable", "elements"]
+
+_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+_ONE: Final = Fraction(1)
+
+
+def elements(nbytes: int, dtype: str | None) -> int:
+    """Return how many elements of a data type (by default fp32) some bytes are."""
+    return nbytes // _ITEM.get(dtype or "fp32", 4)
+
+
+def differentiable(record: Record) -> list[tuple[str, int]]:
+    """Return the inputs that may have gradients: of a batch_norm not the last two, its running statistics."""
+    if record.kind == "batch_norm" and len(record.inputs) >= 4:
+        return record.inputs[:-2]
+    return record.inputs
+
+
+class Backward:
+    """Goes through the ops, last first, and makes the gradients of what they read.
+
+    Parameters
+    ----------
+    records : Records
+        The forward.
+    active : set of str
+        Tensors that have a gradient: a parameter leads to them.
+    loss : str
+        The tensor to start from.
+
+    Attributes
+    ----------
+    made : list of Record
+        The ops of the backward, in the order in which they can run.
+    """
+
+    def __init__(self, records: Records, active: set[str], loss: str) -> None:
+        self.records, self.active = records, active
+        self.made: list[Record] = []
+        self.parts: dict[str, list[str]] = {}
+        self.sums: dict[str, str] = {}
+        self.size: dict[str, int] = {}
+        """Bytes of what was made."""
+        self.origin: dict[str, Record] = {}
+        """Tensor → the op whose backward gave the first part of its gradient."""
+        op = records.producer(loss)
+        assert op is not None
+        nbytes = records.nbytes(loss)
+        seed = self.add(op, f"{loss}/loss_grad", "loss_grad", [loss], (nbytes,), phase="B")
+        seed.flops = elements(nbytes, op.dtype)
+        self._give(op, loss, seed.name)
+
+    def gradient(self, tensor: str) -> str | None:
+        """Return the gradient of a tensor, its parts summed; None: it has none."""
+        parts = self.parts.get(tensor, [])
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        if tensor not in self.sums:
+            op = self.records.producer(tensor) or self.origin[tensor]
+            size = (self.records.nbytes(tensor),)
+            total = self.add(op, f"{tensor}/grad_sum", "add_n", parts, size, phase="B")
+            total.flops = (len(parts) - 1) * elements(size[0], total.dtype)
+            self.sums[tensor] = total.name
+        return self.sums[tensor]
+
+    def through(self, op: Record) -> None:
+        """Make the gradients of what `op` reads, if it has one itself."""
+        outputs = [op.tensor(k) for k in range(len(op.outputs))]
+        dy = [grad for grad in map(self.gradient, outputs) if grad is not None]
+        wanted = [
+            (k, tensor)
+            for k, (tensor, distance) in enumerate(differentiable(op))
+            if tensor in self.active and not distance
+        ]
+        if not dy or not wanted or op.kind in CUT:
+            return
+        if op.kind == "batch_norm":
+            self._batch_norm(op, dy, wanted)
+        elif op.kind in CONTRACTIONS:
+            self._contraction(op, dy, wanted)
+        elif op.kind in ("add", "sub", "mul", "div", "bias_add", "add_n"):
+            self._arithmetic(op, dy[0], wanted)
+        elif op.kind in PASSES:
+            self._give(op, wanted[0][1], dy[0])
+        elif op.kind in MOVEMENTS:
+            self._movement(op, dy, wanted)
+        elif op.kind in KEPT_OUTPUT and len(op.outputs) > 1:
+            self._kept(op, dy[0], wanted[0][1])
+        elif op.kind == "reduce_mean":
+            self._mean(op, dy[0], wanted[0][1])
+        elif op.kind == "squared_difference":
+            self._squared_difference(op, dy[0], wanted)
+        elif op.kind in FUNCTIONS:
+            self._function(op, dy, wanted)
+        elif op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1:
+            self._embedding(op, dy[0], wanted)
+        else:
+            reads = [*dy, *(tensor for tensor, _ in op.inputs), *([op.name] if op.kind in SEVERAL else [])]
+            work = SEVERAL.get(op.kind, Fraction(len(wanted)))
+            self._together(op, f"{op.kind}_grad", reads, wanted, work)
+
+    # -- rules ------------------------------------------------------------------------------------
+
+    def _contraction(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        tensors = [tensor for tensor, _ in op.inputs]
+        for k, tensor in wanted:
+            if k > 1:
+                name = f"{op.name}/bias_grad"
+                self._give(op, tensor, self._sum(op, name, "bias_add_grad", dy[0], tensor, "W"))
+                continue
+            weight = self.records.producer(tensor) is None or self._is_parameter(tensor)
+            what = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
+            phase = "W" if weight else "I"
+            reads = [dy[0], tensors[1 - k]]
+            name = f"{op.name}/{what}"
+            made = self.add(
+                op,
+                name,
+                CONTRACTIONS[op.kind][k],
+                reads,
+                (self.records.nbytes(tensor),),
+                phase=phase,
+                work=_ONE,
+            )
+            if len(op.inputs) > 2:
+                made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias
+            m, n, inner = (op.attributes.get(key) for key in "mnk")
+            if m is not None and n is not None and inner is not None:
+                of = (m, inner, n) if k == 0 else (inner, n, m)
+                made.attributes = dict(zip("mnk", of, strict=True))
+            self._give(op, tensor, made.name)
+
+    def _embedding(self, op: Record, dy: str, wanted: list[tuple[int, str]]) -> None:
+        """Sum rows of ``dy`` up by their indices; further tables (positions) get sums over the batch."""
+        (_, table), *more = wanted
+        size = (self.records.nbytes(table),)
+        made = self.add(
+            op, f"{op.name}/weight_grad", "embedding_grad", [dy, op.inputs[1][0]], size, phase="W"
+        )
+        made.flops = elements(self._nbytes(dy), op.dtype)
+        self._give(op, table, made.name)
+        self._broadcast(op, dy, more)
+
+    def _mean(self, op: Record, dy: str, tensor: str) -> None:
+        size = (self.records.nbytes(tensor),)
+        spread = self.add(op, f"{op.name}/grad_tile", "tile", [dy], size)
+        self._give(op, tensor, self.add(op, f"{op.name}/grad", "div", [spread.name], size, work=_ONE).name)
+
+    def _squared_difference(self, op: Record, dy: str, wanted: list[tuple[int, str]]) -> None:
+        size, half = (self.records.nbytes(op.name),), Fraction(1, 2)  # the forward subtracts and squares
+        tensors = [tensor for tensor, _ in op.inputs]
+        twice = self.add(op, f"{op.name}/grad_twice", "mul", [dy], size, work=half)
+        difference = self.add(op, f"{op.name}/grad_sub", "sub", tensors, size, work=half)
+        made = self.add(op, f"{op.name}/grad", "mul", [twice.name, difference.name], size, work=half)
+        self._broadcast(op, made.name, wanted, negative=1)
+
+    def _arithmetic(self, op: Record, dy: str, wanted: list[tuple[int, str]]) -> None:
+        """Sums give ``dy`` on; products multiply it with the other factor; what was broadcast is summed."""
+        if op.kind not in ("mul", "div"):
+            self._broadcast(op, dy, wanted, negative=1 if op.kind == "sub" else -1)
+            return
+        tensors = [tensor for tensor, _ in op.inputs]
+        nbytes = (self.records.nbytes(op.name),)
+        for k, tensor in wanted:
+            factor = op.kind == "mul" or k == 0
+            others = [*tensors[:k], *tensors[k + 1 :]] if factor else tensors
+            work = _ONE if factor else Fraction(3)  # -dy * y / b
+            grad = self.add(op, f"{op.name}/grad{k}", op.kind, [dy, *others], nbytes, work=work).name
+            self._broadcast(op, grad, [(k, tensor)])
+
+    def _broadcast(self, op: Record, dy: str, wanted: list[tuple[int, str]], negative: int = -1) -> None:
+        """Give ``dy`` to inputs, summed up over what was broadcast, and negated for one of them."""
+        for k, tensor in wanted:
+            grad, size = dy, self.records.nbytes(tensor)
+            if size < self.records.nbytes(op.name):
+                kind = "bias_add_grad" if op.kind == "bias_add" else "reduce_sum"
+                grad = self._sum(op, f"{op.name}/grad{k}_sum", kind, grad, tensor, "B")
+            if k == negative:
+                minus = self.add(op, f"{op.name}/grad{k}_neg", "neg", [grad], (size,))
+                minus.flops = elements(size, op.dtype)
+                grad = minus.name
+            self._give(op, tensor, grad)
+
+    def _movement(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
+        made = self.add(op, f"{op.name}/grad", MOVEMENTS[op.kind], dy, outputs)
+        if made.kind == "reduce_sum":
+            made.flops = elements(self._nbytes(dy[0]), op.dtype)
+        elif made.kind in ("slice", "split", "unpack"):  # a part is read where it is written
+            made.bytes_read = made.bytes_written
+        if op.attributes.get("view_of") is not None and len(dy) == len(outputs) == 1:
+            made.attributes = {"view_of": 0}
+            made.bytes_read = made.bytes_written = 0
+        for output, (_, tensor) in enumerate(wanted):
+            self._give(op, tensor, made.tensor(output))
+
+    def _function(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        rule = FUNCTIONS[op.kind]
+        kept = {"x": [tensor for tensor, _ in op.inputs], "y": [op.name]}
+        self._together(
+            op, rule.kind, [*dy, *(t for which in rule.reads for t in kept[which])], wanted, rule.work
+        )
+
+    def _batch_norm(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        if not op.attributes.get("training_mode"):
+            op.attributes["training_mode"] = True
+            op.flops = op.flops * 7 // 2
+        reads = [dy[0], *(tensor for tensor, _ in differentiable(op))]
+        self._together(op, "batch_norm_grad", reads, wanted, Fraction(9, 7))
+
+    def _kept(self, op: Record, dy: str, tensor: str) -> None:
+        made = self.add(op, f"{op.name}/grad", "mul", [dy, op.tensor(1)], (op.outputs[1],))
+        made.flops = elements(op.outputs[1], op.dtype)
+        self._give(op, tensor, made.name)
+
+    def _together(
+        self, op: Record, kind: str, reads: Sequence[str], wanted: list[tuple[int, str]], work: Fraction
+    ) -> None:
+        """Make all gradients of an op in one."""
+        outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
+        made = self.add(op, f"{op.name}/grad", kind, reads, outputs, work=work)
+        for output, (_, tensor) in enumerate(wanted):
+            self._give(op, tensor, made.tensor(output))
+
+    # -- pieces -----------------------------------------------------------------------------------
+
+    def _is_parameter(self, tensor: str) -> bool:
+        """Whether a tensor is a parameter as it is read: through a variable's read or a reshape."""
+        producer = self.records.producer(tensor)
+        while producer is not None and (producer.kind in PASSES or "view_of" in producer.attributes):
+            tensor = producer.inputs[0][0]
+            producer = self.records.producer(tensor)
+        given = self.records.externals.get(tensor)
+        return given is not None and given.role == Role.PARAMETER
+
+    def _give(self, op: Record, tensor: str, gradient: str) -> None:
+        self.parts.setdefault(tensor, []).append(gradient)
+        self.origin.setdefault(tensor, op)
+
+    def _sum(self, op: Record, name: str, kind: str, dy: str, tensor: str, phase: str) -> str:
+        made = self.add(op, name, kind, [dy], (self.records.nbytes(tensor),), phase=phase)
+        made.flops = elements(self._nbytes(dy), op.dtype)
+        return made.name
+
+    def _nbytes(self, tensor: str) -> int:
+        size = self.size.get(tensor)
+        return self.records.nbytes(tensor) if size is None else size
+
+    def add(
+        self,
+        op: Record,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        outputs: tuple[int, ...],
+        *,
+        phase: str = "I",
+        work: Fraction = Fraction(0),
+    ) -> Record:
+        """Add an op of the backward of `op`: `work` times its flop, and its duration where it has one."""
+        share = work or _ONE
+        record = Record(
+            name,
+            kind,
+            [(tensor, 0) for tensor in reads],
+            [],
+            outputs,
+            flops=int(op.flops * work),
+            bytes_read=sum(self._nbytes(tensor) for tensor in dict.fromkeys(reads)),
+            bytes_written=sum(outputs),
+            duration_ns=None if op.duration_ns is None else _rounded(op.duration_ns * share),
+            duration_by_kind=_scaled(op.duration_by_kind, share),
+            device=op.device,
+            dtype=op.dtype,
+            stage=op.stage,
+            micro_batch=op.micro_batch,
+            phase=phase,
+        )
+        self.made.append(record)
+        self.size.update({record.tensor(k): nbytes for k, nbytes in enumerate(outputs)})
+        return record
+
+
+def _rounded(ns: Fraction) -> int:
+    return int(ns + Fraction(1, 2))
+
+
+def _scaled(durations: Mapping[str, int], share: Fraction) -> dict[str, int]:
+    return {kind: _rounded(ns * share) for kind, ns in durations.items()}

@@ -1,0 +1,1 @@
+"""Executors of real frameworks, which decide by queues of their own."""

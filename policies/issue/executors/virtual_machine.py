@@ -1,0 +1,141 @@
+"""A virtual machine: one thread walks a linear program with jumps, one call after another.
+
+::
+
+    pc ──► r4 = call step r1      wait until step is done with, then go on
+           r1 = copy r3           costs nothing
+           if r2 else +4          the outcome that the switches of that predicate were told
+           goto -4                the next iteration
+
+Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual machines
+run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``). On a graph without control flow this is
+`policies.issue.sequential`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from policies.linearize.jumps.instructions import COPY, Call, Goto, If, Program, Ret
+from policies.linearize.jumps.program_with_jumps import compile_program
+from sim import Issuer, Job, Policy, Task
+from sim.graph.frames import CONTROL_FLOW_KINDS
+
+__all__ = ["VirtualMachine"]
+
+
+class VirtualMachine(Policy):
+    """One thread runs the graph's program with jumps, strictly in order.
+
+    Notes
+    -----
+    The simulator moves values through switches, merges, enters and exits, which are no instructions here:
+    they pass between two calls as they become ready. Give them no issue cost where that matters
+    (``issue_cost: {switch: 0, merge: 0, ...}``); a ``loop_cond`` stands for the If and a ``next_iteration``
+    for the Goto.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("independent")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_ns=10)
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), VirtualMachine()).makespan_ns
+    30
+    """
+
+    synchronisation = "issue"
+
+    def prepare(self, job: Job) -> None:
+        """Compile the graph and stand at the first instruction."""
+        graph = job.graph
+        self.program: Program = compile_program(graph, job.order.tolist())
+        self._moves = [kind in CONTROL_FLOW_KINDS for kind in graph.kinds]
+        self._kind_code = graph.kind_code.tolist()
+        self._repetitions = job.iterations
+        self._repetition, self._pc = 0, 0
+        self._path: list[int] = [0] * (max(self.program.frame) + 1)  # the iteration of each frame
+        self._waiting: dict[tuple[int, int, str], Task] = {}
+        self._tokens: deque[Task] = deque()
+        self._says: dict[tuple[int, int, str], int] = {}
+        self._current: Task | None = None
+
+    def ready(self, task: Task) -> None:
+        """Keep `task` for its call; what only moves tokens, or is dead, goes through at once."""
+        if task.dead or self._moves[self._kind_code[task.op]]:
+            self._tokens.append(task)
+        else:
+            self._waiting[task.iteration, task.op, _tag(task)] = task
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Go on when the current call is done with; note what a switch was told."""
+        if task is self._current:
+            self._current = None
+        structure = self.program.structure
+        if structure is not None and task.op in structure.predicate and not task.dead:
+            predicate = structure.predicate[task.op]
+            self._says[task.iteration, predicate, _tag(task)] = task.frame.taken
+        for t in now_ready:
+            self.ready(t)
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return what moves tokens, else the op whose call it is."""
+        for k, task in enumerate(self._tokens):
+            if task.group == issuer.group:
+                del self._tokens[k]
+                return task
+        if self._current is not None or self._tokens:
+            return None
+        call = self._next_call()
+        if call is None:
+            return None
+        key = (self._repetition, call.op, self._tag_of(self.program.frame[self._pc]))
+        task_ = self._waiting.get(key)
+        if task_ is None or task_.group != issuer.group:
+            return None
+        del self._waiting[key]
+        self._current = task_
+        self._go_to(self._pc + 1)
+        return task_
+
+    def _next_call(self) -> Call | None:
+        """Walk to the next call of an op; None while a jump does not know where to go, and at the end."""
+        while self._repetition < self._repetitions:
+            match self.program.instructions[self._pc]:
+                case Call(op) as call:
+                    if op != COPY:
+                        return call
+                    self._go_to(self._pc + 1)
+                case If(_, predicate, offset):
+                    tag = self._tag_of(self.program.frame[self._pc])
+                    says = self._says.get((self._repetition, predicate, tag))
+                    if says is None:
+                        return None
+                    self._go_to(self._pc + (1 if says else offset))
+                case Goto(offset):
+                    self._go_to(self._pc + offset)
+                case Ret():
+                    self._repetition += 1
+                    self._pc = 0
+        return None
+
+    def _go_to(self, pc: int) -> None:
+        """Move; coming to a loop's first instruction from above enters it, from below begins an iteration."""
+        frame = self.program.head.get(pc)
+        if frame is not None:
+            self._path[frame] = 0 if pc > self._pc else self._path[frame] + 1
+        self._pc = pc
+
+    def _tag_of(self, frame: int) -> str:
+        """Return the text of the tag in which an instruction of `frame` runs now."""
+        structure = self.program.structure
+        parts: list[str] = []
+        while structure is not None and frame > 0:
+            parts.append(f"{structure.name[frame]}:{self._path[frame]}")
+            frame = structure.parent[frame]
+        return "/".join(reversed(parts))
+
+
+def _tag(task: Task) -> str:
+    return "" if task.frame is None else str(task.frame)

@@ -1,0 +1,1 @@
+"""Control flow as a linear program with jumps, for virtual machines."""

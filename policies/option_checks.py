@@ -1,0 +1,76 @@
+"""What a user may set on a policy, checked where it is set: each refusal names what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.words.errors import InputError, nearest
+
+__all__ = ["SYNCHRONISATIONS", "one_of", "whole"]
+
+SYNCHRONISATIONS = ("completion", "issue")
+"""What *eligible* may mean; see `sim.Policy`."""
+
+
+def one_of(policy: str, option: str, value: object, accepted: Sequence[str]) -> str:
+    """Return `value` if it is one of the accepted words.
+
+    Parameters
+    ----------
+    policy, option : str
+        Whose option it is, for the message.
+    value : object
+    accepted : sequence of str
+
+    Raises
+    ------
+    InputError
+        It is not; the message has the nearest accepted word, and all of them.
+
+    Examples
+    --------
+    >>> one_of("ready-queue", "order", "lifo", ("fifo", "lifo"))
+    'lifo'
+    >>> one_of("ready-queue", "order", "fiffo", ("fifo", "lifo"))
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.InputError: ready-queue: order must be one of fifo, lifo; found 'fiffo', did you mean
+    'fifo'?
+    """
+    if isinstance(value, str) and value in accepted:
+        return value
+    close = nearest(str(value), accepted)
+    hint = f", did you mean {close!r}?" if close else ""
+    raise InputError(f"{policy}: {option} must be one of {', '.join(accepted)}; found {value!r}{hint}")
+
+
+def whole(policy: str, option: str, value: object, *, least: int = 1, most: int | None = None) -> int:
+    """Return `value` if it is a whole number of at least `least`, and at most `most`.
+
+    Parameters
+    ----------
+    policy, option : str
+        Whose option it is, for the message.
+    value : object
+    least, most : int
+        Bounds, both included; no `most`: none above.
+
+    Raises
+    ------
+    InputError
+        It is not.
+
+    Examples
+    --------
+    >>> whole("out-of-order", "window", 4)
+    4
+    >>> whole("out-of-order", "window", 0)
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.InputError: out-of-order: window must be a whole number of at least 1; found 0
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        if most is None or value <= most:
+            return value
+        raise InputError(f"{policy}: {option} may be at most {most:,}; found {value:,}")
+    raise InputError(f"{policy}: {option} must be a whole number of at least {least}; found {value!r}")

@@ -1,0 +1,102 @@
+"""Megatron's virtual stages (``interleaved-1f1b``): 1F1B over several chunks a rank.
+
+Rule: stage s is on rank s mod p. Micro-batches go in rounds of g (p of them, when p divides m): a
+rank runs a round on its first chunk, then the same round on its second, and so on; backwards take
+the chunks from the last to the first. Rank r starts with (v-1)·g + 2(p-1-r) forwards, then
+alternates one F with one B, then runs the backwards that are left. The bubble is v times smaller
+than 1F1B's; transfers are v times more.
+
+``interleaved-1f1b`` with 2 ranks, 2 chunks, 2 micro-batches, F=1, B=2:
+
+    rank 0  F0 F1 f0 f1 .  .  b0 -- .  b1 -- B0 -- B1 --
+    rank 1  .  F0 F1 f0 b0 -- f1 b1 -- B0 -- B1 -- .  .
+
+The order, and the sizes refused, are those of ``torch.distributed.pipelining``'s
+``ScheduleInterleaved1F1B``: with max(1, m // p) rounds, m must be a multiple of the rounds.
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters",
+arXiv 2104.04473, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from policies.pipeline.orders.action import Action, Phase
+from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
+from sim.words.errors import InputError
+
+__all__ = ["interleaved_1f1b", "round_size", "rounds_of"]
+
+
+def round_size(name: str, ranks: int, micro_batches: int) -> int:
+    """Return how many micro-batches a chunk runs in a row.
+
+    Raises
+    ------
+    InputError
+        The micro-batches cannot be split into equal rounds.
+
+    Examples
+    --------
+    >>> round_size("interleaved-1f1b", ranks=4, micro_batches=8)
+    4
+    >>> round_size("interleaved-1f1b", ranks=4, micro_batches=10)
+    5
+    """
+    rounds = _rounds(ranks, micro_batches)
+    if micro_batches % rounds:
+        below = next(m for m in count(micro_batches, -1) if m % _rounds(ranks, m) == 0)
+        above = next(m for m in count(micro_batches) if m % _rounds(ranks, m) == 0)
+        raise InputError(
+            f"{name} needs micro-batches in equal rounds (as torch does): {ranks} ranks make {rounds} rounds "
+            f"of {micro_batches} micro-batches, which does not come out even; use {below} or {above}"
+        )
+    return micro_batches // rounds
+
+
+def _rounds(ranks: int, micro_batches: int) -> int:
+    return max(1, micro_batches // ranks)
+
+
+def rounds_of(
+    phase: Phase, rank: int, ranks: int, chunks: int, micro_batches: int, size: int
+) -> Iterator[Action]:
+    """Yield the actions of one phase on `rank`: round by round, each round chunk by chunk.
+
+    Examples
+    --------
+    >>> " ".join(map(str, rounds_of("F", 0, ranks=2, chunks=2, micro_batches=4, size=2)))
+    '0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3'
+    """
+    order = range(chunks) if phase == "F" else range(chunks - 1, -1, -1)
+    for first in range(0, micro_batches, size):
+        for chunk in order:
+            for k in range(first, first + size):
+                yield Action(chunk * ranks + rank, phase, k)
+
+
+def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+    """Generate the interleaved 1F1B schedule.
+
+    Raises
+    ------
+    InputError
+        The micro-batches cannot be split into equal rounds.
+
+    Examples
+    --------
+    >>> " ".join(map(str, interleaved_1f1b(2, 2, 2).programs[1]))
+    '1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1'
+    """
+    size = round_size("interleaved-1f1b", ranks, micro_batches)
+    programs = []
+    for rank in range(ranks):
+        forwards = list(rounds_of("F", rank, ranks, chunks, micro_batches, size))
+        backwards = list(rounds_of("B", rank, ranks, chunks, micro_batches, size))
+        warm_up = min((chunks - 1) * size + 2 * (ranks - 1 - rank), len(forwards))
+        steady = zip(forwards[warm_up:], backwards, strict=False)
+        left = backwards[len(forwards) - warm_up :]
+        programs.append([*forwards[:warm_up], *(action for pair in steady for action in pair), *left])
+    return one_pipeline("interleaved-1f1b", programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)

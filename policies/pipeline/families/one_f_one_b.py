@@ -1,0 +1,66 @@
+"""One forward, one backward (``1f1b``), also known as PipeDream-flush.
+
+Rule: rank r starts with p - 1 - r forwards, then alternates one forward with one backward, then
+runs the backwards that are left. It holds at most p - r activations, where GPipe holds m.
+
+``1f1b`` with 3 ranks, 4 micro-batches, F=1, B=2:
+
+    rank 0  F0 F1 F2 .  .  .  .  B0 -- F3 B1 -- .  B2 -- .  B3 --
+    rank 1  .  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 -- .  .
+    rank 2  .  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .  .  .
+
+The order is that of ``torch.distributed.pipelining.Schedule1F1B``, which refuses fewer
+micro-batches than stages, and so do we. (Torch 2.13's *table* of this schedule numbers the last
+rank's forwards 1..m; what it runs, and this, is 0..m-1.)
+
+Sources: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503;
+Fan et al., "DAPPLE", arXiv 2007.01045.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.pipeline.orders.action import Action
+from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
+from sim.words.errors import InputError
+
+__all__ = ["alternate", "one_f_one_b"]
+
+
+def alternate(stage: int, micro_batches: Sequence[int], warm_up: int) -> list[Action]:
+    """Return the program of one stage: `warm_up` forwards, one F one B, the backwards left.
+
+    Examples
+    --------
+    >>> " ".join(map(str, alternate(0, range(3), warm_up=1)))
+    '0F0 0F1 0B0 0F2 0B1 0B2'
+    """
+    forwards = [Action(stage, "F", k) for k in micro_batches]
+    backwards = [Action(stage, "B", k) for k in micro_batches]
+    warm_up = min(warm_up, len(forwards))
+    steady = zip(forwards[warm_up:], backwards, strict=False)
+    done = len(forwards) - warm_up
+    return forwards[:warm_up] + [action for pair in steady for action in pair] + backwards[done:]
+
+
+def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
+    """Generate the 1F1B schedule.
+
+    Raises
+    ------
+    InputError
+        There are fewer micro-batches than ranks.
+
+    Examples
+    --------
+    >>> [" ".join(map(str, program)) for program in one_f_one_b(2, 3).programs]
+    ['0F0 0F1 0B0 0F2 0B1 0B2', '1F0 1B0 1F1 1B1 1F2 1B2']
+    """
+    if micro_batches < ranks:
+        raise InputError(
+            f"1f1b needs at least as many micro-batches as stages (as torch's Schedule1F1B does): "
+            f"{micro_batches} micro-batches, {ranks} stages; use {ranks} or more, or gpipe"
+        )
+    programs = (alternate(r, range(micro_batches), ranks - 1 - r) for r in range(ranks))
+    return one_pipeline("1f1b", programs, ranks=ranks, micro_batches=micro_batches)

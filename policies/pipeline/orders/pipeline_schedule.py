@@ -1,0 +1,141 @@
+"""A pipeline schedule as data: one program a rank, and where each stage lives.
+
+A schedule holds no times. A rank runs its program strictly in order, each slot as soon as its
+inputs are there; what the inputs are is the same for every schedule:
+
+    F(s, k)            needs F(s-1, k)
+    R(s, k)            needs F(s, k)
+    B or I of (s, k)   needs B or I of (s+1, k), and F(s, k), and R(s, k) where there is one
+    W(s, k)            needs I(s, k)
+
+Where the stages live is a *placement*: stage → rank. Most schedules have one. In the bidirectional
+ones, and in PipeDream's replicated stages, a stage lives on several ranks and the micro-batch
+decides: placement number ``replica_of[k]`` is the one that micro-batch k uses.
+
+    loop (p=2, v=2)        V (p=2, v=2)          both ways (p=2, two placements)
+    rank 0: stages 0, 2    rank 0: stages 0, 3   rank 0: stage 0 of one, stage 1 of the other
+    rank 1: stages 1, 3    rank 1: stages 1, 2   rank 1: stage 1 of one, stage 0 of the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from policies.pipeline.orders.action import Action, Slot
+
+__all__ = ["Placement", "Programs", "Schedule", "bidirectional", "loop", "one_pipeline", "vee"]
+
+Placement: TypeAlias = tuple[int, ...]
+"""The rank of each stage."""
+
+Programs: TypeAlias = tuple[tuple[Slot, ...], ...]
+"""One program a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Programs of all ranks, and the placement of the stages.
+
+    Attributes
+    ----------
+    name : str
+        The family that made it, such as ``"1f1b"``.
+    ranks, stages, chunks, micro_batches : int
+        Sizes; ``chunks`` is the number of stages that one rank holds of one placement.
+    programs : tuple of tuple of Slot
+        One program a rank: its slots in the order in which it runs them.
+    placements : tuple of Placement
+        Stage → rank, one for each replica of the pipeline.
+    replica_of : tuple of int
+        Micro-batch → index into `placements`.
+    meta : mapping
+        What the family wants to tell, such as the weight versions PipeDream keeps.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> schedule = generate("1f1b", ranks=2, micro_batches=2)
+    >>> [" ".join(map(str, program)) for program in schedule.programs]
+    ['0F0 0F1 0B0 0B1', '1F0 1B0 1F1 1B1']
+    """
+
+    name: str
+    ranks: int
+    stages: int
+    chunks: int
+    micro_batches: int
+    programs: Programs
+    placements: tuple[Placement, ...]
+    replica_of: tuple[int, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def stage_to_rank(self) -> Placement:
+        """The rank of each stage in the first placement."""
+        return self.placements[0]
+
+    def rank_of(self, stage: int, micro_batch: int) -> int:
+        """Return the rank that runs `micro_batch` on `stage`."""
+        return self.placements[self.replica_of[micro_batch]][stage]
+
+    def actions(self, rank: int) -> Iterator[Action]:
+        """Yield the actions of one rank in order, the parts of an overlap one after the other."""
+        for slot in self.programs[rank]:
+            yield from slot.parts
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages whose weights `rank` holds, in rising order."""
+        return tuple(s for s in range(self.stages) if any(place[s] == rank for place in self.placements))
+
+
+def loop(ranks: int, chunks: int = 1) -> Placement:
+    """Place stage s on rank s mod ranks.
+
+    >>> loop(2, 2)
+    (0, 1, 0, 1)
+    """
+    return tuple(range(ranks)) * chunks
+
+
+def vee(ranks: int) -> Placement:
+    """Place two stages a rank in the form of a V: rank r has stages r and 2·ranks - 1 - r.
+
+    >>> vee(2)
+    (0, 1, 1, 0)
+    """
+    return (*range(ranks), *reversed(range(ranks)))
+
+
+def one_pipeline(
+    name: str,
+    programs: Iterable[Iterable[Slot]],
+    *,
+    ranks: int,
+    micro_batches: int,
+    chunks: int = 1,
+    placement: Placement | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """Make a schedule whose stages each live on one rank, by default in a `loop`."""
+    return Schedule(
+        name=name,
+        ranks=ranks,
+        stages=ranks * chunks,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        programs=tuple(map(tuple, programs)),
+        placements=(placement or loop(ranks, chunks),),
+        replica_of=(0,) * micro_batches,
+        meta=dict(meta or {}),
+    )
+
+
+def bidirectional(ranks: int) -> tuple[Placement, Placement]:
+    """Place one pipeline down the ranks and its replica up.
+
+    >>> bidirectional(2)
+    ((0, 1), (1, 0))
+    """
+    return tuple(range(ranks)), tuple(reversed(range(ranks)))

@@ -1,0 +1,178 @@
+"""An order made for given times (``zb-auto``): F, I, W, transfer and a memory limit in, order out.
+
+The handwritten schedules assume F = I = W and free transfers. Real stages are otherwise, and then a
+search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2p), and with
+``chunks=2`` ZB-V (a V, limit 2p half-size stages, that of 1F1B).
+
+``zb-auto`` with 3 ranks, 4 micro-batches, F=3, I=2, W=1, memory limit 4:
+
+    rank 0  F0 -- -- F1 -- -- F2 -- -- F3 -- -- .  I0 -- W0 .  .  I1 -- W1 .  .  I2 -- W2 .  .  I3 -- W3
+    rank 1  .  .  .  F0 -- -- F1 -- -- .  .  I0 -- F2 -- -- I1 -- F3 -- -- I2 -- W0 W1 W2 I3 -- W3 .  .
+    rank 2  .  .  .  .  .  .  F0 -- -- I0 -- F1 -- -- I1 -- F2 -- -- I2 -- F3 -- -- I3 -- W0 W1 W2 W3 .
+
+``solver="greedy"`` searches as the authors do (`policies.pipeline.zero_bubble.zb_greedy` and
+`policies.pipeline.zero_bubble.zb_greedy_v`); from the published times it gets their published bubble rates.
+``solver="cp-sat"`` proves the optimum of small sizes.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from policies.pipeline.family_options import per_stage, require_choice, require_positive
+from policies.pipeline.orders.pipeline_schedule import Programs, Schedule, one_pipeline
+from policies.pipeline.timing.activations import StageActivations, peak_activations
+from policies.pipeline.timing.evaluate import StageTimes
+from policies.pipeline.zero_bubble.v_block import v_half, v_min
+from policies.pipeline.zero_bubble.zb_greedy import greedy_programs
+from policies.pipeline.zero_bubble.zb_greedy_v import greedy_v_programs
+from policies.pipeline.zero_bubble.zb_optimal import optimal_programs
+from policies.pipeline.zero_bubble.zb_problem import Objective, Problem, cost
+from policies.pipeline.zero_bubble.zb_v import zb_v
+from sim.words.errors import InfeasibleError, InputError
+from sim.words.units import NS_PER_S
+
+__all__ = ["Solver", "zb_auto"]
+
+Solver = Literal["greedy", "cp-sat"]
+
+
+def zb_auto(
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    *,
+    forward: int | Sequence[int] = 1,
+    input_grad: int | Sequence[int] = 1,
+    weight_grad: int | Sequence[int] = 1,
+    transfer: int = 0,
+    memory_limit: int | None = None,
+    activation: int | Sequence[int] = 1,
+    for_weight_grad: int | Sequence[int] | None = None,
+    objective: Objective = "span",
+    solver: Solver = "greedy",
+    time_limit_ns: int = 60 * NS_PER_S,
+) -> Schedule:
+    """Search for an order with few bubbles.
+
+    Parameters
+    ----------
+    ranks, micro_batches : int
+        Sizes.
+    chunks : int
+        1 for a straight pipeline, 2 for a V.
+    forward, input_grad, weight_grad : int or sequence of int
+        Time of F, I, W: of every stage, or one a stage. Any unit.
+    transfer : int
+        Time between two ranks, in the same unit.
+    memory_limit : int, optional
+        The most activations a rank may hold, in the unit of `activation`. By default what 1F1B holds
+        on its first rank: that of ``ranks * chunks`` micro-batches.
+    activation : int or sequence of int
+        What a micro-batch holds on a stage from F to I.
+    for_weight_grad : int or sequence of int, optional
+        What is left of that from I to W; by default all of it. For a transformer layer see
+        `policies.pipeline.timing.activations.transformer_activations`.
+    objective : {"span", "makespan"}
+        What to make small: the longest span of a rank, or the time from first start to last end.
+    solver : {"greedy", "cp-sat"}
+        Search, or search and prove (small sizes; needs the extra ``opt``).
+    time_limit_ns : int
+        When CP-SAT stops, in ns.
+
+    Returns
+    -------
+    Schedule
+        With ``meta``: ``objective`` (its value) and, for CP-SAT, ``bound`` and ``proven``.
+
+    Raises
+    ------
+    InputError
+        There are more than two chunks, or an option is wrong.
+    InfeasibleError
+        No order fits the memory limit.
+    MissingExtraError
+        CP-SAT is asked for, and ortools is not installed.
+
+    Examples
+    --------
+    >>> schedule = zb_auto(4, 12, 1, forward=5, input_grad=6, weight_grad=4, memory_limit=8)
+    >>> schedule.meta["objective"] - 12 * (5 + 6 + 4)
+    6
+    """
+    require_choice("objective", objective, get_args(Objective))
+    require_choice("solver", solver, get_args(Solver))
+    if chunks > 2:
+        raise InputError(
+            f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"
+        )
+    require_positive(time_limit=time_limit_ns)
+    stages = ranks * chunks
+    (transfer,) = per_stage("transfer", transfer, 1)
+    require_positive(memory_limit=stages if memory_limit is None else memory_limit)
+    sizes = per_stage("activation", activation, stages, least=1)
+    kept = sizes if for_weight_grad is None else per_stage("for_weight_grad", for_weight_grad, stages)
+    if any(left > size for left, size in zip(kept, sizes, strict=True)):
+        raise InputError("for_weight_grad is a part of activation and cannot exceed it")
+    times = zip(
+        per_stage("forward", forward, stages),
+        per_stage("input_grad", input_grad, stages),
+        per_stage("weight_grad", weight_grad, stages),
+        strict=True,
+    )
+    problem = Problem(
+        ranks=ranks,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        times=tuple(StageTimes(forward=f, input_grad=i, weight_grad=w) for f, i, w in times),
+        transfer=transfer,
+        held=tuple(StageActivations(full, left) for full, left in zip(sizes, kept, strict=True)),
+        limit=stages * max(sizes) if memory_limit is None else memory_limit,
+        objective=objective,
+    )
+    if solver == "greedy":
+        return _greedy(problem)
+    try:
+        hint = _greedy(problem)
+    except InfeasibleError:
+        hint = None
+    best = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
+    told = {"objective": best.objective, "bound": best.bound, "proven": best.proven}
+    return replace(_schedule(problem, best.programs), meta=told)
+
+
+def _greedy(problem: Problem) -> Schedule:
+    """Return the cheapest of the orders found."""
+    found = [_schedule(problem, programs) for programs in _candidates(problem)]
+    value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
+    return replace(best, meta={"objective": value})
+
+
+def _candidates(problem: Problem) -> Iterator[Programs]:
+    if problem.chunks == 1:
+        yield from greedy_programs(problem)
+        return
+    try:
+        yield from greedy_v_programs(problem)
+    except InfeasibleError:
+        # Too little memory to fill the V, or times too uneven: one of the fixed orders may still fit.
+        leaner = [make(problem.ranks, problem.micro_batches, 2) for make in (zb_v, v_half, v_min)]
+        fitting = [s for s in leaner if max(peak_activations(s, problem.held)) <= problem.limit]
+        if not fitting:
+            raise
+        yield from (s.programs for s in fitting)
+
+
+def _schedule(problem: Problem, programs: Programs) -> Schedule:
+    return one_pipeline(
+        "zb-auto",
+        programs,
+        ranks=problem.ranks,
+        micro_batches=problem.micro_batches,
+        chunks=problem.chunks,
+        placement=problem.placement,
+    )

@@ -1,0 +1,216 @@
+"""A good order under a memory limit, found greedily (the heuristic behind ZB-1p and ZB-2p).
+
+The order is built with the clock running, one F and one I a rank and turn:
+
+1. Warm-up. Every rank runs F of micro-batch 0. Then, from the last rank to the first, each adds
+   forwards while memory lasts and the first gradient has not arrived. Whether the last of them may
+   still run when the gradient arrives is switch ``delay_first_gradient``.
+2. Turns. In each, first the ranks run one F, then, from the last to the first, one I. A W fills the
+   time until the input arrives wherever it fits whole. Where it does not fit whole, it is run when
+   the gap would make this rank the one with the longest bubble of all; for smaller gaps switch
+   ``fill_small_gaps`` decides. A W is also run when memory is short.
+   A rank that is two forwards or more ahead of the next one may skip its F, if that is cheaper than
+   making a gradient wait: switch ``skip_forwards``.
+3. The W that are left.
+
+::
+
+    rank 0  F F F F I . W F I W ...        warm-up until the gradient of micro-batch 0 arrives
+    rank 1    F F I F I W F I W ...        then F, I and W as above
+
+All eight settings of the three switches are tried and the cheapest order is taken.
+
+Source: Qi et al., arXiv 2401.10241, section 3.1 (the rules, in words).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from policies.pipeline.orders.action import Action, Phase
+from policies.pipeline.orders.pipeline_schedule import Programs
+from policies.pipeline.zero_bubble.zb_problem import Problem
+from sim.words.errors import InfeasibleError
+
+__all__ = ["Switches", "greedy_programs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """The three choices that the search tries both ways."""
+
+    delay_first_gradient: bool
+    skip_forwards: bool
+    fill_small_gaps: bool
+
+
+def greedy_programs(problem: Problem) -> Iterator[Programs]:
+    """Yield the programs of a straight pipeline for each setting of the switches that finds some.
+
+    Raises
+    ------
+    InfeasibleError
+        No setting finds an order within the memory limit.
+    """
+    failure: InfeasibleError | None = None
+    found = 0
+    for setting in product((False, True), repeat=3):
+        try:
+            programs = _Search(problem, Switches(*setting)).programs()
+        except InfeasibleError as error:
+            failure = error
+        else:
+            found += 1
+            yield programs
+    if failure is not None and not found:
+        raise failure
+
+
+class _Search:
+    """One greedy run. Everything is indexed by rank, which is also the stage."""
+
+    def __init__(self, problem: Problem, switches: Switches) -> None:
+        self.problem, self.switches = problem, switches
+        ranks = problem.ranks
+        self.program: list[list[Action]] = [[] for _ in range(ranks)]
+        self.ends: dict[Phase, list[list[int]]] = {
+            phase: [[] for _ in range(ranks)] for phase in ("F", "I", "W")
+        }
+        self.clock = [0] * ranks
+        self.memory = [0] * ranks
+        self.bubble = [0] * ranks
+        self.longest_bubble = 0
+
+    def programs(self) -> Programs:
+        ranks, micro_batches = range(self.problem.ranks), self.problem.micro_batches
+        self._warm_up()
+        for _ in range(1, micro_batches):
+            going = self._ranks_that_forward()
+            for rank in ranks:
+                if going[rank]:
+                    self._make_room(rank)
+                    self._fill_until_arrival(rank, "F")
+                    self._run(rank, "F")
+            for rank in reversed(ranks):
+                self._fill_until_arrival(rank, "I")
+                if rank == 0 and self._count(0, "F") == micro_batches:
+                    while self._pending(0):
+                        self._run(0, "W")
+                self._run(rank, "I")
+        for rank in ranks:
+            while self._pending(rank):
+                self._run(rank, "W")
+        return tuple(map(tuple, self.program))
+
+    def _warm_up(self) -> None:
+        ranks = range(self.problem.ranks)
+        for rank in ranks:
+            self._make_room(rank)
+            self._run(rank, "F")
+        extra = self._extra_forwards()
+        for rank in ranks:
+            for _ in range(extra[rank]):
+                self._run(rank, "F")
+        for rank in reversed(ranks):
+            self._run(rank, "I")
+
+    def _extra_forwards(self) -> list[int]:
+        """Count the forwards that each rank can run before the first gradient arrives."""
+        problem, last = self.problem, self.problem.ranks - 1
+        extra = [0] * problem.ranks
+        gradient = self.clock[last] + problem.duration(last, "I")
+        for rank in range(last - 1, -1, -1):
+            arrival, now = gradient + problem.transfer, self.clock[rank]
+            forward, size = problem.duration(rank, "F"), problem.memory_change(rank, "F")
+            while 1 + extra[rank] < problem.micro_batches:
+                too_late = now >= arrival if self.switches.delay_first_gradient else now + forward > arrival
+                if too_late or self.memory[rank] + (extra[rank] + 1) * size > problem.limit:
+                    break
+                now += forward
+                extra[rank] += 1
+            gradient = max(now, arrival) + problem.duration(rank, "I")
+        for rank in range(1, problem.ranks):
+            # Each rank stays behind the one before it, except where that one runs all its forwards.
+            before = extra[rank - 1]
+            at_most = before if 1 + before == problem.micro_batches else max(0, before - 1)
+            extra[rank] = min(extra[rank], at_most)
+        return extra
+
+    def _ranks_that_forward(self) -> list[bool]:
+        """Decide for each rank whether it runs a forward in this turn."""
+        problem = self.problem
+        going = [self._count(rank, "F") < problem.micro_batches for rank in range(problem.ranks)]
+        if self.switches.skip_forwards:
+            for rank in range(problem.ranks - 1):
+                ahead = self._count(rank, "F") - self._count(rank + 1, "F")
+                going[rank] = going[rank] and not (ahead >= 2 and self._skip_is_cheaper(rank))
+        for rank in range(problem.ranks - 2, -1, -1):
+            going[rank] = going[rank] and going[rank + 1]
+        return going
+
+    def _skip_is_cheaper(self, rank: int) -> bool:
+        problem, after = self.problem, rank + 1
+        gradient = (
+            self.clock[after] + problem.duration(after, "F") + problem.duration(after, "I") + problem.transfer
+        )
+        if self.clock[rank] >= gradient:
+            return True
+        done = self.clock[rank] + problem.duration(rank, "F") + self._time_to_make_room(rank)
+        if done <= gradient:
+            return False
+        return gradient - self.clock[rank] <= self.longest_bubble - self.bubble[rank]
+
+    def _time_to_make_room(self, rank: int) -> int:
+        need = self.memory[rank] + self.problem.memory_change(rank, "F")
+        pending = 0
+        while need > self.problem.limit and pending < self._pending(rank):
+            need += self.problem.memory_change(rank, "W")
+            pending += 1
+        return pending * self.problem.duration(rank, "W")
+
+    def _make_room(self, rank: int) -> None:
+        size = self.problem.memory_change(rank, "F")
+        while self.memory[rank] + size > self.problem.limit:
+            if not self._pending(rank):
+                raise InfeasibleError(
+                    f"no order fits: rank {rank} may hold {self.problem.limit} of activations and would need "
+                    f"{self.memory[rank] + size} for its next micro-batch; raise memory_limit"
+                )
+            self._run(rank, "W")
+
+    def _fill_until_arrival(self, rank: int, phase: Phase) -> None:
+        """Run W while it fits before the input of the next F or I, and once more where the gap is bad."""
+        arrival = self._arrival(rank, phase)
+        weight_grad = self.problem.duration(rank, "W")
+        while self._pending(rank) and self.clock[rank] + weight_grad <= arrival:
+            self._run(rank, "W")
+        gap = arrival - self.clock[rank]
+        if gap > 0 and self._pending(rank):
+            small = gap <= self.longest_bubble - self.bubble[rank]
+            if self.switches.fill_small_gaps or not small:
+                self._run(rank, "W")
+
+    def _arrival(self, rank: int, phase: Phase) -> int:
+        """Return when the input of the next F or I of `rank` arrives; 0 where it comes from nowhere else."""
+        source = rank - 1 if phase == "F" else rank + 1
+        if phase == "W" or not 0 <= source < self.problem.ranks:
+            return 0
+        return self.ends[phase][source][self._count(rank, phase)] + self.problem.transfer
+
+    def _run(self, rank: int, phase: Phase) -> None:
+        start = max(self.clock[rank], self._arrival(rank, phase))
+        if self.program[rank]:
+            self.bubble[rank] += start - self.clock[rank]
+            self.longest_bubble = max(self.longest_bubble, self.bubble[rank])
+        self.clock[rank] = start + self.problem.duration(rank, phase)
+        self.memory[rank] += self.problem.memory_change(rank, phase)
+        self.program[rank].append(Action(rank, phase, self._count(rank, phase)))
+        self.ends[phase][rank].append(self.clock[rank])
+
+    def _count(self, rank: int, phase: Phase) -> int:
+        return len(self.ends[phase][rank])
+
+    def _pending(self, rank: int) -> int:
+        return self._count(rank, "I") - self._count(rank, "W")

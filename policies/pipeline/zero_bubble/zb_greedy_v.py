@@ -1,0 +1,252 @@
+"""A good order of a V under a memory limit, found greedily (the heuristic behind ZB-V).
+
+A micro-batch travels four legs over the ranks of a V, and each rank works on all four:
+
+    leg 0   F of the first chunk     rank 0 → p-1     down
+    leg 1   F of the second chunk    rank p-1 → 0     up
+    leg 2   I of the second chunk    rank 0 → p-1     down
+    leg 3   I of the first chunk     rank p-1 → 0     up
+
+The order is built with the clock running:
+
+1. Warm-up. Micro-batch 0 goes down; on its way up, each rank (with the ranks above it) adds leg 0
+   while memory lasts and micro-batch 0 has not come back. Then, alternating leg 0 and leg 1, each
+   rank catches up with the one above it.
+2. Turns. In each, every rank runs one I (leg 3 where its gradient is there, else leg 2), then one F
+   (leg 1 where its input is there, else leg 0), if it has one to run. A W fills the time until the
+   input arrives wherever it fits whole; where it does not, it is run when the gap would make this
+   rank the one with the longest bubble. Switches ``fill_before_forward`` and
+   ``fill_before_leg_2`` turn that second rule off there.
+3. The W that are left.
+
+A run tells how long the bubble of each rank became. Where one rank's bubble is longest anyway, the
+others need not fill gaps up to that length: the search runs again with what it learnt, as long as
+the longest bubble shrinks.
+
+Source: Qi et al., arXiv 2401.10241, section 6 and appendix (the rules, in words).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import product
+
+from policies.pipeline.orders.action import Action, Phase
+from policies.pipeline.orders.pipeline_schedule import Programs
+from policies.pipeline.zero_bubble.zb_problem import Problem
+from sim.words.errors import InfeasibleError
+
+__all__ = ["greedy_v_programs"]
+
+_LEGS = range(4)
+
+
+def greedy_v_programs(problem: Problem) -> Iterator[Programs]:
+    """Yield the best programs of a V for each setting of the switches that finds some.
+
+    Raises
+    ------
+    InfeasibleError
+        No setting finds an order within the memory limit.
+    """
+    failure: InfeasibleError | None = None
+    found = 0
+    for before_forward, before_leg_2 in product((True, False), repeat=2):
+        try:
+            programs = _learn(problem, before_forward, before_leg_2)
+        except InfeasibleError as error:
+            failure = error
+        else:
+            found += 1
+            yield programs
+    if failure is not None and not found:
+        raise failure
+
+
+def _learn(problem: Problem, before_forward: bool, before_leg_2: bool) -> Programs:
+    """Search again with the slack that the last search left, as long as that shortens the bubble."""
+    best = _Search(problem, before_forward, before_leg_2, [0] * problem.ranks).run()
+    while True:
+        try:
+            again = _Search(problem, before_forward, before_leg_2, best.slack()).run()
+        except InfeasibleError:
+            break
+        if again.longest_bubble >= best.longest_bubble:
+            break
+        best = again
+    return tuple(map(tuple, best.program))
+
+
+class _Search:
+    """One greedy run of the V."""
+
+    def __init__(self, problem: Problem, before_forward: bool, before_leg_2: bool, slack: list[int]) -> None:
+        self.problem = problem
+        self.before_forward, self.before_leg_2 = before_forward, before_leg_2
+        self.granted = slack
+        ranks = problem.ranks
+        self.program: list[list[Action]] = [[] for _ in range(ranks)]
+        self.ends: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in _LEGS]
+        self.pending: list[deque[Action]] = [deque() for _ in range(ranks)]
+        self.clock = [0] * ranks
+        self.memory = [0] * ranks
+        self.bubble = [0] * ranks
+        self.longest_bubble = 0
+        self.next_leg = 0
+
+    def slack(self) -> list[int]:
+        """Return for each rank how much shorter its bubble was than the longest."""
+        return [self.longest_bubble - own for own in self.bubble]
+
+    def run(self) -> _Search:
+        ranks = range(self.problem.ranks)
+        self._warm_up()
+        while any(self._count(3, rank) < self.problem.micro_batches for rank in ranks):
+            before = sum(map(len, self.program))
+            self._turn_of_gradients()
+            for rank in ranks:
+                leg = self._forward_leg(rank)
+                if leg is not None:
+                    self._make_room(rank)
+                    self._fill_until_arrival(leg, rank, also_small=self.before_forward)
+                    self._run(leg, rank)
+            if sum(map(len, self.program)) == before:
+                raise InfeasibleError(
+                    f"the greedy search got stuck under memory_limit {self.problem.limit}; raise it"
+                )
+        for rank in ranks:
+            while self.pending[rank]:
+                self._run_weight_grad(rank)
+        return self
+
+    def _warm_up(self) -> None:
+        problem, last = self.problem, self.problem.ranks - 1
+        for rank in range(problem.ranks):
+            self._make_room(rank)
+            self._run(0, rank)
+        for rank in range(last, -1, -1):
+            while rank < last and self._one_more_fits(rank):
+                for above in range(rank + 1):
+                    self._run(0, above)
+            self._make_room(rank)
+            self._run(1, rank)
+        for rank in range(1, problem.ranks):
+            self._catch_up(rank)
+
+    def _catch_up(self, rank: int) -> None:
+        """Run leg 0 and leg 1 in turn on `rank` and all below, until it is not behind the rank above."""
+        idle_passes = 0
+        while self._is_behind(rank) and idle_passes < 2:
+            idle_passes += 1
+            for below in range(self.problem.ranks - 1, rank - 1, -1):
+                leg, open_ = self.next_leg, self._count(self.next_leg, below) < self.problem.micro_batches
+                if open_ and self._arrival(leg, below) is not None:
+                    self._make_room(below)
+                    self._run(leg, below)
+                    idle_passes = 0
+            self.next_leg = 1 - self.next_leg
+
+    def _one_more_fits(self, rank: int) -> bool:
+        """Tell whether `rank` can run another leg 0 before micro-batch 0 comes back, and has the memory."""
+        size = self.problem.memory_change(rank, "F")
+        return (
+            self._count(0, rank) < self.problem.micro_batches
+            and self.memory[rank] + (2 + 2 * rank) * size <= self.problem.limit
+            and self.clock[rank] + self.problem.duration(rank, "F") <= (self._arrival(1, rank) or 0)
+        )
+
+    def _is_behind(self, rank: int) -> bool:
+        """Tell whether `rank` has run fewer forwards than the rank above it."""
+        above = rank - 1
+        own = self._count(0, rank) + self._count(1, rank)
+        return own < self._count(0, above) + self._count(1, above) or (
+            self._count(1, rank) <= self._count(1, above) < self.problem.micro_batches
+        )
+
+    def _turn_of_gradients(self) -> None:
+        legs = [self._gradient_leg(rank) for rank in range(self.problem.ranks)]
+        for rank in reversed(range(self.problem.ranks)):
+            if legs[rank] == 3 and self._arrival(3, rank) is not None:
+                self._fill_until_arrival(3, rank, also_small=True)
+                self._run(3, rank)
+        for rank in range(self.problem.ranks):
+            if legs[rank] == 2 and self._arrival(2, rank) is not None:
+                self._fill_until_arrival(2, rank, also_small=self.before_leg_2)
+                self._run(2, rank)
+
+    def _gradient_leg(self, rank: int) -> int | None:
+        micro_batches = self.problem.micro_batches
+        if self._count(3, rank) == micro_batches:
+            return None
+        if self._count(3, rank) < self._count(2, rank) and (
+            self._arrival(3, rank) is not None or self._count(2, rank) == micro_batches
+        ):
+            return 3
+        return 2
+
+    def _forward_leg(self, rank: int) -> int | None:
+        micro_batches = self.problem.micro_batches
+        if self._count(1, rank) == micro_batches:
+            return None
+        if self._count(1, rank) < self._count(0, rank) and self._arrival(1, rank) is not None:
+            return 1
+        if self._count(0, rank) < micro_batches and self._arrival(0, rank) is not None:
+            return 0
+        return None
+
+    def _arrival(self, leg: int, rank: int) -> int | None:
+        """Return when the input of the next action of `leg` on `rank` arrives, None if it is not made."""
+        number = len(self.ends[leg][rank])
+        source = rank - 1 if leg % 2 == 0 else rank + 1
+        if 0 <= source < self.problem.ranks:
+            ends = self.ends[leg][source]
+            return ends[number] + self.problem.transfer if number < len(ends) else None
+        return 0 if leg == 0 or number < len(self.ends[leg - 1][rank]) else None
+
+    def _fill_until_arrival(self, leg: int, rank: int, *, also_small: bool) -> None:
+        arrival = self._arrival(leg, rank) or 0
+        while self.pending[rank] and self.clock[rank] + self._pending_time(rank) <= arrival:
+            self._run_weight_grad(rank)
+        gap = arrival - self.clock[rank]
+        allowed = max(self.longest_bubble, self.granted[rank]) - self.bubble[rank]
+        if self.pending[rank] and also_small and gap > allowed:
+            self._run_weight_grad(rank)
+
+    def _pending_time(self, rank: int) -> int:
+        oldest = self.pending[rank][0]
+        return self.problem.duration(oldest.stage, "W")
+
+    def _make_room(self, rank: int) -> None:
+        size = self.problem.memory_change(rank, "F")
+        while self.memory[rank] + size > self.problem.limit:
+            if not self.pending[rank]:
+                raise InfeasibleError(
+                    f"no order fits: rank {rank} may hold {self.problem.limit} of activations and would need "
+                    f"{self.memory[rank] + size} for its next micro-batch; raise memory_limit"
+                )
+            self._run_weight_grad(rank)
+
+    def _run_weight_grad(self, rank: int) -> None:
+        self._append(rank, self.pending[rank].popleft(), 0)
+
+    def _run(self, leg: int, rank: int) -> None:
+        stage = rank if leg in (0, 3) else 2 * self.problem.ranks - 1 - rank
+        phase: Phase = "F" if leg < 2 else "I"
+        action = Action(stage, phase, self._count(leg, rank))
+        self._append(rank, action, self._arrival(leg, rank) or 0)
+        self.ends[leg][rank].append(self.clock[rank])
+        if phase == "I":
+            self.pending[rank].append(action._replace(phase="W"))
+
+    def _append(self, rank: int, action: Action, arrival: int) -> None:
+        start = max(self.clock[rank], arrival)
+        if self.program[rank]:
+            self.bubble[rank] += start - self.clock[rank]
+            self.longest_bubble = max(self.longest_bubble, self.bubble[rank])
+        self.clock[rank] = start + self.problem.duration(action.stage, action.phase)
+        self.memory[rank] += self.problem.memory_change(action.stage, action.phase)
+        self.program[rank].append(action)
+
+    def _count(self, leg: int, rank: int) -> int:
+        return len(self.ends[leg][rank])

@@ -1,0 +1,87 @@
+"""The problem of the zero-bubble authors: in which order, given times and a memory limit?
+
+Given F, I, W of each stage, the transfer time c and how much activation memory a rank may hold, find
+the order of all actions with the least time. The greedy searches (`policies.pipeline.zero_bubble.zb_greedy`
+for a straight pipeline, `policies.pipeline.zero_bubble.zb_greedy_v` for a V) and the exact solver
+(`policies.pipeline.zero_bubble.zb_optimal`) take the same `Problem`, and `cost` judges them all.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from policies.pipeline.orders.pipeline_schedule import Placement, Schedule, loop, vee
+from policies.pipeline.timing.activations import StageActivations
+from policies.pipeline.timing.evaluate import StageTimes, evaluate
+
+__all__ = ["Objective", "Problem", "cost"]
+
+Objective = Literal["span", "makespan"]
+"""``span``: the longest a rank takes from its first start to its last end; ``makespan``: first to last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What an order has to respect, and what it is judged by.
+
+    Attributes
+    ----------
+    ranks, chunks, micro_batches : int
+        Sizes; 1 chunk is a straight pipeline, 2 chunks are a V.
+    times : tuple of StageTimes
+        F, I and W of each stage.
+    transfer : int
+        Time between two ranks.
+    held : tuple of StageActivations
+        What one micro-batch holds on each stage.
+    limit : int
+        The most a rank may hold, in the unit of `held`.
+    objective : {"span", "makespan"}
+        What to make small.
+    durations, memory_changes : dict of str to tuple of int
+        By phase, then stage: the same numbers, where the searches look them up.
+    """
+
+    ranks: int
+    chunks: int
+    micro_batches: int
+    times: tuple[StageTimes, ...]
+    transfer: int
+    held: tuple[StageActivations, ...]
+    limit: int
+    objective: Objective = "span"
+
+    @property
+    def placement(self) -> Placement:
+        """Stage → rank."""
+        return vee(self.ranks) if self.chunks == 2 else loop(self.ranks)
+
+    durations: dict[str, tuple[int, ...]] = field(init=False, repr=False)
+    memory_changes: dict[str, tuple[int, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        durations = {phase: tuple(each.of(phase) for each in self.times) for phase in "FIW"}
+        changes = {
+            "F": tuple(each.full for each in self.held),
+            "I": tuple(each.kept - each.full for each in self.held),
+            "W": tuple(-each.kept for each in self.held),
+        }
+        object.__setattr__(self, "durations", durations)
+        object.__setattr__(self, "memory_changes", changes)
+
+    def duration(self, stage: int, phase: str) -> int:
+        """Return the time of one action."""
+        return self.durations[phase][stage]
+
+    def memory_change(self, stage: int, phase: str) -> int:
+        """Return what one action adds to (or, negative, takes from) the memory in use."""
+        return self.memory_changes[phase][stage]
+
+
+def cost(problem: Problem, schedule: Schedule) -> int:
+    """Return what the objective says of an order, by the longest-path evaluation."""
+    run = evaluate(schedule, problem.times, transfer=problem.transfer)
+    return max(run.spans) if problem.objective == "span" else run.makespan

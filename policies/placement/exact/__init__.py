@@ -1,0 +1,1 @@
+"""Placements that are optimal for what they model."""

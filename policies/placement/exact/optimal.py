@@ -1,0 +1,178 @@
+"""The optimum, by constraint programming: how far from it a heuristic is.
+
+The same model as the list placements have (costs per device, travel times, no contention), solved by
+CP-SAT of OR-tools (extra ``opt``): one interval per op and device of which one is chosen, no overlap on
+a device's lanes, a delay for every edge that crosses. Whoever stops early still has a lower bound.
+For the ten tasks of Topcuoglu et al. 2002 it proves 73, where HEFT finds 80.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from policies.option_checks import whole
+from policies.placement.lists.heft import Heft
+from policies.placement.lists.list_schedule import ListPlacement, Schedule
+from policies.placement.problem import NEVER, Problem
+from sim.words.errors import MissingExtraError
+
+__all__ = ["Optimal", "Optimum"]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best schedule that was found, and what no schedule can be better than.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    lower_bound_ns : int
+        Of the makespan, over all placements and orders.
+    proven : bool
+        Whether the schedule's makespan is the lower bound.
+    """
+
+    schedule: Schedule
+    lower_bound_ns: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing can be better than the schedule."""
+        return self.schedule.makespan_ns == self.lower_bound_ns
+
+
+class Optimal(ListPlacement):
+    """The best placement and order that CP-SAT finds, starting from HEFT's (needs the extra ``opt``).
+
+    Parameters
+    ----------
+    time_limit_ns : int
+        How long to search, in the solver's deterministic time: about that long, but counted in work
+        done, so that a search that is cut short gives the same answer on every machine.
+    workers : int
+        Search strategies of the solver that take turns. One is enough for tens of ops; harder problems
+        are proven with 8 or more, which takes as many times longer where there are no cores for them.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        A time limit or number of workers that is not positive.
+    """
+
+    def __init__(self, time_limit_ns: int = 30_000_000_000, workers: int = 1, seed: int = 0) -> None:
+        self.time_limit_ns = whole("optimal", "time_limit_ns", time_limit_ns)
+        self.workers = whole("optimal", "workers", workers, most=10_000)
+        self.seed = whole("optimal", "seed", seed, least=0, most=2**31 - 1)
+
+    def schedule(self, problem: Problem) -> Schedule:
+        """Return the best schedule found."""
+        return self.solve(problem).schedule
+
+    def solve(self, problem: Problem) -> Optimum:
+        """Return the best schedule found, with a lower bound.
+
+        Raises
+        ------
+        MissingExtraError
+            OR-tools is not installed.
+        """
+        try:
+            from ortools.sat.python import cp_model
+        except ImportError as error:
+            raise MissingExtraError("searching for the optimal placement", "opt") from error
+        start = Heft().schedule(problem)
+        model = _Model(cp_model, problem, start)
+        solver: Any = cp_model.CpSolver()
+        solver.parameters.max_deterministic_time = self.time_limit_ns * 1e-9
+        solver.parameters.num_workers = self.workers
+        solver.parameters.interleave_search = True  # deterministic, with however many workers
+        solver.parameters.random_seed = self.seed
+        status = solver.solve(model.model)
+        bound = int(solver.best_objective_bound)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # out of time before anything better
+            return Optimum(start, bound)
+        return Optimum(model.schedule(solver), bound)
+
+
+class _Model:
+    """The constraints. Horizon and hint are those of a schedule that is known to work."""
+
+    def __init__(self, cp_model: Any, problem: Problem, known: Schedule) -> None:
+        self.problem = problem
+        self.model = m = cp_model.CpModel()
+        self.horizon = known.makespan_ns
+        self.makespan = m.new_int_var(0, self.horizon, "makespan")
+        self.start = [m.new_int_var(0, self.horizon, f"start {op}") for op in range(problem.n)]
+        self.end = [m.new_int_var(0, self.horizon, f"end {op}") for op in range(problem.n)]
+        self.on: list[dict[int, Any]] = [
+            {d: m.new_bool_var(f"{op} on {d}") for d in problem.devices_of[op]} for op in range(problem.n)
+        ]
+        self._devices()
+        self._edges()
+        for op, (begin, device) in enumerate(zip(known.start_ns, known.device, strict=True)):
+            m.add_hint(self.start[op], begin)
+            for d, chosen in self.on[op].items():
+                m.add_hint(chosen, d == device)
+        m.minimize(self.makespan)
+
+    def _devices(self) -> None:
+        """Each op on one device, one op on a lane; the load of a device is at most the makespan."""
+        m, problem = self.model, self.problem
+        intervals: list[list[Any]] = [[] for _ in range(problem.n_devices)]
+        load: list[list[Any]] = [[] for _ in range(problem.n_devices)]
+        for op in range(problem.n):
+            m.add_exactly_one(self.on[op].values())
+            m.add(self.end[op] <= self.makespan)
+            for d, chosen in self.on[op].items():
+                cost = problem.cost_ns[op][d]
+                intervals[d].append(
+                    m.new_optional_interval_var(self.start[op], cost, self.end[op], chosen, f"{op} on {d}")
+                )
+                load[d].append(cost * chosen)
+            leader = problem.group_of[op]
+            if leader != op:
+                for d in problem.devices_of[op]:
+                    m.add(self.on[op][d] == self.on[leader][d])
+        for device, here, work in zip(problem.machine.devices, intervals, load, strict=True):
+            if device.lanes == 1:
+                m.add_no_overlap(here)
+            else:
+                m.add_cumulative(here, [1] * len(here), device.lanes)
+            m.add(sum(work) <= device.lanes * self.makespan)
+
+    def _edges(self) -> None:
+        """No op before its inputs are there."""
+        m, problem = self.model, self.problem
+        for op in range(problem.n):
+            for b, there in self.on[op].items():
+                for home, nbytes in problem.arrivals[op]:
+                    self._delay([there], 0, self.start[op], problem.travel_ns(home, b, nbytes))
+            for producer, nbytes in problem.producers[op]:
+                m.add(self.start[op] >= self.end[producer])
+                for a, here in self.on[producer].items():
+                    for b, there in self.on[op].items():
+                        delay = problem.travel_ns(a, b, nbytes)
+                        if delay:
+                            self._delay([here, there], self.end[producer], self.start[op], delay)
+
+    def _delay(self, condition: list[Any], from_ns: Any, to_ns: Any, delay_ns: int) -> None:
+        if delay_ns >= NEVER:
+            self.model.add_bool_or([chosen.negated() for chosen in condition])
+        else:
+            self.model.add(to_ns >= from_ns + delay_ns).only_enforce_if(condition)
+
+    def schedule(self, solver: Any) -> Schedule:
+        """Read the solution, giving each op the first lane that is free at its start."""
+        problem = self.problem
+        start = [solver.value(var) for var in self.start]
+        device = [next(d for d, chosen in row.items() if solver.boolean_value(chosen)) for row in self.on]
+        end = [begin + problem.cost_ns[op][device[op]] for op, begin in enumerate(start)]
+        free = [[0] * d.lanes for d in problem.machine.devices]
+        lane = [0] * problem.n
+        for op in sorted(range(problem.n), key=lambda op: (start[op], end[op], problem.topological_rank[op])):
+            lanes = free[device[op]]
+            lane[op] = next(k for k, until in enumerate(lanes) if until <= start[op])
+            lanes[lane[op]] = end[op]
+        return Schedule(device, lane, start, end)

@@ -1,0 +1,1 @@
+"""A pipeline schedule as a computation graph."""

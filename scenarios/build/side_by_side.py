@@ -1,0 +1,110 @@
+"""Several sessions at once: their graphs side by side in one, each session's batches one after another.
+
+::
+
+    train   [ batch 0 ] ─► begin ─► [ batch 1 ] ─► begin ─► [ batch 2 ]
+    serve   [ batch 0 ] ─► begin ─► [ batch 1 ]
+
+Sessions share nothing but the machine. An op carries its session's name, and the pool that the session chose,
+as attributes, from which policies with thread pools divide their threads
+(`policies.issue.executors.thread_pools`). Parameters are there once a session, inputs once a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from policies.compile.records import Record, Records, read, write
+from sim.graph.frames import frame_structure, has_control_flow
+from sim.graph.graph import Graph, Role
+
+__all__ = ["Session", "side_by_side"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A graph, and how it runs.
+
+    Attributes
+    ----------
+    graph : Graph
+    batches : int
+        How often, one run after another.
+    inter_op_thread_pool : int
+        Which of several pools it chooses.
+    """
+
+    graph: Graph
+    batches: int = 1
+    inter_op_thread_pool: int = 0
+
+
+def side_by_side(name: str, sessions: Mapping[str, Session]) -> Graph:
+    """Return one graph with the runs of all sessions.
+
+    Parameters
+    ----------
+    name : str
+        Of the graph.
+    sessions : mapping of str to Session
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("model")
+    >>> _ = b.op("f"), b.op("g", inputs=["f"])
+    >>> model = b.build()
+    >>> side_by_side("two", {"a": Session(model), "b": Session(model, batches=2)}).op_names
+    ['a/f', 'a/g', 'b/0/f', 'b/0/g', 'b/1/begin', 'b/1/f', 'b/1/g']
+    """
+    together = Records(name, {}, {})
+    for title, session in sessions.items():
+        last: list[str] = []
+        for batch in range(session.batches):
+            prefix = f"{title}/{batch}/" if session.batches > 1 else f"{title}/"
+            last = _add(together, title, session, prefix, last)
+    return write(together)
+
+
+def _add(together: Records, title: str, session: Session, prefix: str, last: list[str]) -> list[str]:
+    """Add a batch behind the ops at which the one before it ended; return those at which it ends."""
+    records = read(session.graph)
+    renamed = {}
+    for name, external in records.externals.items():
+        renamed[name] = f"{title}/{name}" if external.role == Role.PARAMETER else prefix + name
+        together.externals[renamed[name]] = external
+    marks = {"session": title, "inter_op_thread_pool": session.inter_op_thread_pool}
+    begin: list[tuple[str, int]] = []
+    if last:  # a control trigger runs whatever became of the branches before it
+        start = f"{prefix}begin"
+        after = [(name, 0) for name in last]
+        together.ops[start] = Record(
+            start, "control_trigger", [], after, (0,), duration_ns=0, attributes=marks
+        )
+        begin = [(start, 0)]
+    for name, record in records.ops.items():
+        reads = any(records.producer(tensor) is not None for tensor, _ in record.inputs)
+        attributes = {**record.attributes, **marks}
+        if "frame" in attributes:
+            attributes["frame"] = prefix + str(attributes["frame"])
+        together.ops[prefix + name] = replace(
+            record,
+            name=prefix + name,
+            inputs=[(renamed.get(tensor, prefix + tensor), d) for tensor, d in record.inputs],
+            after=[(prefix + op, d) for op, d in record.after] + ([] if reads or record.after else begin),
+            attributes=attributes,
+        )
+    return [prefix + name for name in _ends(session.graph)]
+
+
+def _ends(graph: Graph) -> list[str]:
+    """Return the ops outside all loops that nobody reads or follows."""
+    ends = [op for op, count in enumerate(graph.successors.counts().tolist()) if not count]
+    if has_control_flow(graph):
+        structure = frame_structure(graph)
+        leaves = {
+            op for op in ends if graph.kind(op) == "exit" and structure.parent[structure.frame_of[op]] == 0
+        }
+        ends = [op for op in ends if structure.frame_of[op] == 0 or op in leaves]
+    return [graph.op_names[op] for op in ends]

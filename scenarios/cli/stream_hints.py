@@ -1,0 +1,72 @@
+"""What `sim run` and `sim compare` say of streams that nobody was told to use.
+
+::
+
+    gpu0 (streams: 4)   stream 0  a b c d e f      policy.streams says nothing: all ops are on the first,
+                        stream 1                   so `streams: 4` changes nothing, and a sweep over it
+                        stream 2                   has equal rows
+                        stream 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.words import plugins
+
+if TYPE_CHECKING:
+    from scenarios.run.execute import Result
+
+__all__ = ["stream_notes"]
+
+
+def stream_notes(results: Sequence[Result]) -> list[str]:
+    """Return a line for each device that ran several ops on one of its streams because none were assigned.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        Runs of one scenario; where there are several, a line names those that it holds for.
+
+    Examples
+    --------
+    >>> from scenarios.run.load import load_scenario
+    >>> from scenarios.run.execute import run_scenario
+    >>> changes = ["policy=in-order", "machine.ideal=true"]
+    >>> scenario = load_scenario("scenarios/examples/quickstart.yaml", sets=changes)
+    >>> stream_notes([run_scenario(scenario)])  # doctest: +ELLIPSIS
+    ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
+    """
+    held: dict[tuple[str, int], list[str]] = {}
+    for result in results:
+        for device in _on_one_stream(result):
+            held.setdefault(device, []).append(result.policy)
+    if not held:
+        return []
+    known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
+    advice = f"to use more, set policy.streams ({known})"
+    return [
+        f"{name} used 1 of {streams} streams"
+        + (f" under {', '.join(labels)}" if len(labels) < len(results) else "")
+        + f"; {advice}"
+        for (name, streams), labels in held.items()
+    ]
+
+
+def _on_one_stream(result: Result) -> list[tuple[str, int]]:
+    """Return names and streams of the devices of which, without an assignment, one stream had all the ops."""
+    trace = result.trace
+    if trace.job.streams is not None:
+        return []
+    machine = trace.job.machine
+    used = np.bincount(trace.tasks["stream"], minlength=machine.first_stream[-1])
+    found = []
+    for device, (first, end) in zip(machine.devices, pairwise(machine.first_stream), strict=True):
+        here = used[first:end]
+        if not device.workers and device.streams > 1 and np.count_nonzero(here) == 1 and here.sum() > 1:
+            found.append((device.name, device.streams))
+    return found

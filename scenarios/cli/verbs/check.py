@@ -1,0 +1,82 @@
+"""``sim check PATH...``: run every ``expect:``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, Json
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("check", short_help="Check every `expect:` of scenarios; exit 1 if one fails.")(check)
+
+
+def check(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of scenarios.")
+    ],
+    json: Json = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Check every `expect:` of these scenarios and the invariants of each run.
+
+    Exit status: 0 if everything holds, 1 if something does not, 2 if a scenario is wrong.
+    """
+    from scenarios.cli.output import print_json
+    from scenarios.cli.progress import progress
+    from scenarios.run.check import check_file, scenario_files
+
+    done = []
+    for path in scenario_files(paths):
+        with progress(f"checking {path}"):
+            results = list(check_file(path, allow_code=allow_code))
+        done += results
+        if json:
+            continue
+        for one in results:
+            name = f"{one.path}: {one.label}" if one.label else one.path
+            if one.exit_status:
+                typer.echo(f"FAILED {name}")
+                for line in one.messages:
+                    typer.echo(f"       {line}")
+            elif one.outcomes:
+                typer.echo(f"passed {name} ({len(one.outcomes)} expected)")
+            else:
+                typer.echo(f"       {name}: no `expect:`")
+    failed = sum(one.exit_status != 0 for one in done)
+    if json:
+        print_json(
+            {
+                "schema": "sim.check/1",
+                "failed": failed,
+                "checks": [
+                    {
+                        "scenario": one.path,
+                        "policy": one.label or None,
+                        "passed": one.exit_status == 0,
+                        "expect": [outcome.to_json() for outcome in one.outcomes],
+                        "messages": one.messages,
+                    }
+                    for one in done
+                ],
+            }
+        )
+    else:
+        runs = "1 run" if len(done) == 1 else f"{len(done)} runs"
+        silent = sum(not one.exit_status and not one.outcomes for one in done)
+        if failed:
+            typer.echo(f"{failed} of {runs} failed")
+        elif silent == len(done):
+            typer.echo("no scenario has an `expect:`, so nothing was run")
+        elif silent:
+            ran = len(done) - silent
+            files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
+            typer.echo(f"{'1 run' if ran == 1 else f'{ran} runs'}, all as expected; {files} no `expect:`")
+        else:
+            typer.echo(f"{runs}, all as expected")
+    raise typer.Exit(max((one.exit_status for one in done), default=0))

@@ -1,0 +1,66 @@
+"""``sim compare SCENARIO``: the same work under several policies, one table, one figure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, Gantt, Json, Ops, Policies, ScenarioPath, Sets, TraceFile
+
+__all__ = ["add_to"]
+
+Pareto = Annotated[
+    str | None,
+    typer.Option(
+        "--pareto", metavar="FILE", help="For pipelines, plot time against memory (.png, .svg, .pdf)."
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command(
+        "compare", short_help="Run the same work under several policies and explain the differences."
+    )(compare)
+
+
+def compare(
+    scenario: ScenarioPath,
+    policy: Policies = None,
+    sets: Sets = None,
+    gantt: Gantt = None,
+    trace: TraceFile = None,
+    ops: Ops = None,
+    pareto: Pareto = None,
+    json: Json = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Run the same work under several policies: those given by `--policy`, or the scenario's `compare`.
+
+    The table lists the fastest first. Below it, one line breaks down the makespan of the fastest, and one
+    line per other run explains why it is slower. Exit status 1 if an `expect` of the file is not met.
+    """
+    from scenarios.cli.output import print_comparison, print_json
+    from scenarios.cli.running import cases_of, run_all
+    from scenarios.report.compare import Comparison
+    from scenarios.report.outputs import Outputs, check_path
+    from scenarios.report.pipeline_compare import draw_pareto
+    from scenarios.run.load import load_scenario
+
+    if pareto is not None:
+        check_path("pareto", pareto, (".png", ".svg", ".pdf"))
+    outputs = Outputs(gantt=gantt, trace=trace, ops=ops)
+    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
+    comparison = Comparison(run_all(cases_of(loaded, policy) if policy else loaded.cases()))
+    for path in outputs.write(comparison.results):
+        typer.echo(f"wrote {path}", err=True)
+    if pareto is not None:
+        draw_pareto(comparison.results, pareto)
+        typer.echo(f"wrote {pareto}", err=True)
+    if json:
+        print_json(comparison.to_json())
+    else:
+        print_comparison(comparison)
+    if not all(result.passed for result in comparison.results):
+        raise typer.Exit(1)

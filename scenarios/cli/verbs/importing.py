@@ -1,0 +1,58 @@
+"""``sim import FILE --out GRAPH.json.gz``: a model in a known format, as a graph file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("import", short_help="Convert a model in any known format to a graph file.")(import_)
+
+
+def import_(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The model; its format is detected from its content.")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="GRAPH.json.gz", help="Where to write the graph.")],
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Batch size; default: the model's own.")
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the importer, such as dtype=bf16."),
+    ] = None,
+    note: Annotated[
+        str | None,
+        typer.Option("--note", help="The source and licence of the model, kept in the file."),
+    ] = None,
+) -> None:
+    """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
+    from scenarios.cli.progress import progress
+    from scenarios.importers import convert
+    from sim.words.errors import InputError
+
+    if not out.endswith((".json", ".json.gz")):
+        raise InputError(f"{out}: a graph file ends in .json or .json.gz")
+    values = {}
+    for option in options or ():
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set {option}: should be KEY=VALUE, as in --set dtype=bf16")
+        values[key] = value
+    with progress(f"importing {file}"):
+        done = convert(file, out, batch=batch, format=format, note=note, **values)
+    batches = f"at batch {done.batch}" if done.batch is not None else "at its own batch"
+    if done.fixed_because is None:
+        batches += ", readable at any"
+    typer.echo(f"{out}: {len(done.graph):,} ops, {batches}")
+    if done.fixed_because is not None:
+        typer.echo(f"readable at this batch only: {done.fixed_because}", err=True)

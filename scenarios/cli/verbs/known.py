@@ -1,0 +1,88 @@
+"""``sim policies``, ``sim devices``, ``sim runtimes``: what is known, with a line about each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import typer
+
+from scenarios.cli.shared_options import Json
+
+__all__ = ["add_to"]
+
+_DECISIONS: Final = (
+    ("sim.policies", "policies: which op is issued next"),
+    ("sim.linearizers", "linearize: the program order of the ops"),
+    ("sim.placements", "placement: which device runs an op"),
+    ("sim.rewrites", "compile: rewrites of the graph before it runs"),
+    ("sim.streams", "streams: which stream of its device an op is launched on"),
+    ("sim.allocators", "allocator: how tensors get their memory"),
+    ("sim.pipelines", "pipeline schedules: a program for each rank"),
+)
+_HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
+_OURS: Final = "graph-schedule-sim"
+_RUNTIMES: Final = (("sim.runtimes", "runtimes: named sets of decisions"),)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verbs."""
+    app.command("policies", short_help="List the policies and the other decisions.")(policies)
+    app.command("devices", short_help="List the device and machine presets and the keys of a device.")(
+        devices
+    )
+    app.command("runtimes", short_help="List the runtimes.")(runtimes)
+
+
+def policies(json: Json = False) -> None:
+    """List what `policy` may name in a scenario: policies and the other decisions."""
+    _show(_DECISIONS, json)
+
+
+def devices(json: Json = False) -> None:
+    """List what `machine` may name in a scenario: presets, and the keys of a device."""
+    if json:
+        _show(_HARDWARE, json)
+        return
+    from devices.describe.fields import DEVICE_FIELDS
+    from scenarios.cli.text_tables import print_list
+
+    _show(_HARDWARE, json)
+    rows = [
+        (
+            f"{field.name}: {field.shown}",
+            field.doc + (f" ({', '.join(field.kinds)})" if field.kinds else ""),
+        )
+        for field in DEVICE_FIELDS.values()
+    ]
+    print_list("keys of a device", rows)
+
+
+def runtimes(json: Json = False) -> None:
+    """List what `policy: {runtime: ...}` may name in a scenario."""
+    _show(_RUNTIMES, json)
+
+
+def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
+    """Print the members of entry-point groups, each under its title."""
+    from scenarios.cli.output import print_json
+    from scenarios.cli.text_tables import print_list
+    from sim.words import plugins
+
+    found = {group: plugins.describe(group) for group, _ in groups}
+    if json:
+        print_json(
+            {
+                group.removeprefix("sim."): [entry._asdict() for entry in entries]
+                for group, entries in found.items()
+            }
+        )
+        return
+    for group, title in groups:
+        rows = [(entry.name, entry.summary + _origin(entry.distribution)) for entry in found[group]]
+        if rows or len(groups) == 1:
+            print_list(title, rows)
+
+
+def _origin(distribution: str) -> str:
+    return "" if distribution == _OURS else f" [{distribution}]"

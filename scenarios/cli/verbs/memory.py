@@ -1,0 +1,139 @@
+"""``sim memory TRACE``: what would another allocator have made of these allocations?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from scenarios.cli.shared_options import Json
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("memory", short_help="Replay an allocation trace through allocators.")(memory)
+
+
+def memory(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE",
+            help='JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} or a PyTorch memory snapshot.',
+        ),
+    ],
+    allocator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allocator",
+            metavar="NAME",
+            help="pool, bfc, caching, counted, planned or scratchpad; may be given several times. "
+            "Default: all that need no capacity.",
+        ),
+    ] = None,
+    capacity: Annotated[
+        str | None, typer.Option("--capacity", metavar="SIZE", help="Memory of the device, such as 80GiB.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="An option of the allocator, such as allow_growth=true."
+        ),
+    ] = None,
+    device: Annotated[
+        int | None, typer.Option("--device", min=0, help="The device, if a snapshot has several.")
+    ] = None,
+    ops: Annotated[
+        str | None,
+        typer.Option("--ops", metavar="FILE", help="Write one row per event (.csv, .parquet, .json)."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Replay an allocation trace through one or more allocators and compare their memory use.
+
+    Events are replayed in order, without times. Exit status 1 if memory runs out.
+    """
+    from devices.memory.by_name import allocators, needs_capacity
+    from devices.memory.trace.readers import read_events
+    from scenarios.cli.output import print_json
+    from scenarios.cli.progress import progress
+    from scenarios.report.outputs import check_path
+    from scenarios.report.replaying import MEMORY_SCHEMA, event_table, replay_report, replay_under
+    from sim.export.tables import TABLE_ENDINGS, write_table
+    from sim.words.errors import InputError, OutOfMemoryError
+    from sim.words.units import parse_bytes
+
+    names = list(dict.fromkeys(allocator or [name for name in allocators() if not needs_capacity(name)]))
+    if ops is not None:
+        check_path("ops", ops, TABLE_ENDINGS)
+        if len(names) > 1:
+            raise InputError(f"--ops {ops}: holds the addresses of one allocator; name one --allocator")
+    limit = None if capacity is None else parse_bytes(capacity, what="--capacity")
+    options = _options(sets or [])
+    events = read_events(trace, device=device)
+    if not events:
+        raise InputError(f"{trace}: has no event, neither an allocation nor a free")
+    reports, stories = [], []
+    for name in names:
+        try:
+            with progress(f"replaying {len(events):,} events through {name}"):
+                done = replay_under(events, name, limit, options)
+        except OutOfMemoryError as error:  # the others are still compared
+            stories.append(str(error))
+            continue
+        reports.append(replay_report(done, name))
+        if ops is not None:
+            write_table(event_table(done), ops)
+            typer.echo(f"wrote {ops}", err=True)
+    if not reports:
+        raise OutOfMemoryError("\n".join(stories))
+    if json:
+        print_json({"schema": MEMORY_SCHEMA, "trace": trace, "capacity_bytes": limit, "results": reports})
+    else:
+        _print(reports)
+    if stories:
+        raise OutOfMemoryError("\n".join(stories))
+
+
+def _options(sets: list[str]) -> dict[str, Any]:
+    from scenarios.file.yaml_read import read_yaml_text
+    from sim.words.errors import InputError
+
+    options = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set {text}: should be KEY=VALUE, as in --set allow_growth=true")
+        options[key] = read_yaml_text(value, f"--set {text}", places=False).plain()
+    return options
+
+
+def _print(reports: list[dict[str, Any]]) -> None:
+    from scenarios.cli.text_tables import print_table
+    from sim.words.units import format_bytes
+
+    def size(nbytes: int) -> str:
+        return format_bytes(nbytes, iec=True)
+
+    print_table(
+        ("allocator", "peak asked for", "peak in use", "peak reserved", "fragmentation", "mallocs", "frees"),
+        [
+            (
+                report["allocator"],
+                size(report["peak_requested_bytes"]),
+                size(report["peak_in_use_bytes"]),
+                size(report["peak_reserved_bytes"]),
+                size(report["fragmentation_bytes"]),
+                f"{report['device_mallocs']:,}",
+                f"{report['device_frees']:,}",
+            )
+            for report in reports
+        ],
+    )
+    first = reports[0]
+    held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
+    typer.echo(f"\n{first['events']:,} events; peak after event {first['peak_event']:,}: {held}")
+    if first["never_freed"]:
+        typer.echo(f"{first['never_freed']:,} allocations are never freed")

@@ -1,0 +1,91 @@
+"""``sim run SCENARIO``: when does it end, how busy was the machine, what was everything waiting for?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+from scenarios.cli.shared_options import (
+    AllowCode,
+    Gantt,
+    Json,
+    MemoryFile,
+    Ops,
+    Policies,
+    Repeat,
+    ScenarioPath,
+    Sets,
+    ShowGraph,
+    TraceFile,
+)
+
+if TYPE_CHECKING:
+    from scenarios.report.outputs import Outputs
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("run", short_help="Run a scenario and print the results.")(run)
+
+
+def run(
+    scenario: ScenarioPath,
+    policy: Policies = None,
+    sets: Sets = None,
+    gantt: Gantt = None,
+    trace: TraceFile = None,
+    ops: Ops = None,
+    memory: MemoryFile = None,
+    repeat: Repeat = None,
+    json: Json = False,
+    show_graph: ShowGraph = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Run a scenario under its own policy, or under those given by `--policy`.
+
+    Exit status 1 if an `expect` of the file is not met; `--set` turns these checks off. With several
+    policies, `--json` prints a list and files hold all runs. With `--repeat`, files and tables show the run
+    with the scenario's own seed.
+    """
+    from scenarios.cli.output import print_json, print_repeats, print_result
+    from scenarios.cli.running import cases_of, run_all, run_repeatedly
+    from scenarios.run.load import load_scenario
+
+    files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
+    outputs = _outputs(files) if any(files.values()) else None  # names are looked at before anything runs
+    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
+    cases = cases_of(loaded, policy)
+    repeats = None if repeat is None else run_repeatedly(cases, repeat)
+    results = run_all(cases) if repeats is None else [each.result for each in repeats]
+    if json:
+        objects = [result.to_json() for result in results]
+        for one, each in zip(objects, repeats or (), strict=False):
+            one["repeats"] = each.to_json()
+        print_json(objects[0] if len(objects) == 1 else objects)
+    else:
+        for i, result in enumerate(results):
+            if i:
+                typer.echo()
+            print_result(result)
+        if repeats is not None:
+            typer.echo()
+            print_repeats(repeats)
+    if show_graph is not None:
+        from scenarios.report.outputs import write_graphs
+
+        write_graphs(results, show_graph)
+        typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
+    for path in [] if outputs is None else outputs.write(results):
+        typer.echo(f"wrote {path}", err=True)
+    if not all(result.passed for result in results):
+        raise typer.Exit(1)
+
+
+def _outputs(files: Mapping[str, str | None]) -> Outputs:
+    from scenarios.report.outputs import Outputs
+
+    return Outputs(**files)

@@ -1,0 +1,117 @@
+"""``sim schedule NAME --ranks P --micro-batches M``: a pipeline schedule by itself, drawn or as a table."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["add_to"]
+
+
+class Format(StrEnum):
+    """How a schedule is printed."""
+
+    text = "text"
+    torch_csv = "torch-csv"
+    clock = "clock"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("schedule", short_help="Print a pipeline schedule as a picture, or as CSV for torch.")(
+        schedule
+    )
+
+
+def schedule(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A pipeline schedule; `sim policies` lists them.")
+    ],
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="P", help="Number of ranks (devices).")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option("--micro-batches", metavar="M", help="Number of micro-batches.")
+    ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option("--chunks", metavar="V", help="Stages per rank; default: the schedule's own."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the schedule, such as order=fifo, or a time in the picture: forward=2.",
+        ),
+    ] = None,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
+        ),
+    ] = Format.text,
+) -> None:
+    """Print a schedule.
+
+    In the picture F = I = W = R = 1 tick and B = 2; change this with --set forward, backward, input_grad,
+    weight_grad, recompute or transfer. For GPipe the clock cycles are printed too.
+    """
+    from policies.pipeline import clock_table, evaluate, generate, picture, to_csv
+    from sim.words.errors import InputError
+
+    times, given = _times_and_options(name, sets or ())
+    if name != "custom":
+        for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
+            if value is None:
+                raise InputError(f"{name} needs {option}")
+    found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
+    if format is Format.torch_csv:
+        typer.echo(to_csv(found), nl=False)
+        return
+    clock = clock_table(found.micro_batches, found.stages) if name == "gpipe" else None
+    if format is Format.clock:
+        if clock is None:
+            raise InputError(f"{name} does not go by clock cycles; gpipe does")
+        typer.echo(clock)
+        return
+    if clock is not None:
+        typer.echo(f"{clock}\n")
+    transfer = times.pop("transfer", 0)
+    typer.echo(picture(found, evaluate(found, _stage_times(times), transfer=transfer)))
+
+
+def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """Split what --set says into times of the picture and options of the schedule."""
+    from policies.pipeline import options
+    from scenarios.file.yaml_read import read_yaml_text
+    from sim.words.errors import InputError
+
+    known = options(name)
+    times: dict[str, int] = {}
+    given: dict[str, Any] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set {text}: should be KEY=VALUE, as in --set order=fifo")
+        read = read_yaml_text(value, f"--set {text}", places=False).plain()
+        if key in _TIMES:
+            if isinstance(read, bool) or not isinstance(read, int) or read < 0:
+                raise InputError(f"--set {text}: should be a whole number of ticks")
+            times[key] = read
+        if key in known or key not in _TIMES:
+            given[key] = read
+    return times, given
+
+
+_TIMES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped", "transfer")
+
+
+def _stage_times(times: dict[str, int]) -> Any:
+    from policies.pipeline import StageTimes
+
+    halves = {"input_grad": 1, "weight_grad": 1}
+    return StageTimes(**{"forward": 1, **halves, **times})

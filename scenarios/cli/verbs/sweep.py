@@ -1,0 +1,109 @@
+"""``sim sweep SCENARIO --vary KEY=V1,V2``: the same scenario at many settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, Json, Policies, ScenarioPath, Sets
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("sweep", short_help="Run a scenario at every combination of settings.")(sweep)
+
+
+def sweep(
+    scenario: ScenarioPath,
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            "--vary", metavar="KEY=V1,V2,...", help="The values of a key; may be given several times."
+        ),
+    ],
+    policy: Policies = None,
+    sets: Sets = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
+    ] = 1,
+    dask: Annotated[
+        str | None, typer.Option("--dask", metavar="ADDRESS", help="Run on this Dask cluster.")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write the table (.csv, .json); an interrupted sweep resumes from it.",
+        ),
+    ] = None,
+    json: Json = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Run a scenario at every combination of settings and policies; one row each.
+
+    With --out an interrupted sweep resumes where it stopped. An existing table is replaced only if its keys
+    are the same. Exit status 1 if a point failed (out of memory, say); its row says why.
+    """
+    import sys
+    from concurrent.futures import Executor, ProcessPoolExecutor
+    from contextlib import ExitStack
+    from multiprocessing import get_context
+
+    from scenarios.cli.output import print_json
+    from scenarios.cli.warned import show_warnings
+    from scenarios.run import sweep as sweeps
+    from sim.words.errors import InputError
+
+    if out is not None and not out.endswith((".csv", ".json")):
+        raise InputError(f"{out}: the table of a sweep ends in .csv or .json")
+    if dask is not None and jobs > 1:
+        raise InputError("give --jobs or --dask, not both")
+    points = sweeps.points_of(vary, policy or [None])
+
+    def done(k: int, n: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{k} of {n} points", nl=k == n, err=True)
+
+    with ExitStack() as stack:
+        executor: Executor | None = None
+        if dask is not None:
+            executor = stack.enter_context(sweeps.dask_executor(dask))
+        elif jobs > 1:
+            executor = stack.enter_context(ProcessPoolExecutor(jobs, get_context("spawn"), show_warnings))
+        rows = sweeps.sweep(
+            scenario, points, sets=sets or (), allow_code=allow_code, executor=executor, out=out, done=done
+        )
+    if out is not None:
+        sweeps.write_rows(rows, out)
+        typer.echo(f"wrote {out}", err=True)
+    if json:
+        print_json(rows)
+    else:
+        _print(rows, [key for key, _ in points[0].settings])
+    if any(row["error"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
+    """Print settings, policy, makespan, and how far it is from the bound."""
+    from scenarios.cli.output import percent
+    from scenarios.cli.text_tables import print_table
+    from sim.words.units import format_duration
+
+    table, failures = [], []
+    for row in rows:
+        cells = [*(str(row[key]) for key in settings), str(row["policy"] or "")]
+        if row["error"]:
+            table.append([*cells, "failed", ""])
+            failures.append(f"{', '.join(cells)}: {row['error']}")
+        else:
+            makespan, bound = int(str(row["makespan_ns"])), int(str(row["lower_bound_ns"]))
+            table.append([*cells, format_duration(makespan), percent(makespan / bound - 1) if bound else ""])
+    print_table([*settings, "policy", "makespan", "above bound"], table, left=len(settings) + 1)
+    if failures:  # below the table: a long story in a column of its own would leave no room for the others
+        typer.echo("\n" + "\n".join(failures))

@@ -1,0 +1,1 @@
+"""The parts of a scenario but its workload: which keys each has."""

@@ -1,0 +1,327 @@
+"""What has to come out of a run: ``expect:`` in a scenario, read into conditions and held against a result.
+
+::
+
+    expect:
+      makespan: 45us                                  a plain value: equals
+      utilisation.gpu0: {at_least: 80%}               of a device
+      start.conv: {equals: 10us, tolerance: 1us}      of an op; conv[2] in the third iteration
+      order: [a, b, c]                                these ops start in this order
+
+`RESULTS` lists what may be expected. Values have the units of the result, a tolerance in per cent is a
+share of what it should equal, and nothing is compared with a hidden epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from scenarios.fields.policy_fields import Condition
+from scenarios.file.document import Document, Loc, hint
+from sim.trace import Trace
+from sim.words.errors import InputError, ScenarioError
+from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
+
+__all__ = ["RESULTS", "Expectation", "Outcome", "read_expectations"]
+
+Summary = Mapping[str, Any]
+Value = int | float | str | list[str]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """How values of a sort are read from a scenario and shown to a reader."""
+
+    read: Callable[[Any], Value]
+    show: Callable[[Any], str]
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{value!r} is not a whole number")
+    return value
+
+
+def _names(value: Any) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{value!r} is not a list of ops, as in [a, b, c]")
+    return [str(item) for item in value]
+
+
+_DURATION = _Unit(
+    lambda value: parse_duration(value, what=""), lambda value: format_duration(value, digits=None)
+)
+_BYTES = _Unit(lambda value: parse_bytes(value, what=""), lambda value: format_bytes(value, digits=None))
+_SHARE = _Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
+_COUNT = _Unit(_whole, str)
+_WORD = _Unit(str, str)
+_ORDER = _Unit(_names, lambda value: f"[{', '.join(value)}]")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One thing that may be expected.
+
+    Attributes
+    ----------
+    unit : _Unit
+    of : str
+        What must be named behind the dot: ``"device"``, ``"link"``, ``"op"``, or nothing.
+    get : callable
+        ``get(summary, trace, name)``.
+    """
+
+    unit: _Unit
+    of: str
+    get: Callable[[Summary, Trace, str], Value | None]
+
+
+def _total(key: str) -> Callable[[Summary, Trace, str], Value | None]:
+    return lambda summary, trace, name: summary[key]
+
+
+def _device(key: str) -> Callable[[Summary, Trace, str], Value | None]:
+    return lambda summary, trace, name: summary["devices"][name][key]
+
+
+def _link(key: str) -> Callable[[Summary, Trace, str], Value | None]:
+    return lambda summary, trace, name: summary["links"][name][key]
+
+
+def _pipeline(key: str) -> Callable[[Summary, Trace, str], Value | None]:
+    return lambda summary, trace, name: (summary.get("pipeline") or {}).get(key)
+
+
+def _op(column: str) -> Callable[[Summary, Trace, str], Value | None]:
+    def get(summary: Summary, trace: Trace, name: str) -> Value:
+        row = _task_names(trace).index(name)
+        return int(trace.tasks[column][row])
+
+    return get
+
+
+RESULTS: Final[Mapping[str, _Result]] = {
+    "makespan": _Result(_DURATION, "", _total("makespan_ns")),
+    "lower_bound": _Result(_DURATION, "", _total("lower_bound_ns")),
+    "critical_path": _Result(_DURATION, "", _total("critical_path_ns")),
+    "tasks": _Result(_COUNT, "", _total("tasks")),
+    "busy": _Result(_DURATION, "device", _device("busy_ns")),
+    "span": _Result(_DURATION, "device", _device("span_ns")),
+    "idle": _Result(_DURATION, "device", _device("idle_ns")),
+    "utilisation": _Result(_SHARE, "device", _device("utilisation")),
+    "bubble": _Result(_SHARE, "device", _device("bubble")),
+    "peak_memory": _Result(_BYTES, "device", _device("peak_memory_bytes")),
+    "peak_reserved": _Result(_BYTES, "device", _device("peak_reserved_bytes")),
+    "sent": _Result(_BYTES, "link", _link("bytes")),
+    "link_busy": _Result(_DURATION, "link", _link("busy_ns")),
+    "pipeline_bubble": _Result(_SHARE, "", _pipeline("bubble")),
+    "makespan_bubble": _Result(_SHARE, "", _pipeline("makespan_bubble")),
+    "span_bubble": _Result(_SHARE, "", _pipeline("span_bubble")),
+    "bottleneck": _Result(_WORD, "", _pipeline("bottleneck")),
+    "ready": _Result(_DURATION, "op", _op("ready_ns")),
+    "issue": _Result(_DURATION, "op", _op("issue_ns")),
+    "start": _Result(_DURATION, "op", _op("start_ns")),
+    "end": _Result(_DURATION, "op", _op("end_ns")),
+    "order": _Result(_ORDER, "", lambda summary, trace, name: _task_names(trace)),
+}
+"""What may be expected: of the whole run, of ``.DEVICE``, of ``.LINK``, or of ``.OP``."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One expectation, and what came out.
+
+    Attributes
+    ----------
+    what : str
+        ``"makespan"``, ``"utilisation.gpu0"``.
+    condition : dict
+        ``equals``, ``at_most``, ``at_least``, ``tolerance`` in base units (ns, bytes, shares).
+    actual : int, float or list of str
+    passed : bool
+    message : str
+        A sentence: what was expected, what came out, and where the scenario says so.
+    """
+
+    what: str
+    condition: Mapping[str, Value]
+    actual: Value
+    passed: bool
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"what": self.what, **self.condition, "actual": self.actual, "passed": self.passed}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A condition on a result.
+
+    Attributes
+    ----------
+    what : str
+    condition : dict
+        Values in base units.
+    document, loc
+        Where the scenario says so.
+    """
+
+    what: str
+    condition: Mapping[str, Value]
+    document: Document
+    loc: Loc
+
+    def check_name(self, known: Mapping[str, Sequence[str]]) -> None:
+        """Refuse names that the run will not have, before it runs.
+
+        Parameters
+        ----------
+        known : mapping of str to sequence of str
+            Names of ``device``, ``link`` and ``op``.
+
+        Raises
+        ------
+        ScenarioError
+            Naming the nearest known one.
+        """
+        kind, name = self._split()
+        of = RESULTS[kind].of
+        if of and name not in known[of]:
+            raise self._unknown(self.loc, of, name, known[of])
+        if RESULTS[kind].unit is _ORDER:
+            listed = self.condition["equals"]
+            assert isinstance(listed, list)
+            for i, op in enumerate(listed):
+                if op not in known["op"]:
+                    raise self._unknown((*self.loc, i), "op", op, known["op"])
+                if op in listed[:i]:
+                    raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the file says so, not a setting on the command line."""
+        return self.document.place(self.loc).line > 0
+
+    def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
+        return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
+
+    def hold(self, summary: Summary, trace: Trace) -> Outcome:
+        """Compare with what came out.
+
+        Parameters
+        ----------
+        summary : mapping
+            As `sim.metrics.summary` returns it.
+        trace : Trace
+
+        Raises
+        ------
+        ScenarioError
+            The run has no such result (a pipeline's bubble, without a pipeline).
+        """
+        kind, name = self._split()
+        result = RESULTS[kind]
+        actual = result.get(summary, trace, name)
+        if actual is None:
+            raise self.document.error(self.loc, "this run has no such result", key=True)
+        if isinstance(actual, list):
+            listed = self.condition["equals"]
+            assert isinstance(listed, list)
+            actual = [op for op in actual if op in set(listed)]
+        passed = all(_holds(key, value, actual, self.condition) for key, value in self.condition.items())
+        words = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
+        wanted = ", ".join(words[key] + result.unit.show(value) for key, value in self.condition.items())
+        place = self.document.place(self.loc)
+        message = f"{place}: {self.what} is {result.unit.show(actual)}, expected {wanted}"
+        return Outcome(self.what, self.condition, actual, passed, message)
+
+    def _split(self) -> tuple[str, str]:
+        kind, _, name = self.what.partition(".")
+        return kind, name
+
+
+def read_expectations(
+    expect: Mapping[str, Condition], document: Document, loc: Loc
+) -> tuple[Expectation, ...]:
+    """Read the values of ``expect:`` into base units.
+
+    Raises
+    ------
+    ScenarioError
+        An unknown result, a value without its unit, no condition, or two that contradict each other.
+    """
+    return tuple(
+        Expectation(what, _read(what, condition, document, (*loc, what)), document, (*loc, what))
+        for what, condition in expect.items()
+    )
+
+
+def _read(what: str, condition: Condition, document: Document, loc: Loc) -> dict[str, Value]:
+    kind, _, name = what.partition(".")
+    if kind not in RESULTS:
+        raise document.error(loc, f"unknown result {kind!r}{hint(kind, RESULTS)}", key=True)
+    result = RESULTS[kind]
+    if bool(result.of) != bool(name):
+        why = (
+            f"is of {'an' if result.of == 'op' else 'a'} {result.of}: write {kind}.NAME" if result.of else ""
+        )
+        raise document.error(loc, why or f"is of the whole run: write {kind}", key=True)
+    values: dict[str, Value] = {}
+    for key in (key for key in Condition.model_fields if key in condition.model_fields_set):
+        given = getattr(condition, key)
+        at = (*loc, key)
+        try:
+            if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
+                values[key] = parse_fraction(given, what="")
+            else:
+                values[key] = result.unit.read(given)
+        except InputError as error:
+            raise document.error(at, str(error).removeprefix(": ")) from None
+    return _consistent(values, condition, result, document, loc)
+
+
+def _consistent(
+    values: dict[str, Value], condition: Condition, result: _Result, document: Document, loc: Loc
+) -> dict[str, Value]:
+    """Return the values in a fixed order, a relative tolerance made absolute."""
+    if not values:
+        raise document.error(loc, "says nothing; give equals, at_most or at_least")
+    if "tolerance" in values and "equals" not in values:
+        raise document.error((*loc, "tolerance"), "needs equals")
+    if result.unit is _ORDER and set(values) != {"equals"}:
+        raise document.error(loc, "is a list of ops and nothing else")
+    if result.unit is _WORD and set(values) != {"equals"}:
+        raise document.error(loc, "is a name; it equals one or does not")
+    least, most = values.get("at_least"), values.get("at_most")
+    if least is not None and most is not None and least > most:  # type: ignore[operator]
+        raise document.error(loc, "can never hold: at_least is more than at_most")
+    tolerance, equals = condition.tolerance, values.get("equals")
+    if isinstance(tolerance, str) and tolerance.strip().endswith("%"):
+        assert isinstance(equals, int | float)
+        share = Fraction(str(values["tolerance"])) * Fraction(str(equals))
+        values["tolerance"] = float(share) if isinstance(equals, float) else int(share)
+    return {key: values[key] for key in ("equals", "tolerance", "at_most", "at_least") if key in values}
+
+
+def _holds(key: str, value: Any, actual: Any, condition: Mapping[str, Value]) -> bool:
+    if key == "equals" and "tolerance" in condition:
+        return bool(abs(actual - value) <= condition["tolerance"])
+    if key == "equals":
+        return bool(actual == value)
+    if key == "at_most":
+        return bool(actual <= value)
+    return key == "tolerance" or bool(actual >= value)
+
+
+def _task_names(trace: Trace) -> list[str]:
+    """Return what each row of the trace is called, in start order, with the iteration if there are more."""
+    ops = [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
+    if trace.job.iterations == 1:
+        return ops
+    return [f"{op}[{i}]" for op, i in zip(ops, trace.tasks["iteration"].tolist(), strict=True)]

@@ -1,0 +1,119 @@
+"""The ``machine:`` part of a scenario, as pydantic models made from the tables in `devices.describe.fields`.
+
+A key of a device is defined once, there: what it means, how it is read, what it looks like. Here each
+table becomes a model, so that a wrong value gets its place in the file, and editors get its description::
+
+    Field("gap", "duration", "least time between two tasks of a stream")
+        ──►  model field `gap`, checked by TYPES["duration"].read, JSON Schema "number and unit"
+
+Values are checked and left as written: `devices.machine.make_machine` lays them over presets and reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
+
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_field
+from devices.describe.fields import Field as Row
+from scenarios.file.quantities import Name, Strict, quantity_schema, reader
+from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
+from sim.words.errors import InputError
+
+__all__ = ["AnyMachine", "MachineSpec"]
+
+_QUANTITIES: Final = {
+    "duration": quantity_schema(DURATION),
+    "bytes": quantity_schema(BYTES, unlimited=True),
+    "bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
+    "flops": quantity_schema(FLOPS),
+    "flop rate": quantity_schema(FLOP_RATE, unlimited=True),
+    "fraction": {"type": ["number", "string"]},
+    "part": {"type": ["number", "string"]},
+    "factor": {"type": "number", "minimum": 0},
+    "count": {"type": "integer", "minimum": 0},
+    "counts": {"type": "integer", "minimum": 1},
+    "positive count": {"type": "integer", "minimum": 1},
+    "count or unlimited": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "unlimited"}]},
+    "count or share": {"type": ["integer", "number", "string"]},
+    "flag": {"type": "boolean"},
+    "word": {"type": "string"},
+    "words": {"type": "array", "items": {"type": "string"}},
+    "integers": {"type": "array", "items": {"type": "integer"}},
+    "curve": {"type": "object"},
+    "sizes": {"type": "object", "additionalProperties": quantity_schema(BYTES)},
+    "mapping": {"type": "object"},
+    "anything": {},
+}
+"""JSON Schema of each type of `devices.describe.fields.TYPES`, without what it may differ by."""
+
+
+def _json_schema(row: Row) -> dict[str, Any]:
+    base, _, by = row.type.partition(" by ")
+    schema: dict[str, Any] = dict(_QUANTITIES[base])
+    if by:
+        schema = {"anyOf": [schema, {"type": "object", "additionalProperties": schema}]}
+    if row.most:
+        schema["maximum"] = row.most
+    if row.choices:
+        schema["enum"] = list(row.choices)
+    kinds = f" ({', '.join(row.kinds)})" if row.kinds else ""
+    return {**schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
+
+
+def _checked(row: Row) -> Any:
+    """Return the type of a value: checked by the table's reader, and kept as it was written."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            raise InputError(f"has no value; accepted: {row.shown}")
+        if row.type == "curve" and isinstance(value, Mapping):  # keys of YAML are text, cores are numbers
+            value = {int(key) if key.isdecimal() else key: item for key, item in value.items()}
+        try:
+            read_field(row, value)
+        except InputError as error:  # pydantic says the field itself
+            error.path = error.path[1:]
+            raise
+        return value
+
+    return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(_json_schema(row))]
+
+
+def _model(name: str, doc: str, rows: Mapping[str, Row], **special: Any) -> type[BaseModel]:
+    """Return a model with one field a row; `special` gives the types of those that are models themselves."""
+    fields: dict[str, Any] = {}
+    for row in rows.values():
+        description = row.doc if row.name in special else None
+        # Left out is fine, and `gap:` with nothing behind it is not: only the default goes unchecked.
+        field = Field(default=None, alias=row.name, description=description, validate_default=False)
+        fields[f"{row.name}_"] = (special.get(row.name, _checked(row)), field)
+    return create_model(name, __base__=Strict, __doc__=doc, __module__=__name__, **fields)
+
+
+_Device = _model(
+    "Device", "A device: a preset, or a kind with its numbers; left out is the ideal.", DEVICE_FIELDS
+)
+_Link = _model("Link", "A link between devices.", LINK_FIELDS)
+_Host = _model("Host", "Host threads that launch ops on several devices.", HOST_FIELDS)
+MachineSpec = _model(
+    "Machine",
+    "Devices, the links between them, and the hosts that issue to them.",
+    MACHINE_FIELDS,
+    devices=dict[Name, _Device],  # type: ignore[valid-type]
+    links=list[_Link],  # type: ignore[valid-type]
+    hosts=dict[Name, _Host],  # type: ignore[valid-type]
+)
+"""What ``machine:`` may hold."""
+
+
+def _machine(value: Any) -> Any:
+    return {"preset": value} if isinstance(value, str) else value
+
+
+if TYPE_CHECKING:
+    AnyMachine = BaseModel
+else:
+    AnyMachine = Annotated[MachineSpec, BeforeValidator(_machine)]
+"""A machine, or the name of a preset."""

@@ -1,0 +1,66 @@
+"""Noise of a scenario: ``noise: {sigma: 0.05, devices: {gpu1: 1.2}, straggler_probability: 1%, ...}``.
+
+The words of `sim.job.noise.Noise`, checked and placed in the file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from scenarios.file.quantities import Name, Strict, reader
+from sim.job.noise import Noise
+from sim.words.errors import InputError
+from sim.words.units import parse_fraction
+
+__all__ = ["NoiseFields"]
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise InputError(f"{value!r} is not a factor: a number above 0, as in 1.2 for 20 % slower")
+    return float(value)
+
+
+def _spread(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10:
+        raise InputError(f"{value!r} is not a standard deviation of a logarithm, as in 0.05 for about 5 %")
+    return float(value)
+
+
+Factor = Annotated[
+    float, BeforeValidator(reader(_positive)), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+]
+Spread = Annotated[
+    float,
+    BeforeValidator(reader(_spread)),
+    WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 10}),
+]
+"""Standard deviation of the logarithm of a factor."""
+Probability = Annotated[
+    float,
+    BeforeValidator(reader(lambda value: float(parse_fraction(value, what="")))),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+
+
+class NoiseFields(Strict):
+    """How durations vary; policies do not see this."""
+
+    sigma: Annotated[
+        Spread,
+        Field(description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %"),
+    ] = 0.0
+    devices: Annotated[
+        dict[Name, Factor],
+        Field(default_factory=dict, description="factor of each device: 1.2 is 20 % slower"),
+    ]
+    straggler_probability: Annotated[
+        Probability, Field(description="probability that a task is a straggler")
+    ] = 0.0
+    straggler_factor: Annotated[Factor, Field(description="how many times longer a straggler takes")] = 1.0
+
+    def noise(self) -> Noise:
+        """Return it for `sim.job.build_job.make_job`."""
+        return Noise(self.sigma, self.devices, self.straggler_probability, self.straggler_factor)

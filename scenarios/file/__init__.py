@@ -1,0 +1,1 @@
+"""The scenario file: YAML with places, values with units, and what is wrong with it."""

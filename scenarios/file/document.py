@@ -1,0 +1,244 @@
+"""A scenario file as it was written: finding places in it, changing values of it, naming what is wrong.
+
+A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs", 0)``, and is written
+``workload.ops.b.inputs.0``, in messages as on the command line (``--set``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
+from sim.words.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
+
+__all__ = ["Document", "Loc", "dotted", "hint"]
+
+Loc = tuple[str | int, ...]
+"""A path into a document."""
+
+
+def dotted(loc: Loc) -> str:
+    """Return a path as it is written.
+
+    Examples
+    --------
+    >>> dotted(("ops", "b", "inputs", 0))
+    'ops.b.inputs.0'
+    """
+    return ".".join(shortened(str(part)) for part in loc)
+
+
+def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, else all of them.
+
+    Examples
+    --------
+    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
+    ("; did you mean 'window'?", '; known: order, window', '')
+    """
+    names = sorted(known)
+    close = nearest(name, names)
+    if close:
+        return f"; did you mean {shortened(close)!r}?"
+    if not names:
+        return ""
+    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML tree and the file it came from.
+
+    Attributes
+    ----------
+    root : Node
+        The whole tree, after ``--set``.
+    path : Path
+        The file; relative files that it names are found from its folder.
+    changed : bool
+        Whether it is no longer what the file says.
+    """
+
+    root: Node
+    path: Path
+    changed: bool = False
+
+    @classmethod
+    def read(cls, path: str | Path) -> Document:
+        """Read a file, laid over the one that it extends; what is no mapping is no scenario.
+
+        Raises
+        ------
+        ScenarioError
+            A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
+        """
+        return cls(_read(Path(path)), Path(path))
+
+    @property
+    def directory(self) -> Path:
+        """Folder in which relative files are looked for."""
+        return self.path.parent
+
+    def file(self, name: str) -> Path:
+        """Return where a file named by the scenario is."""
+        return self.directory / name
+
+    def at(self, loc: Loc) -> Node | None:
+        """Return the value at `loc`, None when there is none."""
+        node: Node | None = self.root
+        for part in loc:
+            node = node and node.child(part)
+        return node
+
+    def matching(self, pattern: str) -> list[Loc]:
+        """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
+        found: list[Loc] = [()]
+        for part in pattern.split("."):
+            below: list[Loc] = []
+            for loc in found:
+                node = self.at(loc)
+                inside = node.value if node is not None else None
+                if part == "*" and isinstance(inside, list):
+                    below += [(*loc, i) for i in range(len(inside))]
+                elif isinstance(inside, dict):
+                    below += [(*loc, key) for key in inside if part in ("*", key)]
+            found = below
+        return found
+
+    def place(self, loc: Loc, *, key: bool = False) -> Place:
+        """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
+        return self.root.place_of(loc, key=key)
+
+    def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
+        """Return an error that begins with place and path."""
+        path = f"{dotted(loc)}: " if loc else ""
+        return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
+
+    def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
+        """Return `error` with its place: its path begins at `loc`."""
+        if isinstance(error, UnknownNameError):
+            return self.error(
+                (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
+            )
+        return self.error((*loc, *error.path), error.message)
+
+    def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
+        """Return the document changed by ``KEY=VALUE`` texts, applied in order.
+
+        Parameters
+        ----------
+        settings : iterable of str
+        option : str
+            What gave them on the command line, for messages.
+
+        Raises
+        ------
+        ScenarioError
+            A setting without ``=``, a value that is not YAML, or a key that leads nowhere.
+        """
+        document = self
+        for setting in settings:
+            key, equals, text = setting.partition("=")
+            source = f"{option} {shortened(setting)}"
+            if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
+                raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} workload.batch=32")
+            nothing = text.strip() in ("", "~", "null")
+            value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
+            document = document._set(key.strip(), value, changed=True)
+        return document
+
+    def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:
+        """Return the document changed by the values of the mapping at `loc`: paths to values (``set:``)."""
+        document = self
+        for key in values:
+            node = self.at((*loc, key))
+            assert node is not None
+            document = document._set(key, node, place=self.place((*loc, key), key=True))
+        return document
+
+    def _set(self, key: str, value: Node, *, place: Place | None = None, changed: bool = False) -> Document:
+        place = place or value.place
+        if key == "extends":
+            raise place.error("extends: is read before anything is set; say it in the file")
+        root = _replaced(self.root, key, key, value, place)
+        return Document(root, self.path, self.changed or changed)
+
+
+VERSIONS: Final = (1,)
+"""Versions of the format that can be read; a file that names none is of the last one."""
+
+
+def _read(path: Path, above: tuple[Path, ...] = ()) -> Node:
+    """Read a file and those that it extends; `above` are the files that extend it."""
+    root = read_yaml(path)
+    if not isinstance(root.value, dict):
+        raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
+    schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))
+    if schema is not None and str(schema.value).startswith("sim.graph.graph/"):
+        raise root.place.error("is a graph file, no scenario; a scenario names it: workload: {graph: FILE}")
+    if version is not None and (version.value not in VERSIONS or isinstance(version.value, bool)):
+        known = ", ".join(map(str, VERSIONS))
+        raise version.place.error(
+            f"version: unknown version {version.plain()!r} of the format; known: {known}"
+        )
+    if extends is None:
+        return root
+    if not isinstance(extends.value, str):
+        raise extends.place.error(f"extends: should be a file, not {extends.plain()!r}")
+    base = path.parent / extends.value
+    seen = (*above, path)
+    if base.resolve() in [each.resolve() for each in seen]:
+        chain = " -> ".join(each.name for each in (*seen, base))
+        raise extends.place.error(f"extends: a scenario cannot extend itself: {chain}")
+    try:
+        return _laid_over(_read(base, seen), root)
+    except ScenarioError as error:
+        if str(error).startswith(f"{base}: "):  # of the whole file: it is missing, or cannot be read
+            raise extends.place.error(f"extends: {error}") from None
+        raise
+
+
+def _laid_over(base: Node, over: Node) -> Node:
+    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    both = {key: _laid_over(base.value[key], node) for key, node in over.value.items() if key in base.value}
+    return Node({**base.value, **over.value, **both}, over.place, {**base.keys, **over.keys})
+
+
+def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
+    """Return a copy of `node` with `value` at the path `rest`, sharing what is not on the way."""
+    at = whole[: len(whole) - len(rest)].rstrip(".")
+    if isinstance(node.value, dict):
+        # Names may contain dots: the longest key that fits is meant.
+        fitting = [key for key in node.value if rest == key or rest.startswith(f"{key}.")]
+        name = max(fitting, key=len, default=rest)
+        below = rest[len(name) + 1 :]
+        first, dot, beyond = rest.partition(".")
+        if not fitting and dot and at and node.value:
+            known = hint(first, node.value)
+            add = "" if "did you mean" in known else f" (a new one is given whole: {at}.{first}={{...}})"
+            raise place.error(f"there is no key {first!r}{_under(at)}{known}{add}")
+        if not fitting and dot:  # a part that the file leaves out, such as the machine; the schema checks it
+            made = _replaced(Node({}, place), beyond, whole, value, place)
+            return Node({**node.value, first: made}, node.place, {**node.keys, first: place})
+        new = _replaced(node.value[name], below, whole, value, place) if below else value
+        keys = {**node.keys} if name in node.keys else {**node.keys, name: place}
+        return Node({**node.value, name: new}, node.place, keys)
+    if isinstance(node.value, list):
+        first, _, below = rest.partition(".")
+        if not first.isdecimal() or int(first) >= len(node.value):
+            raise place.error(f"{at} is a list of {len(node.value)}; {first!r} should be an index from 0")
+        items = list(node.value)
+        items[int(first)] = _replaced(items[int(first)], below, whole, value, place) if below else value
+        return Node(items, node.place)
+    if node.value is None:
+        return _replaced(Node({}, node.place), rest, whole, value, place)
+    raise place.error(f"{at} is {node.value!r} and has no key {rest!r}")
+
+
+def _under(at: str) -> str:
+    return f" under {at!r}" if at else ""

@@ -1,0 +1,152 @@
+"""What pydantic found wrong, in this project's words and with its place in the file.
+
+::
+
+    {'type': 'extra_forbidden', 'loc': ('machine', 'devices', 'gpu0', 'stream')}
+        ──►  s.yaml:4:14: machine.devices.gpu0.stream: no such key; did you mean 'streams'?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args, get_origin
+
+from pydantic import BaseModel, Tag, ValidationError
+
+from scenarios.file.document import Document, Loc, dotted, hint
+from scenarios.file.yaml_read import Place
+from sim.words.errors import ScenarioError, nearest
+
+__all__ = ["in_order", "scenario_error"]
+
+SHOWN: Final = 10
+"""Number of faults that are shown; a file with more has usually one cause."""
+
+
+def scenario_error(error: ValidationError, model: type[BaseModel], document: Document) -> ScenarioError:
+    """Return one error for all that is wrong with a file, a line each, in the order of the file.
+
+    Parameters
+    ----------
+    error : ValidationError
+    model : type
+        What was validated; it knows the keys there are.
+    document : Document
+        The file.
+    """
+    lines: dict[str, Place] = {}
+    faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["type"] == "scenario":
+            fault["loc"] = (*fault["loc"], *fault["ctx"]["path"])
+    meant = {
+        loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
+    }
+    for fault in faults:
+        loc = _existing(fault["loc"], document)
+        missing = fault["type"] == "missing"
+        unknown = fault["type"] == "extra_forbidden"
+        if missing and fault["loc"] in meant:  # it is there, misspelt or misplaced, as another line says
+            continue
+        message = _unknown(fault["loc"], model) if unknown else _message(fault)
+        shown: Loc = (*loc, fault["loc"][-1]) if missing else loc
+        place = document.place(loc, key=unknown)
+        path = dotted(shown)
+        lines[f"{place}: {path}: {message}" if path else f"{place}: {message}"] = place
+    return in_order(lines)
+
+
+def in_order(lines: Mapping[str, Place]) -> ScenarioError:
+    """Return one error of several lines, each with its place, in the order of the file."""
+    ordered = sorted(lines, key=lambda line: (lines[line].source, lines[line].line, lines[line].column))
+    more = f"\n(and {len(ordered) - SHOWN} more)" if len(ordered) > SHOWN else ""
+    return ScenarioError("\n".join(ordered[:SHOWN]) + more)
+
+
+def _existing(loc: Loc, document: Document) -> Loc:
+    """Return the part of pydantic's path that is in the file: it adds names of union members to it."""
+    node, found = document.root, []
+    for part in loc:
+        below = node.child(part)
+        if below is not None:
+            node = below
+            found.append(part)
+    return tuple(found)
+
+
+def _message(fault: Any) -> str:
+    kind, found = fault["type"], fault["input"]
+    if kind == "scenario":
+        return str(fault["ctx"]["message"])
+    if kind == "missing":
+        return "is missing"
+    if kind == "string_type":
+        return f"should be text, not {_shown(found)}; put it in quotes if it is meant"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"should be a mapping (KEY: VALUE), not {_shown(found)}"
+    if kind == "list_type":
+        return f"should be a list, not {_shown(found)}"
+    if kind == "too_short":
+        return "is empty"
+    if kind in ("literal_error", "enum"):
+        expected = str(fault["ctx"]["expected"])
+        known = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
+        return f"should be {expected}, not {_shown(found)}" + (
+            hint(found, known) if isinstance(found, str) and "mean" in hint(found, known) else ""
+        )
+    text = str(fault["msg"]).replace("Input should be", "should be")
+    return f"{text[0].lower()}{text[1:]}, not {_shown(found)}"
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _unknown(loc: Loc, model: type[BaseModel]) -> str:
+    homes = _homes(loc, model)
+    if homes:
+        return f"no such key; it belongs under {' or '.join(homes)}"
+    return f"no such key{hint(str(loc[-1]), _keys_at(model, loc[:-1]))}"
+
+
+def _meant(loc: Loc, model: type[BaseModel]) -> list[Loc]:
+    """Return the keys beside an unknown one that may be meant: where it belongs, else the nearest."""
+    near = nearest(str(loc[-1]), sorted(_keys_at(model, loc[:-1])))
+    names = _homes(loc, model) or ([near] if near else [])
+    return [(*loc[:-1], name) for name in names]
+
+
+def _homes(loc: Loc, model: type[BaseModel]) -> list[str]:
+    """Return the blocks beside an unknown key that have a key of that name."""
+    beside = sorted(_keys_at(model, loc[:-1]))
+    return [name for name in beside if str(loc[-1]) in _keys_at(model, (*loc[:-1], name))]
+
+
+def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
+    """Return the keys that the mapping at `loc` may have."""
+    fields = [found.model_fields.items() for found in _models_at(model, loc)]
+    return {field.alias or name for each in fields for name, field in each}
+
+
+def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
+    """Yield the models that the value at `loc` may be validated by, following unions, lists and dicts."""
+    annotation = getattr(annotation, "__value__", annotation)  # a named type
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if not loc:
+            yield annotation
+            return
+        for name, field in annotation.model_fields.items():
+            if (field.alias or name) == loc[0]:
+                yield from _models_at(field.annotation, loc[1:])
+        return
+    if get_origin(annotation) in (dict, list):
+        if loc:  # an item of it
+            yield from _models_at(get_args(annotation)[-1], loc[1:])
+        return
+    # A union or an annotated type; pydantic names the member of a tagged union in the path.
+    tag = str(loc[0]) if loc and str(loc[0]).startswith("<") else None
+    named = tag is not None or (bool(loc) and str(loc[0]).startswith("list["))
+    for member in get_args(annotation):
+        if tag is None or any(isinstance(part, Tag) and part.tag == tag for part in get_args(member)):
+            yield from _models_at(member, loc[1:] if named else loc)

@@ -1,0 +1,342 @@
+"""YAML as data with places: every value knows the file, line and column it came from.
+
+A scenario is written by hand, so a mistake in it is answered with its place. PyYAML's events carry
+places; they are turned into a tree of `Node` here, without recursion, and checked on the way::
+
+    bytes ─ decode ─► text ─ yaml.parse ─► events ─ _Composer ─► Node ─ Node.plain() ─► dict, list, str, int
+
+What differs from ``yaml.safe_load``, which reads YAML 1.1:
+
+* Scalars are read by the core schema of YAML 1.2.2 (https://yaml.org/spec/1.2.2/, section 10.3.2), so that
+  ``1e9`` is a number, and ``12:30``, ``on``, ``off``, ``yes``, ``no`` and ``2024-01-01`` are text.
+* A key given twice is an error, not a silent loss. Keys are text, whatever they look like.
+* Aliases and merge keys (``<<: *base``) work, and may not multiply the file beyond `MAX_ALIASED` values
+  (a "YAML bomb" is a few lines that stand for billions), nor contain themselves.
+* There are no tags but ``!!str``: a scenario is data and makes no objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from sim.words.errors import LONGEST_NAME, ScenarioError, shortened
+
+__all__ = ["MAX_ALIASED", "MAX_DEPTH", "Node", "Place", "Scalar", "read_yaml", "read_yaml_text"]
+
+MAX_BYTES: Final = 16 * 2**20
+"""Largest file read. Large graphs belong in graph files, which are read a thousand times faster."""
+
+MAX_DEPTH: Final = 64
+"""Deepest nesting. Nothing in a scenario is nested deeper than a dozen levels."""
+
+MAX_ALIASED: Final = 20_000
+"""How many values aliases may stand for, beyond those that are written out."""
+
+Scalar = str | int | float | bool | None
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_WORDS: Final[Mapping[str, Scalar]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    **{sign + inf: float(sign + "inf") for sign in ("", "+", "-") for inf in (".inf", ".Inf", ".INF")},
+}
+_INT: Final = re.compile(r"[-+]?[0-9]+")
+_OTHER_BASE: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+class Place(NamedTuple):
+    """Where something stands: file (or another source), line and column, counted from 1; 0 is unknown."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        """Return ``file:line:column``, or the source alone."""
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    def error(self, message: str) -> ScenarioError:
+        """Return an error that begins with this place; of long names in quotes it has the ends."""
+        shown = _LONG_NAME.sub(lambda found: f"'{shortened(found[1])}'", message)
+        return ScenarioError(f"{self}: {shown}")
+
+
+_LONG_NAME: Final = re.compile(rf"'([^'\s]{{{LONGEST_NAME + 1},}})'")
+"""A name in quotes that is longer than a message shows."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A value of a YAML file and where it stands.
+
+    Attributes
+    ----------
+    value : scalar, list of Node, or dict of str to Node
+    place : Place
+        Where the value begins.
+    keys : dict of str to Place
+        Of a mapping: where each key stands.
+    size : int
+        Number of values in it, itself included, aliases counted each time they occur.
+    """
+
+    value: Scalar | list[Node] | dict[str, Node]
+    place: Place
+    keys: dict[str, Place] = field(default_factory=dict)
+    size: int = 1
+
+    def plain(self) -> Any:
+        """Return the value as plain dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def child(self, part: str | int) -> Node | None:
+        """Return the value under a key or list index, None when there is none."""
+        if isinstance(self.value, dict):
+            return self.value.get(str(part))
+        if isinstance(self.value, list) and isinstance(part, int) and 0 <= part < len(self.value):
+            return self.value[part]
+        return None
+
+    def place_of(self, path: tuple[str | int, ...], *, key: bool = False) -> Place:
+        """Return where the value at `path` stands (or its key), or the nearest thing around it."""
+        node, place = self, self.place
+        for i, part in enumerate(path):
+            if key and i == len(path) - 1 and str(part) in node.keys:
+                return node.keys[str(part)]
+            below = node.child(part)
+            if below is None:
+                return place
+            node, place = below, below.place
+        return place
+
+
+def read_yaml(path: str | Path) -> Node:
+    """Read a YAML file.
+
+    Raises
+    ------
+    ScenarioError
+        There is no such file, it is a directory, binary, not UTF-8, empty, too large, or not YAML.
+    """
+    source = str(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ScenarioError(f"{source}: no such file") from None
+    except IsADirectoryError:
+        raise ScenarioError(f"{source}: is a directory, not a scenario file") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise ScenarioError(
+            f"{source}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
+    if len(content) > MAX_BYTES:
+        raise ScenarioError(
+            f"{source}: is larger than {MAX_BYTES // 2**20} MiB; keep a large graph in a graph file "
+            "(sim import) and name that in the scenario"
+        )
+    return read_yaml_text(_decode(content, source), source)
+
+
+def _decode(content: bytes, source: str) -> str:
+    if b"\0" in content[:8192] or content[:2] == b"\x1f\x8b":
+        raise ScenarioError(f"{source}: is a binary file, not a scenario (YAML text)")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        raise Place(source, line, column).error(
+            f"is not UTF-8 text (byte {content[error.start]:#04x}); save the file as UTF-8"
+        ) from None
+
+
+def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
+    """Read YAML from `text`; `source` is what it is called in messages.
+
+    Parameters
+    ----------
+    text : str
+    source : str
+    places : bool
+        Whether lines and columns mean something to the reader of a message (not on a command line).
+
+    Raises
+    ------
+    ScenarioError
+        Not YAML, empty, more than one document, a doubled key, a tag, or aliases out of bounds.
+    """
+    composer = _Composer(source, places)
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            composer.take(event)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        why = ", ".join(part for part in (error.context, error.problem) if part)
+        raise composer.place(mark).error(f"not YAML: {why}{_hint(text, mark)}") from None
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
+        raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+    if composer.root is None or composer.root.value is None:
+        raise ScenarioError(f"{source}: is empty")
+    return composer.root
+
+
+def _hint(text: str, mark: Any) -> str:
+    """Say what is wrong with the most frequent of all indentations."""
+    line = text.split("\n")[mark.line] if mark is not None and mark.line < text.count("\n") + 1 else ""
+    return "; indent with spaces, not with tabs" if "\t" in line[: len(line) - len(line.lstrip())] else ""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not been seen."""
+
+    node: Node
+    anchor: str | None
+    key: str | None = None
+    merged: list[Node] = field(default_factory=list)
+
+
+class _Composer:
+    """Events in, one tree of nodes out; what is open stands on a stack, so that depth costs no recursion."""
+
+    def __init__(self, source: str, places: bool) -> None:
+        self.source, self.places = source, places
+        self.root: Node | None = None
+        self.open: list[_Open] = []
+        self.anchors: dict[str, Node | None] = {}  # None: not complete yet
+        self.aliased = 0
+
+    def place(self, mark: Any) -> Place:
+        if mark is None or not self.places:
+            return Place(self.source)
+        return Place(self.source, mark.line + 1, mark.column + 1)
+
+    def take(self, event: Any) -> None:
+        place = self.place(event.start_mark)
+        if isinstance(event, yaml.ScalarEvent):
+            self._check_tag(event, place)
+            top = self.open[-1] if self.open else None
+            if top is not None and isinstance(top.node.value, dict) and top.key is None:
+                self._key(top, event.value, place)
+            else:
+                self._add(Node(_scalar(event), place), event.anchor)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            self._check_tag(event, place)
+            top = self.open[-1] if self.open else None
+            if top is not None and isinstance(top.node.value, dict) and top.key is None:
+                raise place.error("a key must be plain text, not a list or mapping")
+            if len(self.open) >= MAX_DEPTH:
+                raise place.error(f"is nested more than {MAX_DEPTH} levels deep")
+            empty: list[Node] | dict[str, Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
+            if event.anchor is not None:
+                self.anchors[event.anchor] = None
+            self.open.append(_Open(Node(empty, place), event.anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = self.open.pop()
+            for other in done.merged:
+                _merge(done.node, other)
+            self._add(done.node, done.anchor)
+        elif isinstance(event, yaml.AliasEvent):
+            self._alias(str(event.anchor), place)
+        elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
+            raise place.error("a second document begins here ('---'); a scenario is one document")
+
+    def _check_tag(self, event: Any, place: Place) -> None:
+        if event.tag not in (None, "!", "tag:yaml.org,2002:str"):
+            shown = event.tag.replace("tag:yaml.org,2002:", "!!")
+            raise place.error(f"the tag {shown!r} is not accepted: a scenario is plain data")
+
+    def _key(self, top: _Open, key: str, place: Place) -> None:
+        if key in top.node.keys:
+            first = top.node.keys[key]
+            raise place.error(f"the key {key!r} is given twice (first on line {first.line})")
+        top.key = key
+        top.node.keys[key] = place
+
+    def _alias(self, anchor: str, place: Place) -> None:
+        top = self.open[-1] if self.open else None
+        if top is not None and isinstance(top.node.value, dict) and top.key is None:
+            raise place.error(f"a key must be plain text, not the alias *{anchor}")
+        if anchor not in self.anchors:
+            raise place.error(f"the alias *{anchor} refers to nothing before it")
+        node = self.anchors[anchor]
+        if node is None:
+            raise place.error(f"the alias *{anchor} contains itself")
+        self.aliased += node.size
+        if self.aliased > MAX_ALIASED:
+            raise place.error(f"aliases stand for more than {MAX_ALIASED:,} values")
+        self._add(node, None)
+
+    def _add(self, node: Node, anchor: str | None) -> None:
+        if anchor is not None:
+            self.anchors[anchor] = node
+        if not self.open:
+            self.root = node
+            return
+        top = self.open[-1]
+        if isinstance(top.node.value, dict):
+            key, top.key = top.key, None
+            assert key is not None
+            if key == "<<":
+                del top.node.keys[key]
+                top.merged += list(_mappings(node))
+                top.node.size += node.size
+                return
+            if node.value is None:
+                node.place = top.node.keys[
+                    key
+                ]  # nothing is written: its own place is wherever the next thing is
+            top.node.value[key] = node
+        elif isinstance(top.node.value, list):
+            top.node.value.append(node)
+        top.node.size += node.size
+
+
+def _mappings(node: Node) -> Iterator[Node]:
+    """Yield what a merge key names: a mapping, or several."""
+    several = node.value if isinstance(node.value, list) else [node]
+    for one in several:
+        if not isinstance(one.value, dict):
+            raise one.place.error("'<<' merges mappings, as in '<<: *base'")
+        yield one
+
+
+def _merge(into: Node, other: Node) -> None:
+    """Add the keys of `other` that `into` has not (https://yaml.org/type/merge.html)."""
+    assert isinstance(into.value, dict)
+    assert isinstance(other.value, dict)
+    for key, node in other.value.items():
+        if key not in into.value:
+            into.value[key] = node
+            into.keys[key] = other.keys[key]
+
+
+def _scalar(event: Any) -> Scalar:
+    """Return what a scalar means in the core schema of YAML 1.2; whatever is quoted or tagged is text."""
+    text: str = event.value
+    if event.style not in (None, "") or event.tag is not None:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > 400:  # no number that anybody writes, and Python refuses integers of thousands of digits
+        return text
+    if _INT.fullmatch(text):
+        return int(text)
+    if _OTHER_BASE.fullmatch(text):
+        return int(text, 0)
+    return float(text) if _FLOAT.fullmatch(text) else text

@@ -1,0 +1,1 @@
+"""The neutral format of graphs, `sim.graph/1`."""

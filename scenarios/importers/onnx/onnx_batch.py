@@ -1,0 +1,231 @@
+"""An ONNX model at another batch size than its own.
+
+The batch is the first axis of the inputs, and a model is often exported with it baked in: a Reshape to
+the constant (1, 1024). At another batch size the constant is wrong. While the batch is the outermost
+axis, n samples are n pieces of memory one after the other, and a reshape leaves memory as it is: so the
+right target is the old result with its first axis n times as long::
+
+    own batch 1:    (1, 1024, 1, 1) ──Reshape to (1, 1024)──►  (1, 1024)
+    batch 32:      (32, 1024, 1, 1) ──Reshape to (32, 1024)──► (32, 1024)
+
+`check_scaled` then looks at every value: it must have grown along exactly one axis, or not at all. What
+these two rules do not cover is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scenarios.importers.onnx.onnx_values import Scope, Value, Values, node_name, shape_text
+from sim.words.errors import InputError, UnknownNameError
+
+__all__ = [
+    "Rebatch",
+    "batch_first",
+    "batches",
+    "check_elements",
+    "check_scaled",
+    "inputs_at",
+    "retarget",
+    "sizes_of",
+]
+
+
+class Rebatch(NamedTuple):
+    """A model at another batch size than its own.
+
+    Attributes
+    ----------
+    base : dict
+        Its values at its own batch size.
+    own, wanted : int
+        The two batch sizes.
+    inside : mapping
+        Those of its subgraphs, as in a `Scope`.
+    """
+
+    base: Values
+    own: int
+    wanted: int
+    inside: Mapping[tuple[str, str], Scope] = {}
+
+    def of(self, subgraph: tuple[str, str]) -> Rebatch:
+        """Return the same for a subgraph."""
+        scope = self.inside[subgraph]
+        return self._replace(base=scope.values, inside=scope.inside)
+
+    @property
+    def factor(self) -> Fraction:
+        """How many times as long the batch is."""
+        return Fraction(self.wanted, self.own)
+
+
+def sizes_of(dims: Mapping[str, int] | str | None) -> dict[str, int]:
+    """Return the sizes of symbolic dimensions, from a mapping or from text.
+
+    Raises
+    ------
+    InputError
+        Text that is not of this form, or a size below 1.
+
+    Examples
+    --------
+    >>> sizes_of("sequence=128, past=7")
+    {'sequence': 128, 'past': 7}
+    """
+    if isinstance(dims, str):
+        pairs = [part.partition("=") for part in dims.split(",")]
+        if not all(equals and size.strip().isdigit() for _, equals, size in pairs):
+            raise InputError(f"dims: should be NAME=SIZE, as in sequence=128, not {dims!r}")
+        dims = {name.strip(): int(size) for name, _, size in pairs}
+    for name, size in (dims or {}).items():
+        if size < 1:
+            raise InputError(f"dims: {name} must be at least 1, not {size}")
+    return dict(dims or {})
+
+
+def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[Values | None, Values]:
+    """Return the inputs of `model` at its own batch and at the one wanted.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    batch : int, optional
+    dims : mapping of str to int
+        Sizes of the symbolic dimensions.
+
+    Returns
+    -------
+    own : dict or None
+        None unless the file fixes a batch and another one is wanted.
+    wanted : dict
+
+    Raises
+    ------
+    InputError
+        A batch below 1, a dimension without a size, or an input that is no tensor.
+    UnknownNameError
+        A name in `dims` that the model does not have.
+    """
+    if batch is not None and batch < 1:
+        raise InputError(f"a batch has at least 1 sample, not {batch}")
+    weights = {tensor.name for tensor in model.graph.initializer}
+    shapes: dict[str, list[int | str]] = {}
+    elems: dict[str, int] = {}
+    for given in model.graph.input:
+        if given.name in weights:
+            continue
+        if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
+            raise InputError(f"input {given.name!r} is no tensor of a known rank")
+        elems[given.name] = given.type.tensor_type.elem_type
+        shapes[given.name] = [
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+            for dim in given.type.tensor_type.shape.dim
+        ]
+    symbols = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
+    for symbol in dims:
+        if symbol not in symbols:
+            raise UnknownNameError("dimension", symbol, symbols)
+    shapes = {
+        name: [dims.get(d, d) if isinstance(d, str) else d for d in shape] for name, shape in shapes.items()
+    }
+    own = next((shape[0] for shape in shapes.values() if shape), None)
+    if batch is not None and own is None:
+        raise InputError(f"the model has no input, so its batch cannot be set to {batch}")
+    wanted = shapes
+    if batch is not None and own == 0:
+        raise InputError(f"the model's own batch is 0, and cannot be scaled to {batch}")
+    if batch is not None:
+        wanted = {n: [batch, *s[1:]] if s and s[0] == own else s for n, s in shapes.items()}
+    _check_closed(wanted)
+    if own == batch or batch is None or isinstance(own, str):
+        return None, _values(wanted, elems)
+    return _values(shapes, elems), _values(wanted, elems)
+
+
+def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
+    """Refuse dimensions that are still open."""
+    still = [
+        f"{n}[{i}]" + (f" = {d!r}" if d else "")
+        for n, s in shapes.items()
+        for i, d in enumerate(s)
+        if isinstance(d, str)
+    ]
+    if still:
+        raise InputError(
+            f"dimensions without a size: {', '.join(still)}; give the first axis as batch=, others as dims="
+        )
+
+
+def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values:
+    return {name: Value(elems[name], tuple(shape)) for name, shape in shapes.items()}
+
+
+def batches(own: Values, wanted: Values) -> tuple[int, int]:
+    """Return the two batch sizes, from inputs that differ in nothing else."""
+    return next(
+        (value.shape[0], wanted[name].shape[0])
+        for name, value in own.items()
+        if wanted[name].shape != value.shape
+    )
+
+
+def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
+    """Check that every value, of subgraphs too, is as at the model's own batch, or grown along one axis only.
+
+    Raises
+    ------
+    InputError
+        Some value is neither; it is named.
+    """
+    for key, inner in scope.inside.items():
+        check_scaled(inner, rebatch.of(key))
+    for name, value in scope.values.items():
+        before = rebatch.base[name].shape
+        grown = [axis for axis, (a, b) in enumerate(zip(before, value.shape, strict=False)) if a != b]
+        straight = len(before) == len(value.shape) and all(
+            value.shape[i] == before[i] * rebatch.factor for i in grown
+        )
+        if len(grown) > 1 or not straight:
+            raise InputError(
+                f"the batch cannot be changed: {name!r} is {shape_text(before)} at the model's own batch, "
+                f"{rebatch.own}, and {shape_text(value.shape)} at {rebatch.wanted}: not so many samples more"
+            )
+
+
+def retarget(node: Any, given: Values, rebatch: Rebatch) -> Values:
+    """Return the target of a Reshape to constant numbers, for the batch wanted."""
+    source, target = given[node.input[0]], given[node.input[1]]
+    before, after = rebatch.base[node.input[0]].shape, rebatch.base[node.output[0]].shape
+    kept = target.data is None or target.from_shape or source.shape == before or not source.batch_first
+    if kept or not after:
+        return {}  # the target holds if it says -1 or 0 in the right place
+    fits = [math.prod(after[: i + 1]) % rebatch.own == 0 for i in range(len(after))]
+    axis = fits.index(True)
+    shape = [math.ceil(n * rebatch.factor) if i == axis else n for i, n in enumerate(after)]
+    data = np.array(shape, dtype=np.int64)
+    return {node.input[1]: Value(target.elem, data.shape, data, constant=True)}
+
+
+def batch_first(name: str, shape: tuple[int, ...], given: Values, rebatch: Rebatch) -> bool:
+    """Whether the samples still lie one after the other in memory: nothing but ones before their axis."""
+    if not all(value.batch_first for value in given.values()):
+        return False
+    pairs = zip(rebatch.base[name].shape, shape, strict=False)
+    axis = next((i for i, (own, wanted) in enumerate(pairs) if own != wanted), 0)
+    return math.prod(shape[:axis]) == 1
+
+
+def check_elements(node: Any, source: Value, result: Value) -> None:
+    """Refuse a Reshape that does not keep the number of elements."""
+    if math.prod(source.shape) != math.prod(result.shape):
+        raise InputError(
+            f"node {node_name(node)!r} (Reshape) makes {shape_text(result.shape)} of "
+            f"{shape_text(source.shape)}: its target is for another batch size; import at the batch of the "
+            "export, or export again with a dynamic one"
+        )

@@ -1,0 +1,369 @@
+"""The ops of an ONNX model whose values are known: one of every node that runs, functions of subgraphs.
+
+A subgraph may read what the graphs around it write; a function has inputs for all that it reads::
+
+    Loop "l" (x) { y = MatMul(v, w) }          w: a weight, or computed outside of the loop
+
+    l: while(body="l/body")  inputs [x, w]     l/body(v, w): ops MatMul(v, w), results [MatMul, w]
+
+So what a body reads of the graph around is collected while its ops are written down, and handed over by
+the op that stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scenarios.importers.onnx.onnx_control import BRANCHES, Told
+from scenarios.importers.onnx.onnx_nodes import (
+    BATCH_DEPENDENT,
+    attributes_of,
+    compute_dtype,
+    kind_of,
+    op_name,
+    operands_of,
+    tensor_facts,
+)
+from scenarios.importers.onnx.onnx_values import (
+    Scope,
+    control_kind,
+    first_output,
+    graphs_of,
+    node_name,
+    nodes_of,
+)
+from scenarios.ops.functions import Function, add_ops
+from scenarios.ops.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
+from scenarios.ops.op_formulas import measured_shape
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+from sim.words.errors import GraphError, InputError
+
+__all__ = ["build_graph"]
+
+Record = dict[str, Any]
+
+
+def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: str) -> Graph:
+    """Return the graph of an ONNX model.
+
+    Parameters
+    ----------
+    graph : onnx.GraphProto
+    scope : Scope
+        Its values, at the batch size wanted.
+    dtype : str, optional
+        Floating-point type in place of the file's.
+    told : mapping
+        Name of an op -> attributes that are added to it, and where control flow goes.
+    name : str
+        Of the result.
+
+    Raises
+    ------
+    GraphError
+        A cost that cannot be told.
+    UnknownNameError
+        `told` names an op that is not there.
+    """
+    builder = GraphBuilder(name)
+    for given in graph.input:
+        if not scope.values[given.name].constant:
+            builder.input(given.name, tensor_facts(scope.values[given.name], dtype).nbytes)
+    whole = _Whole(builder, {}, dtype, told, frozenset(node.name for node in nodes_of(graph)))
+    refs = {given.name: given.name for given in graph.input if given.name in builder}
+    ops = _Ops(graph, scope, whole, "", refs, None)
+    ops.declare()
+    ops.write()
+    add_ops(builder, ops.records, whole.functions)
+    built = builder.build()
+    attributes = dict(built.attributes)
+    for name, more in told.items():
+        if name not in whole.steered:
+            op = built.index(name)
+            attributes[op] = {**attributes.get(op, {}), **more}
+    return replace(built, attributes=attributes)
+
+
+@dataclass
+class _Whole:
+    """What the graphs of one model share; `steered` are the Loops and Ifs that `told` may name."""
+
+    builder: GraphBuilder
+    functions: dict[str, Function]
+    dtype: str | None
+    told: Told
+    node_names: frozenset[str]
+    steered: set[str] = field(default_factory=set)
+    weights: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class _Ops:
+    """The ops of the model's graph, or of a subgraph.
+
+    Parameters
+    ----------
+    prefix : str
+        Of the names that its ops will have.
+    refs : dict
+        Value -> how an op refers to it; to begin with, the inputs.
+    parent : _Ops, optional
+        The graph around it.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        scope: Scope,
+        whole: _Whole,
+        prefix: str,
+        refs: dict[str, str],
+        parent: _Ops | None,
+    ) -> None:
+        self.graph, self.scope, self.values = graph, scope, scope.values
+        self.whole, self.prefix, self.refs, self.parent = whole, prefix, refs, parent
+        self.records: list[Record] = []
+        self.outside: dict[str, tuple[str, str]] = {}  # input of the function -> what to give for it
+        self.taken = set(refs.values())
+        if parent is not None:  # names that its weights may have
+            own = self.values.keys() - parent.values.keys()
+            self.taken |= {value for value in own if self.values[value].constant}
+        written = [node for node in graph.node if first_output(node) in self.values]  # others nobody reads
+        self.running = [node for node in written if not self.values[first_output(node)].constant]
+        inner = [g for node in self.running for n in _with_inner(node) for g in graphs_of(n).values()]
+        self.read_here = {value for node in self.running for n in _with_inner(node) for value in n.input}
+        self.read_here |= {output.name for g in (graph, *inner) for output in g.output}
+        self.spoken = {*self.values, *(node.name for node in graph.node)}
+        self.origin: dict[str, str] = {}  # a view of a weight is that weight
+        for node in written:
+            if kind_of(node.op_type) in VIEWS and self.values[first_output(node)].constant:
+                self.origin[node.output[0]] = self.origin.get(node.input[0], node.input[0])
+
+    # -- what is read ----------------------------------------------------------------------------
+
+    def declare(self) -> None:
+        """Declare the weights that the nodes of the model's own graph read, before any op has a name."""
+        for node in self.running:
+            operands = operands_of(node, self.values)
+            first = {"": 0, "If": 1, "Loop": 2}[control_kind(node)]  # behind what steers it
+            for i, value in enumerate(node.input):
+                if i >= first and value and self.values[value].constant and i not in operands:
+                    self.read(value)
+
+    def read(self, value: str) -> str:
+        """Return how an op refers to a value."""
+        if value not in self.refs:
+            if self.values[value].constant:
+                self.refs[value] = self.hand("weight", self._weight(value))
+            else:
+                self.refs[value] = self._given("value", value)
+        return self.refs[value]
+
+    def hand(self, what: str, name: str) -> str:
+        """Return how an op refers to what a function needs from outside."""
+        if what == "value":
+            return self.read(name)
+        return name if self.parent is None else self._given(what, name)
+
+    def _given(self, what: str, name: str) -> str:
+        self.outside[f"{what}:{name}"] = (what, name)
+        return f"{what}:{name}"
+
+    def _weight(self, value: str) -> str:
+        """Return the parameter behind a constant, declared when it is first read."""
+        owner = self
+        while True:
+            while owner.parent is not None and value in owner.parent.values:
+                owner = owner.parent
+            if value not in owner.origin:
+                break
+            value = owner.origin[value]
+        names, builder = self.whole.weights, self.whole.builder
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        key = (owner.prefix, value)
+        if key not in names:
+            name = owner.prefix + value
+            while name in builder or name in root.taken:
+                name += "'"
+            root.taken.add(name)
+            names[key] = builder.parameter(name, tensor_facts(self.values[value], self.whole.dtype).nbytes)
+        return names[key]
+
+    # -- what is written -------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Write one record for every node that runs."""
+        for node in self.graph.node:
+            if control_kind(node):
+                self.whole.steered.add(self.prefix + node_name(node))
+        for node in self.running:
+            {"If": self._if, "Loop": self._loop, "": self._op}[control_kind(node)](node)
+
+    def _add(self, name: str, kind: str, inputs: Sequence[str], **facts: Any) -> str:
+        self.taken.add(name)
+        self.records.append({"name": name, "kind": kind, "inputs": inputs, **facts})
+        return name
+
+    def _name(self, node: Any, n_outputs: int) -> str:
+        name = op_name(node, self.taken, self.spoken, n_outputs)
+        self.taken.add(name)
+        return name
+
+    def _op(self, node: Any) -> None:
+        values, dtype = self.values, self.whole.dtype
+        kind, operands = kind_of(node.op_type), operands_of(node, values)
+        sources = [None if i in operands or not v else v for i, v in enumerate(node.input)]
+        outputs = list(node.output)
+        while len(outputs) > 1 and outputs[-1] not in self.read_here:
+            outputs.pop()
+        facts = OpFacts(
+            kind,
+            tuple(None if v is None else tensor_facts(values[v], dtype) for v in sources),
+            tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
+            attributes_of(node)
+            | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
+        )
+        cost = _cost(facts, node)
+        attributes = {**facts.attributes, **measured_shape(facts)}
+        if kind in VIEWS and sources[0] is not None:
+            attributes["view_of"] = 0
+        inputs = [self.read(v) for v in sources if v is not None]
+        name = self._add(
+            self._name(node, len(outputs)),
+            kind,
+            inputs,
+            outputs=[output.nbytes for output in facts.outputs],
+            flops=cost.flops,
+            bytes_read=cost.bytes_read,
+            bytes_written=cost.bytes_written,
+            dtype=compute_dtype(node, values, dtype),
+            attributes=attributes,
+        )
+        self._refer(outputs, name)
+
+    def _refer(self, outputs: Sequence[str], name: str, first: int = 0) -> None:
+        for k, output in enumerate(outputs, start=first):
+            if output:
+                self.refs[output] = f"{name}:{k}" if k else name
+
+    # -- nodes with subgraphs --------------------------------------------------------------------
+
+    def _inside(self, node: Any, attribute: str, path: str, refs: dict[str, str]) -> _Ops:
+        scope = self.scope.inside[first_output(node), attribute]
+        inner = _Ops(graphs_of(node)[attribute], scope, self.whole, f"{self.prefix}{path}/", refs, self)
+        inner.write()
+        return inner
+
+    def _function(self, ops: _Ops, inputs: Sequence[str], results: Sequence[str]) -> str:
+        name = ops.prefix[:-1]
+        self.whole.functions[name] = Function(name, tuple(inputs), tuple(ops.records), tuple(results))
+        return name
+
+    def _if(self, node: Any) -> None:
+        name = self._name(node, len(node.output))
+        keys = [key for key in BRANCHES if (first_output(node), key) in self.scope.inside]
+        decided = len(keys) == 1
+        sides = {
+            key: self._inside(node, key, name if decided else f"{name}/{BRANCHES[key]}", {}) for key in keys
+        }
+        results = {
+            key: [ops.read(o.name) for o in ops.graph.output][: len(node.output)]
+            for key, ops in sides.items()
+        }
+        outside = {marker: source for ops in sides.values() for marker, source in ops.outside.items()}
+        inputs = [self.hand(*source) for source in outside.values()]
+        bodies = {key: self._function(ops, list(outside), results[key]) for key, ops in sides.items()}
+        if decided:
+            self._add(name, "call", inputs, attributes={"body": bodies[keys[0]]})
+        else:
+            named = {BRANCHES[key]: body for key, body in bodies.items()}
+            self._add(name, "if", [self._predicate(node, name), *inputs], attributes=named)
+        self._refer(node.output, name)
+
+    def _predicate(self, node: Any, name: str) -> str:
+        """Return what decides: the op that computes the condition if it has an outcome, or one behind it."""
+        told, condition = self.whole.told, self.read(node.input[0])
+        path = self.prefix + node_name(node)
+        if "outcome" in told.get(path, {}):
+            outcome = {"outcome": told[path]["outcome"]}
+            return self._add(f"{name}/predicate", "identity", [condition], duration_ns=0, attributes=outcome)
+        if "outcome" in told.get(self.prefix + condition, {}):
+            return condition
+        raise InputError(
+            f"node {path!r} (If) has a condition that is computed in the run; tell it with attributes: "
+            f"{{{path}: {{outcome: true}}}}, a list with one for each time, or {{probability: 0.5}}"
+        )
+
+    def _loop(self, node: Any) -> None:
+        body, scope = graphs_of(node)["body"], self.scope.inside[first_output(node), "body"]
+        formal = [self._variable(given.name) for given in body.input]
+        carried, named = len(formal) - 2, [given.name for given in body.input]
+        asks = not scope.values[body.output[0].name].constant  # the condition is computed in the body
+        refs = dict(zip(named, formal, strict=True))
+        if not asks:
+            del refs[named[1]]
+        name = self._name(node, len(node.output) + 2)
+        start = self._add(f"{name}/start", "const", [], outputs=8, duration_ns=0)
+        ops = self._inside(node, "body", f"{name}/body", refs)
+        returned = body.output[0 if asks else 1 : len(node.output) + 1]
+        ends = [ops.read(output.name) for output in returned]
+        count = ops._add(ops._unused("count"), "identity", [formal[0]], outputs=8, duration_ns=0)
+        rows = [self._variable(f"rows{k}") for k in range(len(node.output) - carried)]
+        given = [self.read(value) for value in node.input[2:]]
+
+        condition = [self.read(node.input[1]) if node.input[1] else start] if asks else []
+        variables = [*formal[1:2][: len(condition)], formal[0], *formal[2:], *rows]
+        first = [*condition, start, *given, *[start] * len(rows)]
+        following = [*ends[: len(condition)], count, *ends[len(condition) :]]
+        inputs = [*first, *(self.hand(*source) for source in ops.outside.values())]
+        told = self.whole.told.get(self.prefix + node_name(node), {})
+        attributes = {
+            "body": self._function(ops, [*variables, *ops.outside], [*following, *ops.outside]),
+            "trips": scope.trips,
+            "parallel_iterations": told.get("parallel_iterations", 1),
+        }
+        self._add(name, "while", inputs, attributes=attributes)
+        offset = len(condition) + 1
+        self._refer(node.output[:carried], name, offset)
+        for k, output in enumerate(node.output[carried:], start=carried):
+            if output in self.read_here:
+                nbytes = tensor_facts(self.values[output], self.whole.dtype).nbytes
+                self.refs[output] = self._add(
+                    self._unused(f"{name}/stack{k - carried}"),
+                    "concat",
+                    [f"{name}:{offset + k}"],
+                    outputs=nbytes,
+                    bytes_read=nbytes,
+                    bytes_written=nbytes,
+                    attributes={"axis": 0},
+                )
+
+    def _variable(self, name: str) -> str:
+        """Return a name for a variable of a loop that is not that of an op which the loop reads."""
+        while name in self.whole.node_names:
+            name += "'"
+        return name
+
+    def _unused(self, name: str) -> str:
+        while name in self.taken:
+            name += "'"
+        return name
+
+
+def _with_inner(node: Any) -> Iterator[Any]:
+    yield node
+    for graph in graphs_of(node).values():
+        yield from nodes_of(graph)
+
+
+def _cost(facts: OpFacts, node: Any) -> Cost:
+    if facts.kind not in COSTS:
+        return Cost(0, facts.read, facts.written)
+    try:
+        return cost_of(facts)
+    except GraphError as error:
+        raise GraphError(f"node {node_name(node)!r} ({node.op_type}): {error}") from None

@@ -1,0 +1,242 @@
+"""Shapes of every value of an ONNX model, at any batch size.
+
+The model is run in the abstract, node by node in the order of the file. Of each value this knows type
+and shape (ONNX's own inference, one node at a time) and, for small ones, the content, so that a target
+shape that the model computes (``Shape -> Gather -> Concat -> Reshape``) is just numbers here::
+
+    input (1, 3, 224, 224) ──Conv──► (1, 64, 112, 112) ──Shape──► [1, 64, 112, 112] (content known)
+
+A subgraph sees the values around it, and is looked at once: what a loop carries has one shape, and
+`scenarios.importers.onnx.onnx_control` says how often it runs. At another batch than the model's own,
+`scenarios.importers.onnx.onnx_batch` puts right what is baked in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scenarios.importers.onnx.onnx_batch import Rebatch, batch_first, check_elements, retarget
+from scenarios.importers.onnx.onnx_control import Told, control_values
+from scenarios.importers.onnx.onnx_values import (
+    Scope,
+    Value,
+    Values,
+    control_kind,
+    first_output,
+    graphs_of,
+    node_name,
+    nodes_of,
+)
+from sim.words.errors import InputError
+
+__all__ = ["infer"]
+
+_SMALL = 64
+"""Elements up to which the content of a value is followed: shapes, axes, sizes, not weights."""
+
+_SHAPE_ARITHMETIC = """Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater
+    GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd
+    ReduceSum Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where Constant"""
+_FOLLOWED = frozenset(_SHAPE_ARITHMETIC.split())
+"""Operators with which models compute shapes: evaluated when all they read is known."""
+
+_RESHAPING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+_REFUSED = {
+    "Scan": "export it as a Loop over an index, which is imported",
+    "SequenceMap": "export it as a Loop over the sequence's tensors",
+}
+"""Operators with subgraphs that are not imported, and what to do instead."""
+
+
+class _Model(NamedTuple):
+    """What is the same in every subgraph."""
+
+    graph: Any
+    versions: dict[str, int]
+    told: Told
+    declare: bool
+
+
+def infer(
+    model: Any, inputs: Mapping[str, Value], rebatch: Rebatch | None = None, told: Told | None = None
+) -> Scope:
+    """Return every value of `model`.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    inputs : mapping
+        The model's inputs, at the batch size wanted.
+    rebatch : Rebatch, optional
+        Given when that is not the model's own.
+    told : mapping, optional
+        Name of a Loop or If -> its ``trips`` or ``outcome``.
+
+    Raises
+    ------
+    InputError
+        A Scan, a trip count that nobody tells, a shape that cannot be known before the run, or a batch that
+        is baked into the model in a way that cannot be undone; the node is named.
+    """
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    whole = _Model(model.graph, versions, told or {}, rebatch is None)
+    return _infer_graph(model.graph, {"": Value(0, (0,)), **inputs}, rebatch, whole, "")
+
+
+def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Model, path: str) -> Scope:
+    """Return what `graph` sees, where `given` are its inputs and what the graphs around it see."""
+    declared = _declared(graph) if whole.declare else {}
+    scope = Scope(given)
+    for tensor in graph.initializer:
+        given[tensor.name] = _initializer(tensor)
+
+    for node in graph.node:
+        if node.op_type in _REFUSED and not node.domain:
+            raise InputError(
+                f"node {path + node_name(node)!r} is a {node.op_type}, which is not imported; "
+                f"{_REFUSED[node.op_type]}"
+            )
+        _check_known(f"node {path + node_name(node)!r}", node.input, given, whole)
+        if not control_kind(node):
+            given.update(_outputs(node, given, rebatch, whole.versions, declared))
+            continue
+
+        def enter(attribute: str, name: str, more: Values, node: Any = node) -> Scope:
+            inner = None if rebatch is None else rebatch.of((first_output(node), attribute))
+            return _infer_graph(graphs_of(node)[attribute], {**given, **more}, inner, whole, name)
+
+        found = control_values(node, given, path, whole.told, enter)
+        scope.inside.update({(first_output(node), key): inner for key, inner in found.inside.items()})
+        given.update(found.values)
+    _check_known(
+        f"the end of {path[:-1]!r}" if path else "the caller", [o.name for o in graph.output], given, whole
+    )
+    if not path:
+        del given[""]
+    return scope
+
+
+def _check_known(reader: str, names: Iterable[str], values: Values, whole: _Model) -> None:
+    """Check that what is read has been written, with a shape."""
+    for name in names:
+        if name not in values:
+            writer = next((node for node in nodes_of(whole.graph) if name in node.output), None)
+            if writer is None:
+                raise InputError(f"{reader} reads {name!r}, which no node writes")
+            raise InputError(
+                f"{reader} reads {name!r}, which node {node_name(writer)!r} ({writer.op_type}) writes later "
+                "or in a shape that is not known before the run"
+            )
+
+
+# -- one node -------------------------------------------------------------------------------------
+
+
+def _outputs(
+    node: Any, values: Values, rebatch: Rebatch | None, versions: dict[str, int], declared: Values
+) -> Values:
+    """Return the values that `node` writes."""
+    given = {name: values[name] for name in node.input if name}
+    if node.op_type == "Shape" and not node.domain:
+        return {node.output[0]: _shape_of(node, values[node.input[0]])}
+    if node.op_type == "Reshape" and rebatch is not None:
+        given |= retarget(node, given, rebatch)
+    inferred = _infer_node(node, given, versions)
+    constant = all(value.constant for value in given.values()) and not node.op_type.startswith("Random")
+    from_shape = any(value.from_shape for value in given.values())
+    written: Values = {}
+    for name in filter(None, node.output):
+        value = inferred.get(name) or declared.get(name)
+        if value is not None:  # otherwise whoever reads it complains
+            first = rebatch is None or batch_first(name, value.shape, given, rebatch)
+            written[name] = Value(value.elem, value.shape, None, constant, from_shape, first)
+    if node.op_type == "Reshape" and node.output[0] in written:
+        check_elements(node, given[node.input[0]], written[node.output[0]])
+    return written | _evaluate(node, given, written, versions)
+
+
+def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
+    """Ask ONNX for the types of what `node` writes; what it cannot tell is left out."""
+    import onnx
+    from onnx import helper, numpy_helper, shape_inference
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    types = {name: helper.make_tensor_type_proto(value.elem, value.shape) for name, value in given.items()}
+    known = {
+        name: numpy_helper.from_array(value.data, name)
+        for name, value in given.items()
+        if value.data is not None
+    }
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    try:
+        found = shape_inference.infer_node_outputs(schema, node, types, known, opset_imports=opsets)
+    except (shape_inference.InferenceError, ValueError) as error:
+        reason = " ".join(str(error).split()).rpartition(") ")[2]
+        raise InputError(f"node {node_name(node)!r} ({node.op_type}): {reason or error}") from None
+    return {name: value for name, kind in found.items() if (value := _typed(kind)) is not None}
+
+
+def _typed(kind: Any) -> Value | None:
+    """Return what a ``TypeProto`` says, or None when it leaves a dimension open."""
+    tensor = kind.tensor_type
+    if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
+        return None
+    if not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return None
+    return Value(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
+
+
+def _declared(graph: Any) -> Values:
+    """Return the shapes that the file states: for operators that ONNX knows nothing about."""
+    stated = {info.name: _typed(info.type) for info in [*graph.value_info, *graph.output]}
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def _initializer(tensor: Any) -> Value:
+    from onnx import numpy_helper
+
+    shape = tuple(tensor.dims)
+    inside = tensor.data_location != tensor.EXTERNAL  # weights in other files are never needed
+    data = numpy_helper.to_array(tensor) if inside and math.prod(shape) <= _SMALL else None
+    return Value(tensor.data_type, shape, data, constant=True)
+
+
+def _shape_of(node: Any, value: Value) -> Value:
+    from onnx import TensorProto
+
+    ends = {attribute.name: attribute.i for attribute in node.attribute}
+    shape = value.shape[ends.get("start", 0) : ends.get("end")]
+    data = np.array(shape, dtype=np.int64)
+    return Value(TensorProto.INT64, data.shape, data, constant=True, from_shape=not value.constant)
+
+
+def _evaluate(node: Any, given: Values, written: Values, versions: dict[str, int]) -> Values:
+    """Return `written` with its content, where all that is read is known and small."""
+    from onnx.reference import ReferenceEvaluator
+
+    small = all(math.prod(value.shape) <= _SMALL for value in written.values())
+    known = all(value.data is not None for value in given.values())
+    if not (small and known and node.op_type in _FOLLOWED):
+        return {}
+    if node.op_type in _RESHAPING:
+        (name, value), source = next(iter(written.items())), given[node.input[0]].data
+        assert source is not None
+        return {name: replace(value, data=source.reshape(value.shape))}
+    contents = {name: value.data for name, value in given.items()}
+    try:
+        results = ReferenceEvaluator(node, opsets=versions).run(None, contents)
+    except (TypeError, NotImplementedError):  # old versions that ONNX's own evaluator cannot do: not known
+        return {}
+    return {
+        name: replace(value, data=np.asarray(data))
+        for (name, value), data in zip(written.items(), results, strict=False)
+    }

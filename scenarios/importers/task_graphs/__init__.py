@@ -1,0 +1,1 @@
+"""Task graphs of the literature, and profiles of chains of layers."""

@@ -1,0 +1,1 @@
+"""TensorFlow graphs, as JSON."""

@@ -1,0 +1,1 @@
+"""PyTorch modules, by torch.export."""

@@ -1,0 +1,1 @@
+"""Recorded executions: Kineto and Chakra traces."""

@@ -1,0 +1,104 @@
+"""Protocol buffers without the library: fields of a message as (number, wire type, value).
+
+Enough to read small schemas, so that a format that uses them costs no dependency. The encoding is
+that of https://protobuf.dev/programming-guides/encoding/: a key ``number << 3 | wire type``, then a
+varint (0), eight bytes (1), a length and so many bytes (2), or four bytes (5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.words.errors import InputError
+
+__all__ = ["delimited", "fields", "packed", "signed", "text"]
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Yield number, wire type and value of each field of a message.
+
+    Raises
+    ------
+    InputError
+        The bytes are no message.
+
+    Examples
+    --------
+    >>> list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
+    [(1, 0, 150), (2, 2, b'hi')]
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        value: int | bytes
+        if wire == 0:
+            value, at = _varint(message, at)
+        elif wire in (1, 2, 5):
+            size, at = _varint(message, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+            if at + size > len(message):
+                raise InputError("a protobuf message ends in the middle of a field")
+            value, at = message[at : at + size], at + size
+        else:
+            raise InputError(f"a protobuf field has the wire type {wire}, which does not exist")
+        yield number, wire, value
+
+
+def delimited(content: bytes) -> Iterator[bytes]:
+    """Yield the messages of a file in which each follows its length, as a varint.
+
+    Raises
+    ------
+    InputError
+        The file ends in the middle of one.
+    """
+    at = 0
+    while at < len(content):
+        size, at = _varint(content, at)
+        if at + size > len(content):
+            raise InputError("the file ends in the middle of a message")
+        yield content[at : at + size]
+        at += size
+
+
+def packed(value: int | bytes) -> list[int]:
+    """Return a repeated field of varints, packed or not."""
+    if isinstance(value, int):
+        return [value]
+    found, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        found.append(number)
+    return found
+
+
+def signed(value: int) -> int:
+    """Return an int64, which is written as two's complement in 64 bits."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def text(value: int | bytes) -> str:
+    """Return a string field.
+
+    Raises
+    ------
+    InputError
+        It is no string.
+    """
+    if isinstance(value, int):
+        raise InputError("a protobuf field that should be text is a number")
+    return value.decode(errors="replace")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number in groups of seven bits, least first, and where the next field begins."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise InputError("a protobuf message ends in the middle of a number")
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise InputError("a protobuf number has more than ten bytes")

@@ -1,0 +1,400 @@
+"""Functions: ops that stand for other ops, written out when the graph is built.
+
+A function has inputs, ops and results. Three kinds of op name functions in their attributes::
+
+    call    body                                its results are those of the body
+    if      then, else                          the first input decides (its producer carries an ``outcome``);
+                                                the other inputs are those of both functions
+    while   body, cond (optional), trips,       the inputs are the first values of the loop's variables, which
+            parallel_iterations                 are inputs and results of the body; cond's result decides
+
+::
+
+    f: call(body=g)  inputs [x]         g(a): ops h(a) → k(h), results [k]
+
+    x ─► f ─► y              becomes    x ─► f/h ─► f/k ─► y
+
+A body's names are those of its op and itself, joined by ``/``. Conditions and loops become the ops of
+`scenarios.ops.control_flow`. What an op follows, the ops at which its body begins follow; an op without
+inputs in a branch or a loop follows the switch. With ``own_frame: true`` a call runs in a frame of its own,
+behind an enter for each input and before an exit for each result. An op of a loop's body that reads nothing
+but invariants follows the switch too: else it would run, and begin another iteration, after the last one.
+
+Functional If and While as ONNX has them, and TensorFlow 2, which writes them out in the same way
+(tensorflow/core/common_runtime/lower_if_op.cc, lower_while_op.cc, inline_function_utils.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scenarios.ops.control_flow import cond, while_loop
+from sim.graph.builder import GraphBuilder
+from sim.words.errors import GraphError, UnknownNameError
+
+__all__ = ["FUNCTIONAL_KINDS", "Function", "add_ops", "is_functional"]
+
+FUNCTIONAL_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "call": ("body",),
+    "if": ("then", "else"),
+    "while": ("body",),
+}
+"""Kinds of op that stand for others, and the attributes that name their functions."""
+
+Record = Mapping[str, Any]
+"""Arguments of `GraphBuilder.op`."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """Ops with inputs and results.
+
+    Attributes
+    ----------
+    name : str
+    inputs : tuple of str
+        Names by which its ops read what is given.
+    ops : tuple of mapping
+        Arguments of `GraphBuilder.op`, each with its ``name``.
+    results : tuple of str
+        Outputs of its ops, or inputs that are passed through.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    ops: tuple[Record, ...]
+    results: tuple[str, ...]
+
+
+def is_functional(record: Record) -> bool:
+    """Whether an op stands for others: its kind says so, and its attributes name a function."""
+    names = FUNCTIONAL_KINDS.get(record.get("kind", ""))
+    return names is not None and any(name in (record.get("attributes") or {}) for name in names)
+
+
+def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping[str, Function]) -> None:
+    """Add ops to a builder, with the ops of functions in place of those that name one.
+
+    Parameters
+    ----------
+    builder : GraphBuilder
+    records : sequence of mapping
+        Arguments of `GraphBuilder.op`, each with its ``name``.
+    functions : mapping of str to Function
+
+    Raises
+    ------
+    GraphError
+        An unknown function, a function that calls itself, the wrong number of inputs or results.
+
+    Examples
+    --------
+    >>> g = Function("g", ("a",), ({"name": "h", "inputs": ["a"]}, {"name": "k", "inputs": ["h"]}), ("k",))
+    >>> b = GraphBuilder()
+    >>> ops = [{"name": "x"}, {"name": "f", "kind": "call", "inputs": ["x"], "attributes": {"body": "g"}},
+    ...        {"name": "y", "inputs": ["f"]}]
+    >>> add_ops(b, ops, {"g": g})
+    >>> b.build().op_names
+    ['x', 'f/h', 'f/k', 'y']
+    """
+    if not any(map(is_functional, records)):
+        for record in records:
+            builder.op(**record)
+        return
+    _Scope(builder, functions, records, "", {}, (), (), ()).add()
+
+
+class _Scope:
+    """The ops of a graph, or of one use of a function.
+
+    Parameters
+    ----------
+    prefix : str
+        Of the names of its ops.
+    given : mapping
+        Input of the function → name of what is given for it.
+    begins : sequence
+        What an op follows that reads no other op of the function.
+    pivot : sequence
+        What an op follows besides that reads nothing, or nothing but `free`.
+    free : set of str
+        Inputs that are the same in all iterations of a loop.
+    stack : tuple of str
+        Functions that are being written out.
+    """
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        functions: Mapping[str, Function],
+        records: Sequence[Record],
+        prefix: str,
+        given: Mapping[str, Any],
+        begins: Sequence[Any],
+        pivot: Sequence[Any],
+        stack: tuple[str, ...],
+        free: frozenset[str] = frozenset(),
+    ) -> None:
+        self.builder, self.functions, self.prefix = builder, functions, prefix
+        self.records = {record["name"]: record for record in records}
+        self.given, self.begins, self.pivot, self.stack = given, begins, pivot, stack
+        self.free = free
+        self.results: dict[str, list[Any]] = {}
+        self.ends: dict[str, list[str]] = {}
+
+    def add(self) -> None:
+        """Add every op, functional ones when they are first needed."""
+        for name, record in self.records.items():
+            if is_functional(record):
+                self._results_of(name)
+            else:
+                self.builder.op(**{**record, **self._edges(record), "name": self.prefix + name})
+
+    def _edges(self, record: Record) -> dict[str, Any]:
+        """Return what an op reads and follows, in the graph that is built."""
+        read, follow = record.get("inputs") or (), record.get("after") or ()
+        after = [edge for ref in follow for edge in self._control(ref)]
+        if not any(self._split(ref)[0] in self.records for ref in (*read, *follow)):
+            after += self.begins
+        if _is_free(record, self.free):
+            after += self.pivot
+        return {"inputs": [self.value(ref) for ref in read], "after": after}
+
+    def _split(self, ref: Any) -> tuple[str, int, int]:
+        """Return op (or input), output and distance of a reference."""
+        name, distance = (ref, 0) if isinstance(ref, str) else ref
+        if name in self.records or name in self.given:
+            return name, 0, distance
+        base, colon, k = name.rpartition(":")
+        if colon and k.isdigit() and base in self.records:
+            return base, int(k), distance
+        return name, 0, distance
+
+    def value(self, ref: Any) -> Any:
+        """Return what a reference means in the graph that is built."""
+        name, k, distance = self._split(ref)
+        if name in self.given:
+            return _later(self.given[name], distance)
+        if name not in self.records:
+            if self.prefix:
+                raise GraphError(
+                    f"{self._where()}: {name!r} is neither an input nor an op of the function; "
+                    "hand over what it reads as an input"
+                )
+            return _later(name, distance)
+        if not is_functional(self.records[name]):
+            return _later(self.prefix + name + (f":{k}" if k else ""), distance)
+        results = self._results_of(name)
+        if k >= len(results):
+            raise GraphError(f"{self.prefix}{name} has {len(results)} result(s), counted from 0, not {k}")
+        return _later(results[k], distance)
+
+    def _control(self, ref: Any) -> list[Any]:
+        name, _, distance = self._split(ref)
+        if name in self.records and is_functional(self.records[name]):
+            self._results_of(name)
+            return [_later(end, distance) for end in self.ends[name]]
+        return [_later(self.prefix + name if name in self.records else name, distance)]
+
+    def _where(self) -> str:
+        return f"function {self.stack[-1]!r}, written out for {self.prefix.rstrip('/')!r}"
+
+    # -- ops that stand for others ---------------------------------------------------------------
+
+    def _results_of(self, name: str) -> list[Any]:
+        """Return the results of a functional op, which is written out the first time."""
+        if name in self.results:
+            return self.results[name]
+        record = self.records[name]
+        self.results[name] = []  # a reference back to itself, over iterations, has no meaning here
+        edges = self._edges(record)
+        inputs, after = edges["inputs"], edges["after"]
+        write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
+        self.results[name] = write(record, inputs, after)
+        return self.results[name]
+
+    def _function(self, record: Record, key: str, n_inputs: int) -> Function:
+        name: Any = record["attributes"].get(key)
+        where = f"op {self.prefix + record['name']!r}"
+        if not isinstance(name, str):
+            raise GraphError(f"{where} of kind {record['kind']} needs attributes: {{{key}: FUNCTION}}")
+        if name not in self.functions:
+            raise GraphError(f"{where}: {UnknownNameError('function', name, self.functions)}")
+        if name in self.stack:
+            chain = " -> ".join((*self.stack[self.stack.index(name) :], name))
+            raise GraphError(f"{where}: function {name!r} calls itself ({chain}), which has no end")
+        function = self.functions[name]
+        if len(function.inputs) != n_inputs:
+            raise GraphError(
+                f"{where} gives {n_inputs} input(s) to function {name!r}, which has {len(function.inputs)}"
+            )
+        return function
+
+    def _write(
+        self,
+        function: Function,
+        prefix: str,
+        given: Sequence[Any],
+        *,
+        begins: Sequence[Any] = (),
+        pivot: Sequence[Any] = (),
+        free: frozenset[str] = frozenset(),
+    ) -> tuple[list[Any], list[str]]:
+        """Add the ops of a function; return its results, and the ops at which it ends."""
+        values = dict(zip(function.inputs, given, strict=True))
+        stack = (*self.stack, function.name)
+        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, begins, pivot, stack, free)
+        scope.add()
+        results = [scope.value(ref) for ref in function.results]
+        edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
+        read = {scope._split(ref)[0] for ref in edges}
+        last = [op["name"] for op in function.ops if op["name"] not in read]
+        return results, [edge for name in last for edge in scope._control(name)]
+
+    def _starts(self, function: Function, free: frozenset[str] = frozenset()) -> bool:
+        """Whether an op of a function, or of one that it calls, starts by itself in a branch or a loop."""
+        for op in function.ops:
+            if _is_free(op, free):
+                return True
+            called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
+            inner = self.functions.get(called) if called not in (*self.stack, function.name) else None
+            if inner is not None and self._starts(inner, _handed(op, inner, free)):
+                return True
+        return False
+
+    def _identity(self, name: str, value: Any, after: Sequence[Any] = ()) -> str:
+        return self.builder.op(name, kind="identity", inputs=[value], after=after, duration_ns=0)
+
+    def _call(self, record: Record, inputs: list[Any], after: list[Any]) -> list[Any]:
+        name = record["name"]
+        function = self._function(record, "body", len(inputs))
+        prefix = f"{self.prefix}{name}/"
+        if not record["attributes"].get("own_frame", False):
+            free = _handed(record, function, self.free)
+            results, self.ends[name] = self._write(
+                function, prefix, inputs, begins=after, pivot=self.pivot, free=free
+            )
+            return results
+        if not inputs or not function.results:
+            raise GraphError(f"op {self.prefix + name!r}: a frame of its own needs an input and a result")
+        frame = {"frame": self.prefix + name, "parallel_iterations": 1}
+        inside = [
+            self.builder.op(
+                f"{prefix}{p}/enter", kind="enter", inputs=[x], after=after, duration_ns=0, attributes=frame
+            )
+            for p, x in zip(function.inputs, inputs, strict=True)
+        ]
+        results, ends = self._write(function, prefix, inside, pivot=inside[:1])
+        exits = [
+            self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
+            for k, x in enumerate(results)
+        ]
+        self.ends[name] = exits
+        return list(exits)
+
+    def _if(self, record: Record, inputs: list[Any], after: list[Any]) -> list[Any]:
+        name = self.prefix + record["name"]
+        if not inputs:
+            raise GraphError(f"op {name!r} of kind if needs an input that decides")
+        values = inputs[1:]
+        sides = {key: self._function(record, key, len(values)) for key in ("then", "else")}
+        counts = [len(side.results) for side in sides.values()]
+        if counts[0] != counts[1] or not counts[0]:
+            raise GraphError(
+                f"op {name!r}: its branches return {counts[0]} and {counts[1]} results; they should return "
+                "equally many, and at least one"
+            )
+        predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
+
+        def branch(key: str) -> Any:
+            def write(builder: GraphBuilder, inside: Mapping[Any, str]) -> list[Any]:
+                pivot = (
+                    [self._identity(f"{name}/{key}", inside[predicate])] if self._starts(sides[key]) else []
+                )
+                given = [inside[x] for x in values]
+                results, ends = self._write(sides[key], f"{name}/{key}/", given, pivot=pivot)
+                stray = [end for end in ends if end not in results]
+                if stray:  # nobody reads them: the op is over when they are
+                    results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
+                return results
+
+            return write
+
+        switched = (
+            list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
+        )
+        merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
+        self.ends[record["name"]] = merges
+        return list(merges)
+
+    def _while(self, record: Record, inputs: list[Any], after: list[Any]) -> list[Any]:
+        name, attributes = self.prefix + record["name"], record["attributes"]
+        body = self._function(record, "body", len(inputs))
+        if len(body.results) != len(inputs):
+            raise GraphError(
+                f"op {name!r}: the body has {len(inputs)} inputs and {len(body.results)} results; "
+                "the results are the next values of the inputs"
+            )
+        test = self._function(record, "cond", len(inputs)) if "cond" in attributes else None
+        if test is not None and len(test.results) != 1:
+            raise GraphError(f"op {name!r}: its condition returns {len(test.results)} results, not one")
+        if attributes.get("trips") is None:
+            raise GraphError(f"op {name!r} of kind while needs attributes: {{trips: N}}, how often it runs")
+        values = dict(zip(body.inputs, inputs, strict=True))
+        for p, x in values.items():
+            if after or not isinstance(x, str):
+                values[p] = self._identity(f"{name}/{p}", x, after)
+        changing = {p: values[p] for p, r in zip(body.inputs, body.results, strict=True) if r != p}
+        if not changing:
+            raise GraphError(f"op {name!r}: the body of a loop changes none of its variables")
+        first = next(iter(changing))
+        free = frozenset(body.inputs) - changing.keys()
+
+        def given(inside: Mapping[str, str]) -> list[str]:
+            return [inside[p if p in changing else values[p]] for p in body.inputs]
+
+        def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
+            pivot = [self._identity(f"{name}/body", inside[first])] if self._starts(body, free) else []
+            results, _ = self._write(body, f"{name}/body/", given(inside), pivot=pivot, free=free)
+            return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
+
+        def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
+            assert test is not None
+            results, _ = self._write(test, f"{name}/test/", given(inside), pivot=[inside[first]])
+            return str(results[0])
+
+        out = while_loop(
+            self.builder,
+            name,
+            changing,
+            step,
+            trips=attributes["trips"],
+            invariants=list(dict.fromkeys(x for p, x in values.items() if p not in changing)),
+            parallel_iterations=attributes.get("parallel_iterations", 10),
+            condition=decide if test is not None else None,
+        )
+        self.ends[record["name"]] = list(out.values())
+        return [out[p] if p in changing else values[p] for p in body.inputs]
+
+
+def _is_free(record: Record, free: frozenset[str]) -> bool:
+    """Whether nothing but `free` inputs starts an op, so that a branch or a loop has to; an if, its first."""
+    read = record.get("inputs") or ()
+    if is_functional(record) and record["kind"] == "if":
+        read = read[:1]
+    return not record.get("after") and all((x if isinstance(x, str) else x[0]) in free for x in read)
+
+
+def _handed(record: Record, function: Function, free: frozenset[str]) -> frozenset[str]:
+    """Return the inputs of a function for which a call gives a `free` one."""
+    read = [x if isinstance(x, str) else x[0] for x in record.get("inputs") or ()]
+    return frozenset(p for p, x in zip(function.inputs, read, strict=False) if x in free)
+
+
+def _later(value: Any, distance: int) -> Any:
+    """Return a reference `distance` iterations further back."""
+    if not distance:
+        return value
+    return (value, distance) if isinstance(value, str) else (value[0], value[1] + distance)

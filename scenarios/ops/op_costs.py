@@ -1,0 +1,145 @@
+"""What an op costs, from the shapes it reads and writes: one table, kind -> formula.
+
+Every importer that knows shapes (ONNX, TensorFlow) names its ops in the vocabulary of this table and
+asks `cost_of`; a kind that is not in the table is refused by the importer, never counted as nothing.
+
+::
+
+    OpFacts(kind, inputs, outputs, attributes)  --COSTS[kind]-->  Cost(flops, bytes_read, bytes_written)
+
+Conventions
+-----------
+* A multiply-add is **2 flop**. A comparison and an elementary function (exp, log, sqrt, tanh, erf, ...)
+  are 1 flop an element each; composite functions count their steps (sigmoid: negate, exp, add,
+  divide = 4). The literature's GMAC figures are half of ours.
+* Direct algorithms: no Winograd, FFT or Strassen, and no skipping of masked parts.
+* A kernel reads each input once and writes each output once (what a perfect cache would see).
+  Ops that touch only a part (gather, slice, split) read what they write.
+* **Views are free**: reshape, flatten, squeeze, identity, dropout at inference, ... change the description
+  of a tensor and move no byte: 0 flop, 0 bytes. So are ops that only look at a shape.
+* A result whose size the data decide (non_zero, unique) is written with the shape that the model declares.
+* Data movers (transpose, concat, pad, cast, ...) are 0 flop and all bytes.
+
+The counts follow from the definitions of the operators (https://onnx.ai/onnx/operators/ and
+https://www.tensorflow.org/api_docs/python/tf/raw_ops); the convention of two flop a multiply-add is that
+of LAPACK Working Note 41, appendix C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from scenarios.ops import op_formulas as f
+from scenarios.ops.op_formulas import Cost, Formula, OpFacts, TensorFacts
+from sim.words.errors import UnknownNameError
+
+__all__ = ["COSTS", "UNKNOWN_BYTES", "VIEWS", "Cost", "OpFacts", "TensorFacts", "cost_of"]
+
+UNKNOWN_BYTES: Final = (
+    "unknown: bytes in the scenario's workload, --set unknown=bytes of sim import, "
+    "or unknown='bytes' in Python"
+)
+"""How ops without a formula are let pass, for messages."""
+
+
+def cost_of(op: OpFacts) -> Cost:
+    """Return the cost of `op`.
+
+    Raises
+    ------
+    UnknownNameError
+        No formula for ``op.kind``.
+    GraphError
+        An input that the formula needs is absent.
+
+    Examples
+    --------
+    >>> x, w = TensorFacts((1, 64, 56, 56), 802816), TensorFacts((128, 64, 1, 1), 32768)
+    >>> y = TensorFacts((1, 128, 56, 56), 1605632)
+    >>> cost_of(OpFacts("conv", (x, w), (y,)))
+    Cost(flops=51380224, bytes_read=835584, bytes_written=1605632)
+    """
+    try:
+        formula = COSTS[op.kind]
+    except KeyError:
+        raise UnknownNameError("op kind", op.kind, COSTS) from None
+    return formula(op)
+
+
+_VIEWS = """reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable
+    switch merge enter exit next_iteration loop_cond"""
+VIEWS = frozenset(_VIEWS.split())
+"""Kinds whose first output is their data input under another description: no work, no byte moved."""
+
+_WITHOUT_DATA = "shape size rank const no_op placeholder control_trigger arg retval send recv"
+_FILLS = "constant_of_shape fill range eye_like zeros_like ones_like one_hot"
+_MOVES = """concat transpose pad cast tile expand pack where compress depth_to_space space_to_depth
+    reverse reverse_sequence scatter_elements scatter_nd trilu copy"""
+_PICKS = "gather gather_elements gather_nd slice strided_slice split unpack"
+
+_FLOPS_PER_OUTPUT = {
+    1: """add sub mul div floor_div mod pow relu abs neg sign ceil floor round sqrt rsqrt exp log sin cos tan
+        asin acos atan sinh cosh tanh asinh acosh atanh erf reciprocal square not and or xor is_nan is_inf
+        equal not_equal greater less greater_or_equal less_or_equal bitwise_and bitwise_or bitwise_xor
+        bitwise_not bit_shift bias_add relu_grad cum_sum""",
+    2: "clip relu6 leaky_relu prelu thresholded_relu squared_difference dequantize_linear",
+    3: "elu celu softplus softsign hard_sigmoid shrink sigmoid_grad tanh_grad rotary_embedding",
+    4: "sigmoid selu rsqrt_grad rms_norm",
+    5: "softmax log_softmax gelu silu hard_swish quantize_linear",
+    6: "mish",
+    11: "gelu_grad",  # 0.5 (1 + erf) 4, x times the density 5, their sum 1, times the gradient 1
+    13: "layer_norm_grad",  # normalise 2, scale 1, two sums 3, input's gradient 4, scale's and shift's 3
+    7: "layer_norm instance_norm group_norm mean_variance_norm",
+}
+"""Flop an element of the first output, counted from the operators' definitions."""
+
+_FLOPS_PER_INPUT = {
+    1: """reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any argmax argmin
+        global_average_pool global_max_pool bias_add_grad max_pool_grad non_zero""",
+    2: "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum",
+    3: "reduce_log_sum_exp softmax_grad",
+    7: "softmax_cross_entropy sparse_softmax_cross_entropy",
+    9: "batch_norm_grad",
+}
+"""Flop an element of the first input."""
+
+COSTS: Mapping[str, Formula] = {
+    **dict.fromkeys([*_VIEWS.split(), *_WITHOUT_DATA.split()], f.free),
+    **dict.fromkeys(_FILLS.split(), lambda op: Cost(0, 0, op.written)),
+    **dict.fromkeys(_MOVES.split(), f.move),
+    **dict.fromkeys(_PICKS.split(), f.pick),
+    **{kind: f.per_output(n) for n, kinds in _FLOPS_PER_OUTPUT.items() for kind in kinds.split()},
+    **{kind: f.per_input(n) for n, kinds in _FLOPS_PER_INPUT.items() for kind in kinds.split()},
+    "conv": f.streamed(f.conv),
+    "conv_transpose": f.streamed(f.conv_transpose),
+    "depthwise_conv": f.streamed(f.depthwise_conv),
+    "conv_input_grad": f.streamed(f.conv_input_grad),
+    "conv_weight_grad": f.streamed(f.conv_weight_grad),
+    "matmul": f.streamed(f.matmul),
+    "gemm": f.streamed(f.matmul),
+    "einsum": f.streamed(f.einsum),
+    "attention": f.streamed(f.attention),
+    "attention_grad": f.streamed(f.attention_grad),
+    "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum an element
+    "adam": f.adam,
+    "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
+    "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
+    "rnn": f.recurrent(gates=1, pointwise=3),  # 2 additions, 1 tanh
+    "max_pool": f.streamed(f.pool),
+    "average_pool": f.streamed(f.pool),
+    "average_pool_grad": f.streamed(f.pool_grad),
+    "lrn": f.streamed(f.lrn),
+    "batch_norm": f.streamed(f.batch_norm),
+    "resize": f.streamed(f.resize),
+    "top_k": f.streamed(f.top_k),
+    "unique": f.streamed(f.unique),
+    "add_n": f.nary(0),
+    "maximum": f.nary(0),
+    "minimum": f.nary(0),
+    "mean_n": f.nary(1),
+    "assign": f.assign(0, variables_read=0, variables_written=1),
+    "assign_add": f.assign(1, variables_read=1, variables_written=1),
+    "assign_sub": f.assign(1, variables_read=1, variables_written=1),
+}
+"""Kind of op -> its cost formula."""

@@ -1,0 +1,323 @@
+"""The formulas behind `scenarios.ops.op_costs`: what an op does, counted from its shapes.
+
+The conventions (2 flop a multiply-add, each byte once, views free) are stated there. A formula is a
+function `OpFacts` -> `Cost`, or makes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sim.words.errors import GraphError
+
+__all__ = ["Cost", "Formula", "OpFacts", "TensorFacts", "measured_shape"]
+
+
+class TensorFacts(NamedTuple):
+    """Shape and size of one tensor."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class OpFacts(NamedTuple):
+    """What a formula may look at.
+
+    Attributes
+    ----------
+    kind : str
+        Key of `scenarios.ops.op_costs.COSTS`.
+    inputs : tuple of TensorFacts or None
+        In the operator's order; None for an optional input that is left out.
+    outputs : tuple of TensorFacts
+    attributes : mapping
+        ``weight_output_axis`` (conv; 0 when left out), ``kernel_shape`` (pools), ``size`` (lrn), ``mode``
+        (resize), ``equation`` (einsum), ``q_num_heads`` (attention), ``training_mode`` (batch_norm).
+    """
+
+    kind: str
+    inputs: tuple[TensorFacts | None, ...]
+    outputs: tuple[TensorFacts, ...]
+    attributes: Mapping[str, Any] = {}
+
+    def input(self, i: int) -> TensorFacts:
+        """Return input `i`, which the formula needs; GraphError when it is absent."""
+        found = self.inputs[i] if i < len(self.inputs) else None
+        if found is None:
+            raise GraphError(f"the cost of {self.kind!r} needs its input {i}, which is absent")
+        return found
+
+    def has_input(self, i: int) -> bool:
+        """Whether input `i` is given."""
+        return i < len(self.inputs) and self.inputs[i] is not None
+
+    @property
+    def output(self) -> TensorFacts:
+        """The first output; GraphError when there is none."""
+        if not self.outputs:
+            raise GraphError(f"the cost of {self.kind!r} needs its output, which is absent")
+        return self.outputs[0]
+
+    @property
+    def read(self) -> int:
+        """Bytes of all inputs."""
+        return sum(t.nbytes for t in self.inputs if t is not None)
+
+    @property
+    def written(self) -> int:
+        """Bytes of all outputs."""
+        return sum(t.nbytes for t in self.outputs)
+
+
+class Cost(NamedTuple):
+    """Work of one execution of an op."""
+
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+
+Formula = Callable[[OpFacts], Cost]
+
+
+# -- families: many kinds, one formula --------------------------------------------------------------
+
+
+def streamed(flops: Callable[[OpFacts], int]) -> Formula:
+    """Every input read once, every output written once, `flops` of arithmetic."""
+    return lambda op: Cost(flops(op), op.read, op.written)
+
+
+def free(op: OpFacts) -> Cost:
+    return Cost(0, 0, 0)
+
+
+def move(op: OpFacts) -> Cost:
+    return Cost(0, op.read, op.written)
+
+
+def pick(op: OpFacts) -> Cost:
+    """Copy a part: of the first input only what is written; the other inputs (indices) in full."""
+    return Cost(0, op.written + op.read - op.input(0).nbytes, op.written)
+
+
+def per_output(count: int) -> Formula:
+    return streamed(lambda op: count * op.output.elements)
+
+
+def per_input(count: int) -> Formula:
+    return streamed(lambda op: count * op.input(0).elements)
+
+
+# -- contractions ---------------------------------------------------------------------------------
+
+
+def macs_per_output(weight: TensorFacts, axis: int) -> int:
+    """Multiply-adds for one output element of a convolution: channels in a group x window."""
+    return weight.elements // max(1, weight.shape[axis])
+
+
+def bias(op: OpFacts) -> int:
+    return op.output.elements if op.has_input(2) else 0
+
+
+def conv(op: OpFacts) -> int:
+    axis = int(op.attributes.get("weight_output_axis", 0))
+    return 2 * op.output.elements * macs_per_output(op.input(1), axis) + bias(op)
+
+
+def conv_transpose(op: OpFacts) -> int:  # every input element meets the window of every output channel
+    return 2 * op.input(0).elements * macs_per_output(op.input(1), 0) + bias(op)
+
+
+def depthwise_conv(op: OpFacts) -> int:  # weight: window x channels x multiplier
+    channels = math.prod(op.input(1).shape[-2:])
+    return 2 * op.output.elements * (op.input(1).elements // max(1, channels))
+
+
+def conv_input_grad(op: OpFacts) -> int:  # (input sizes, filter, output gradient): the work of the forward
+    return 2 * op.input(2).elements * macs_per_output(op.input(1), -1)
+
+
+def conv_weight_grad(op: OpFacts) -> int:  # (input, filter sizes, output gradient) -> filter gradient
+    return 2 * op.input(2).elements * macs_per_output(op.output, -1)
+
+
+def inner_length(op: OpFacts) -> int:
+    """Return K of a product (.., M, K) x (.., K, N), whichever of the two is stored transposed."""
+    a, b, out = op.input(0), op.input(1), op.output
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        return a.shape[-1] if a.shape else 1
+    if not out.elements:
+        return 0
+    k = a.elements // (math.prod(a.shape[:-2]) * out.shape[-2])
+    if k * math.prod(b.shape[:-2]) * out.shape[-1] != b.elements:
+        raise GraphError(f"{a.shape} times {b.shape} is not {out.shape}: the inner lengths differ")
+    return k
+
+
+def matmul(op: OpFacts) -> int:
+    return 2 * op.output.elements * inner_length(op) + bias(op)
+
+
+def einsum(op: OpFacts) -> int:
+    """One multiply-add for each point of the space of all labels, as the operator's definition has it."""
+    terms = str(op.attributes["equation"]).replace(" ", "").split("->")[0].split(",")
+    size: dict[str, int] = {}
+    for i, term in enumerate(terms):
+        shape = op.input(i).shape
+        before, dots, behind = term.partition("...")
+        size |= dict(zip(before, shape, strict=False))
+        if behind:
+            size |= dict(zip(behind, shape[-len(behind) :], strict=False))
+        if dots:  # broadcast dimensions, counted from the last one
+            middle = shape[len(before) : len(shape) - len(behind)]
+            for k, n in enumerate(reversed(middle)):
+                size[f".{k}"] = max(n, size.get(f".{k}", 1))
+    return 2 * math.prod(size.values()) if len(terms) > 1 else math.prod(size.values())
+
+
+def attention(op: OpFacts) -> int:
+    """Scores, softmax and weighted sum; (B, H, S, D) tensors, or (B, S, H*D) with ``q_num_heads``."""
+    q, k, out = op.input(0), op.input(1), op.output
+    heads = q.shape[1] if len(q.shape) == 4 else int(op.attributes["q_num_heads"])
+    keys = k.shape[-2] + (op.input(4).shape[-2] if op.has_input(4) else 0)
+    scores = q.shape[0] * heads * q.shape[-2] * keys
+    return 2 * (q.elements + out.elements) * keys + 6 * scores  # scale 1 + softmax 5
+
+
+def attention_grad(op: OpFacts) -> int:
+    """Gradients of queries, keys and values from (q, k, v, gradient, output), as FlashAttention does.
+
+    Five products instead of the forward's two, as it computes the scores again; an element of the scores
+    costs scale 1 + softmax 5 again, and P * (dP - D) and its scale 3; D is a product with the output's
+    gradient, row by row (Dao et al., arXiv 2205.14135, algorithm 4).
+    """
+    q, k = op.input(0), op.input(1)
+    heads = q.shape[1] if len(q.shape) == 4 else int(op.attributes["q_num_heads"])
+    scores = q.shape[0] * heads * q.shape[-2] * k.shape[-2]
+    return 10 * q.elements * k.shape[-2] + 9 * scores + 2 * q.elements
+
+
+def measured_shape(op: OpFacts) -> dict[str, int]:
+    """Return the numbers by which tables of measurements look up a product or an attention.
+
+    ``m``, ``n``, ``k`` of a product with one right matrix: a batch of left matrices is one product of all
+    their rows; one right matrix for each is another thing, and gives nothing. ``batch``, ``seq_len``,
+    ``heads``, ``kv_heads``, ``head_dim`` of a causal attention of a sequence to itself.
+    """
+    if op.kind in ("matmul", "gemm") and len(op.input(1).shape) == 2 and op.output.shape:
+        n = op.output.shape[-1]
+        return {"m": op.output.elements // max(1, n), "n": n, "k": inner_length(op)}
+    if op.kind == "attention" and op.attributes.get("is_causal") and not op.has_input(4):
+        q, k = op.input(0).shape, op.input(1).shape
+        split = len(q) == 4
+        heads = q[1] if split else int(op.attributes["q_num_heads"])
+        kv_heads = k[1] if split else int(op.attributes["kv_num_heads"])
+        if q[-2] == k[-2]:
+            width = q[-1] if split else q[-1] // heads
+            names = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
+            return dict(zip(names, (q[0], q[-2], heads, kv_heads, width), strict=True))
+    return {}
+
+
+def recurrent(gates: int, pointwise: int) -> Formula:
+    """Both products of every gate for every step, and the elementwise part of the cell."""
+
+    def flops(op: OpFacts) -> int:
+        x, w, r = op.input(0), op.input(1), op.input(2)
+        steps = math.prod(x.shape[:2])
+        return steps * (2 * (w.elements + r.elements) + pointwise * (w.shape[0] * w.shape[1] // gates))
+
+    return streamed(flops)
+
+
+# -- windows, normalisation, the rest -------------------------------------------------------------
+
+
+def pool(op: OpFacts) -> int:
+    """Window elements an output; where the window is not known, every input element once (no overlap)."""
+    window = op.attributes.get("kernel_shape")
+    if window is None:
+        return op.input(0).elements
+    return op.output.elements * math.prod(int(n) for n in window)
+
+
+def pool_grad(op: OpFacts) -> int:
+    window = op.attributes.get("kernel_shape")
+    gradient = op.input(len(op.inputs) - 1).elements
+    return gradient * math.prod(int(n) for n in window) if window is not None else op.output.elements
+
+
+def lrn(op: OpFacts) -> int:  # square, size - 1 additions, scale, add, power, divide
+    return (int(op.attributes["size"]) + 4) * op.output.elements
+
+
+def batch_norm(op: OpFacts) -> int:
+    """One multiply-add with the folded scale and shift; in training also mean and variance."""
+    return (7 if op.attributes.get("training_mode") else 2) * op.input(0).elements
+
+
+def resize(op: OpFacts) -> int:
+    """A multiply-add for every tap: 2 a resized axis when linear, 4 when cubic; none when nearest."""
+    taps = {"nearest": 0, "linear": 2, "cubic": 4}.get(str(op.attributes.get("mode", "nearest")), 4)
+    resized = sum(a != b for a, b in zip(op.input(0).shape, op.output.shape, strict=False))
+    return 2 * taps**resized * op.output.elements if taps and resized else 0
+
+
+def nary(extra: int) -> Formula:
+    """n - 1 two-operand steps an element, and `extra` after them."""
+    return streamed(lambda op: (max(0, len(op.inputs) - 1) + extra) * op.output.elements)
+
+
+def assign(flops: int, variables_read: int, variables_written: int) -> Formula:
+    """Update a variable in place from the last input: (variable, ..., value), no output."""
+
+    def cost(op: OpFacts) -> Cost:
+        value = op.input(len(op.inputs) - 1)
+        return Cost(
+            flops * value.elements, (1 + variables_read) * value.nbytes, variables_written * value.nbytes
+        )
+
+    return cost
+
+
+def adam(op: OpFacts) -> Cost:
+    """Update (gradient, optimizer state, weight) in place.
+
+    Moments 3 + 4 flop an element, their corrections 2, and square root, add, divide, scale, subtract 5
+    (Kingma and Ba, arXiv 1412.6980, algorithm 1). The weight is written from its copy in the state.
+    """
+    gradient, state, weight = op.input(0), op.input(1), op.input(2)
+    return Cost(14 * gradient.elements, gradient.nbytes + state.nbytes, state.nbytes + weight.nbytes)
+
+
+# -- choosing and ordering: a comparison is 1 flop, as everywhere -------------------------------------
+
+
+def top_k(op: OpFacts) -> int:
+    """The k largest of each row: every element goes once through a heap of k, one level a comparison.
+
+    n elements take n ceil(log2(k + 1)) comparisons, one each for k = 1, as argmax (Knuth, The Art of Computer
+    Programming 3, section 5.2.3). An upper bound: most elements are smaller than the root, and stop there.
+    """
+    shape = op.output.shape
+    k = shape[int(op.attributes.get("axis", -1))] if shape else 1
+    return op.input(0).elements * k.bit_length()
+
+
+def unique(op: OpFacts) -> int:
+    """Sort, then compare neighbours: n ceil(log2 n) + n - 1 comparisons of n elements.
+
+    The bound of merging (Knuth, The Art of Computer Programming 3, section 5.2.4), which numpy's and ONNX's
+    sorted result need; for rows (``axis``) each comparison is one of their elements.
+    """
+    n = op.input(0).elements
+    return n * (n - 1).bit_length() + n - 1 if n else 0

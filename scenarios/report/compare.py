@@ -1,0 +1,68 @@
+"""The same work under several policies: who is fastest, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from scenarios.report.why import difference, makespan_parts, why_fast
+from scenarios.run.execute import Result
+
+__all__ = ["COMPARISON_SCHEMA", "Comparison"]
+
+COMPARISON_SCHEMA: Final = "sim.comparison/1"
+"""What ``"schema"`` says in the output of ``sim compare --json``."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of one scenario.
+
+    Attributes
+    ----------
+    results : sequence of Result
+        In the order in which they were asked for.
+    """
+
+    results: Sequence[Result]
+
+    @cached_property
+    def ranked(self) -> list[Result]:
+        """The results, the fastest first; equal ones in the order in which they were asked for."""
+        return sorted(self.results, key=lambda result: result.trace.makespan_ns)
+
+    @property
+    def fastest(self) -> Result:
+        """The one with the least makespan."""
+        return self.ranked[0]
+
+    @cached_property
+    def lower_bound_ns(self) -> int:
+        """A bound of every run: the least of their own, each of which holds for its placement and streams.
+
+        0 where there is none, as the runs have loops.
+        """
+        if any(result.summary["loops_counted_once"] for result in self.results):
+            return 0
+        return min(int(result.summary["lower_bound_ns"]) for result in self.results)
+
+    def why(self, result: Result) -> str:
+        """Return one line: why it is as fast as it is, or why it is slower than the fastest."""
+        if result is self.fastest:
+            return why_fast(result.trace, self.lower_bound_ns)
+        return difference(result.trace, self.fastest.trace)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim compare --json`` prints: the results, the fastest first, each with its `why`."""
+        return {
+            "schema": COMPARISON_SCHEMA,
+            "scenario": self.fastest.scenario,
+            "fastest": self.fastest.policy,
+            "lower_bound_ns": self.lower_bound_ns,
+            "results": [
+                {**result.to_json(), "parts_ns": makespan_parts(result.trace), "why": self.why(result)}
+                for result in self.ranked
+            ],
+        }

@@ -1,0 +1,174 @@
+"""Files that runs leave behind: one figure, one trace, one table, however many policies were run.
+
+::
+
+    --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into. Below
+                             each run that had an allocator: memory over time, a strip for each device
+    --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format
+    --ops   out.csv          one row a task; a first column `policy` when there are several runs
+    --memory out.png         memory over time, an axis for each run and device
+
+Names are looked at before anything runs, so that a typing error does not cost a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sim.export.perfetto import PERFETTO_ENDINGS
+from sim.export.tables import TABLE_ENDINGS
+from sim.words.errors import InputError
+
+if TYPE_CHECKING:
+    from scenarios.run.execute import Result
+
+__all__ = ["Outputs", "check_path", "write_graphs"]
+
+_ENDINGS: Final = {
+    "gantt": (".png", ".svg", ".pdf", ".html"),
+    "trace": (".json", ".json.gz", *PERFETTO_ENDINGS),
+    "ops": TABLE_ENDINGS,
+    "memory": (".png", ".svg", ".pdf"),
+}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is to be written, and where.
+
+    Attributes
+    ----------
+    gantt, trace, ops, memory : str or None
+        Files; None: not wanted.
+
+    Raises
+    ------
+    InputError
+        An ending that is not known, a folder that does not exist, or one file for two things.
+    MissingExtraError
+        A Gantt chart as HTML without Plotly.
+    """
+
+    gantt: str | None = None
+    trace: str | None = None
+    ops: str | None = None
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that cannot be written, before anything runs."""
+        taken: dict[Path, str] = {}
+        for what, endings in _ENDINGS.items():
+            path = getattr(self, what)
+            if path is None:
+                continue
+            target = check_path(what, path, endings)
+            if target.resolve() in taken:
+                raise InputError(f"--{what} {path}: is what --{taken[target.resolve()]} writes")
+            taken[target.resolve()] = what
+        if self.gantt is not None and _is_html(self.gantt):
+            from sim.plot.html import need_plotly
+
+            need_plotly()
+
+    def write(self, results: Sequence[Result]) -> list[str]:
+        """Write what is wanted, each file whole or not at all; return the files."""
+        written = []
+        for what in _ENDINGS:
+            path = getattr(self, what)
+            if path is not None:
+                _WRITERS[what](results, path)
+                written.append(path)
+        return written
+
+
+def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
+    """Return the path of a file that an option names, if it can be written.
+
+    Raises
+    ------
+    InputError
+        Another ending, a directory, or a folder that does not exist.
+    """
+    target = Path(path)
+    if not target.name.lower().endswith(endings):
+        raise InputError(f"--{option} {path}: should end in {', '.join(endings)}")
+    if target.is_dir():
+        raise InputError(f"--{option} {path}: is a directory")
+    if not target.parent.is_dir():
+        raise InputError(f"--{option} {path}: there is no folder {target.parent}")
+    return target
+
+
+def _write_gantt(results: Sequence[Result], path: str) -> None:
+    from sim.plot import compare_gantt, save, save_html
+
+    traces = {result.policy: result.trace for result in results}
+    if _is_html(path):
+        save_html(traces, path)
+    else:
+        save(compare_gantt(traces), path)
+
+
+def _is_html(path: str) -> bool:
+    return path.lower().endswith(".html")
+
+
+def _write_trace(results: Sequence[Result], path: str) -> None:
+    from sim.export.chrome import write_chrome
+    from sim.export.perfetto import write_perfetto
+
+    write = write_perfetto if path.lower().endswith(PERFETTO_ENDINGS) else write_chrome
+    traces = {result.policy: result.trace for result in results}
+    write(results[0].trace if len(results) == 1 else traces, path)
+
+
+def _write_ops(results: Sequence[Result], path: str) -> None:
+    import pandas as pd
+
+    from sim.export.tables import write_table
+
+    tables = [result.trace.to_pandas() for result in results]
+    if len(results) > 1:
+        for result, table in zip(results, tables, strict=True):
+            table.insert(0, "policy", result.policy)
+    write_table(tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True), path)
+
+
+def _write_memory(results: Sequence[Result], path: str) -> None:
+    from sim.analysis.memory_use import peak_bytes
+    from sim.plot import memory, new_figure, save
+
+    shown = [
+        (result, device)
+        for result in results
+        for device, nbytes in peak_bytes(result.trace).items()
+        if nbytes
+    ]
+    if not shown:
+        raise InputError(f"--memory {path}: there is nothing to draw: nothing is ever held")
+    figure, axes = new_figure(len(shown), height=max(2.6, 1.8 * len(shown)))
+    for (result, device), ax in zip(shown, axes, strict=True):
+        memory(result.trace, device, ax, title=result.policy if len(results) > 1 else None)
+    save(figure, path)
+
+
+_WRITERS: Final = {"gantt": _write_gantt, "trace": _write_trace, "ops": _write_ops, "memory": _write_memory}
+
+
+def write_graphs(results: Sequence[Result], paths: tuple[str, str]) -> None:
+    """Write the graph of a run before it was compiled, and the one that ran (``--show-graph``).
+
+    Raises
+    ------
+    InputError
+        Several runs, which may have compiled it differently; or a file that cannot be written.
+    """
+    from scenarios.importers import write_graph
+
+    if len(results) > 1:
+        raise InputError("--show-graph: shows the graph of one run; name one --policy")
+    for graph, path in zip((results[0].case.work.graph, results[0].trace.job.graph), paths, strict=True):
+        write_graph(graph, path)

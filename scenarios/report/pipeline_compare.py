@@ -1,0 +1,198 @@
+"""Schedules side by side: time against memory, and how far measured bubbles are from the formula's.
+
+::
+
+    memory │ zb-h2 ●─┐                    ● on the front: nothing is both faster and smaller
+           │         ● zb-v     ○ gpipe   ○ off it
+           │             └───● v-half
+           └───────────────────────────── time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scenarios.run.execute import Result
+from sim.words.errors import InputError
+from sim.words.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["COLUMNS", "draw_pareto", "front", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
+
+COLUMNS = (
+    "schedule",
+    "makespan",
+    "longest span",
+    "bubble",
+    "span bubble",
+    "formula",
+    "of",
+    "activations",
+    "peak memory",
+    "waits for transfers",
+    "bottleneck",
+)
+"""Columns of the table of `pipeline_rows`."""
+
+
+def is_pipelines(results: Sequence[Result]) -> bool:
+    """Whether all results are of pipelines."""
+    return bool(results) and all(result.summary["pipeline"] for result in results)
+
+
+def pipeline_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """Return one row of text a result, for `COLUMNS`.
+
+    Bubbles of all rows are of the same two things, the makespan and the longest span of a rank, so that they
+    can be compared; the formula's is of the one that it was published for. Activations are micro-batches
+    (times chunks) alive on the rank that has most; what a rank waits for transfers is communication that
+    nothing hides, of the rank that waits longest.
+    """
+    return [_row(result.policy, result.summary["pipeline"], _peak_bytes(result)) for result in results]
+
+
+def _row(name: str, told: dict[str, Any], peak: int) -> tuple[str, ...]:
+    formula = told["bubble_formula"]
+    return (
+        name,
+        format_duration(told["makespan_ns"]),
+        format_duration(max(told["span_ns"])),
+        f"{100 * told['makespan_bubble']:.2f}%",
+        f"{100 * told['span_bubble']:.2f}%",
+        "" if formula is None else f"{100 * formula:.2f}%",
+        told["bubble_of"],
+        str(max(told["peak_activations"])),
+        format_bytes(peak, iec=True),
+        format_duration(max(told["exposed_ns"])),
+        told["bottleneck"] or "",
+    )
+
+
+def _peak_bytes(result: Result) -> int:
+    bands: list[dict[str, int]] = result.summary["pipeline"]["memory_bytes"]
+    return max(sum(of_rank.values()) for of_rank in bands)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the points that no other one beats in both values, by rising first value.
+
+    Examples
+    --------
+    >>> front([(3, 1), (1, 3), (3, 3), (2, 2)])
+    [1, 3, 0]
+    """
+    order = sorted(range(len(points)), key=lambda i: (*points[i], i))
+    found: list[int] = []
+    for i in order:
+        if not found or points[i][1] < points[found[-1]][1]:
+            found.append(i)
+    return found
+
+
+def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
+    """Draw time against memory, one point a schedule, and the front of those that nothing dominates.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        Of pipelines, on the same work. Memory is the peak of the rank that holds most, in bytes, or in
+        activations alive where the scenario gives no sizes.
+    ax : Axes, optional
+
+    Returns
+    -------
+    Axes
+    """
+    from sim.plot.figure import OKABE_ITO, new_figure, scale_time
+
+    if ax is None:
+        _, (ax,) = new_figure(width=7.0, height=4.5)
+    sized = any(_peak_bytes(result) for result in results)
+    memory = [
+        _peak_bytes(result) if sized else max(result.summary["pipeline"]["peak_activations"])
+        for result in results
+    ]
+    points = [
+        (float(result.trace.makespan_ns), float(size)) for result, size in zip(results, memory, strict=True)
+    ]
+    scale = scale_time(ax, max((int(time) for time, _ in points), default=1))
+    unit = 1 << 30 if sized and max(memory) >= 1 << 30 else 1 << 20 if sized else 1
+    best = front(points)
+    by_time = sorted(range(len(points)), key=lambda i: (*points[i], i))
+    ax.plot([points[i][0] / scale for i in best], [points[i][1] / unit for i in best], color=OKABE_ITO[4])
+    for i, (result, (time, size)) in enumerate(zip(results, points, strict=True)):
+        face = OKABE_ITO[4] if i in best else "white"
+        ax.plot([time / scale], [size / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
+        above = by_time.index(i) % 2 == 0  # neighbours in time have their names above and below
+        at, offset = (time / scale, size / unit), (4, 4 if above else -10)
+        ax.annotate(result.policy, at, offset, textcoords="offset points", fontsize=8)
+    ax.margins(x=0.12, y=0.08)
+    ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
+    return ax
+
+
+def draw_pareto(results: Sequence[Result], path: str) -> None:
+    """Write the picture of `pareto` into a file.
+
+    Raises
+    ------
+    InputError
+        A result is of no pipeline.
+    """
+    from sim.plot.figure import new_figure, save
+
+    if not is_pipelines(results):
+        raise InputError("--pareto compares schedules of a pipeline; the workload is none")
+    figure, (ax,) = new_figure(width=7.0, height=4.5)
+    pareto(results, ax)
+    save(figure, path)
+
+
+def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
+    """Draw what a rank holds over time, a band for each thing that memory is for.
+
+    Parameters
+    ----------
+    result : Result
+        Of a pipeline.
+    rank : int
+    ax : Axes, optional
+
+    Returns
+    -------
+    Axes
+    """
+    from scenarios.work.pipeline.pipeline_memory import BANDS, bands_over_time
+    from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time
+
+    if ax is None:
+        _, (ax,) = new_figure(height=2.6)
+    device = result.summary["pipeline"]["devices"][rank]
+    times, bands = bands_over_time(result.trace, device)
+    scale = scale_time(ax, max(result.trace.makespan_ns, 1))
+    unit = 1 << 20
+    below = times * 0
+    colours = dict(zip(reversed(BANDS), (*OKABE_ITO, OTHER, "#444444"), strict=True))
+    for name, held in bands.items():
+        ax.fill_between(
+            times / scale,
+            below / unit,
+            (below + held) / unit,
+            step="post",
+            color=colours[name],  # the same for all runs, whatever else they hold
+            label=name,
+            linewidth=0,
+        )
+        below = below + held
+    ax.set_ylabel(f"{device} (MiB)")
+    ax.margins(x=0)
+    ax.update_datalim(
+        [(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)]
+    )  # the whole run, on shared axes too
+    ax.autoscale_view()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper right", frameon=False, fontsize=7)
+    return ax

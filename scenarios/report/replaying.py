@@ -1,0 +1,96 @@
+"""An allocation trace under other allocators: what each would have reserved, and how much in vain.
+
+::
+
+    trace.jsonl ──read_events──► events ──replay──► one row an allocator: peak, reserved, fragmentation
+    snapshot.pickle                       │
+                                          └──► one row an event: address and bytes after it (--ops)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from devices.memory.by_name import make_allocator
+from devices.memory.memory_description import read_allocator
+from devices.memory.memory_event import MemoryEvent
+from devices.memory.trace.memory_replay import Replay, replay
+from sim.words.errors import InputError, located
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["MEMORY_SCHEMA", "event_table", "replay_report", "replay_under"]
+
+MEMORY_SCHEMA: Final = "sim.memory/1"
+"""What ``"schema"`` says in the output of ``sim memory --json``."""
+
+
+def replay_under(
+    events: Sequence[MemoryEvent], allocator: str, capacity: int | None, options: Mapping[str, Any]
+) -> Replay:
+    """Replay a trace.
+
+    Parameters
+    ----------
+    events : sequence of MemoryEvent
+    allocator : str
+        A name in `devices.memory.allocators`.
+    capacity : int or None
+        Bytes of the device; None: unlimited.
+    options : mapping
+        Of the allocator, as a description has them (`devices.memory.memory_description`).
+
+    Raises
+    ------
+    InputError
+        An unknown allocator or option.
+    OutOfMemoryError
+        Memory ran out at some event, or a plan is larger than the device.
+    """
+    with located(f"--allocator {allocator}"):
+        spec = read_allocator({"name": allocator, **options})
+    if spec.malloc_ns or spec.free_ns or spec.synchronise_ns:
+        raise InputError("a replay has no clock: costs of malloc, free and synchronise mean nothing here")
+    made = make_allocator(spec.allocator, capacity, name="the device", events=events, **spec.options)
+    return replay(events, made)
+
+
+def replay_report(done: Replay, allocator: str, *, holders: int = 5) -> dict[str, Any]:
+    """Return what a replay says as plain values, sizes in bytes."""
+    at = done.peak_event
+    return {
+        "allocator": allocator,
+        "events": len(done.events),
+        "peak_in_use_bytes": done.peak_in_use,
+        "peak_requested_bytes": int(done.requested.max(initial=0)),
+        "peak_reserved_bytes": done.peak_reserved,
+        "peak_event": at + 1,
+        "fragmentation_bytes": int(done.fragmentation[at]) if at >= 0 else 0,
+        "worst_fragmentation_bytes": int(done.fragmentation.max(initial=0)),
+        "device_mallocs": done.device_mallocs,
+        "device_frees": done.device_frees,
+        "synchronisations": done.synchronisations,
+        "holders": [{"id": id, "nbytes": nbytes} for id, nbytes in done.holders_at_peak(holders)],
+        "never_freed": len(done.never_freed()),
+    }
+
+
+def event_table(done: Replay) -> pd.DataFrame:
+    """Return one row an event: what it is, the address, and the bytes after it."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "op": [event.op for event in done.events],
+            "id": [str(event.id) for event in done.events],
+            "nbytes": [event.nbytes for event in done.events],
+            "stream": [event.stream for event in done.events],
+            "address": done.address,
+            "in_use": done.in_use,
+            "requested": done.requested,
+            "reserved": done.reserved,
+            "largest_free": done.largest_free,
+        }
+    )

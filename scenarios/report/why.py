@@ -1,0 +1,207 @@
+"""Where the makespan went, and why two runs of the same work differ, in one line.
+
+Begin at the task that ended last and step back to the input that came last, again and again: each step
+splits the time since then into executing, travelling and waiting, so the parts of a run add up to its
+makespan, and the parts of a difference to the difference::
+
+    a executing 40 │ b executing 10                      50 us  out of order: nothing waits
+    d held back by the policy 50 │ d executing 30        80 us  in order
+                                                         30 slower: +50 held back by the policy, -20 executing
+
+`sim.explain.executed_path` steps back along lanes and issuers too, to whoever was in the way; here one
+asks not who, but what for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from sim.analysis.bounds import bounds
+from sim.explain.derived_columns import Facts
+from sim.record.record import Wait
+from sim.trace import Trace
+from sim.words.arrays import UNSET, IntArray
+from sim.words.units import format_duration
+
+__all__ = ["PARTS", "difference", "makespan_parts", "why_fast"]
+
+PARTS: Final[Mapping[str, str]] = {
+    "executing": "executing",
+    "transfer": "moving data",
+    "link": "waiting for a link",
+    "issuer": "waiting for the host or a worker",
+    "policy": "held back by the policy",
+    "stream": "queued on a stream",
+    "event": "waiting for an event",
+    "launch": "launching",
+    "resources": "waiting for resources of the device",
+    "memory": "waiting for memory",
+}
+"""Parts of a makespan, and what they are called."""
+
+_NAMES: Final[Mapping[str, str]] = {**PARTS, "device": "waiting for the device"}
+
+_BECAUSE: Final[Mapping[str, str]] = {
+    "executing": "its chain of ops takes longer to execute",
+    "transfer": "its chain moves more data",
+    "link": "its transfers wait for links",
+    "issuer": "ops wait for the host or a worker",
+    "policy": "the policy holds ready ops back",
+    "stream": "ops queue on their streams",
+    "event": "ops wait for events",
+    "launch": "launch latency is exposed",
+    "resources": "ops wait for resources of the device",
+    "device": "ops wait for the device",
+    "memory": "ops wait for memory",
+}
+"""Why a run is slower, when the largest increase is in this part."""
+
+
+def makespan_parts(trace: Trace) -> dict[str, int]:
+    """Return the parts of `PARTS` that occur, in ns; they add up to the makespan.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.in_order import InOrder
+    >>> b = GraphBuilder("b holds c up")
+    >>> for name, inputs, ns in (("a", [], 40), ("b", ["a"], 10), ("c", [], 30)):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=ns)
+    >>> machine = Machine((Device("cpu0", "cpu", workers=2),))
+    >>> makespan_parts(simulate(b.build(), machine, InOrder()))
+    {'executing': 30, 'policy': 40}
+    """
+    f = Facts(trace)
+    chain = _chain(f)
+    tasks, moves = chain[chain < f.n], chain[chain >= f.n]
+    parts = dict.fromkeys(PARTS, 0)
+    parts["executing"] = _sum(f.end[tasks] - f.start[tasks])
+    started = trace.transfers["start_ns"][moves - f.n]
+    parts["transfer"] = _sum(f.row_end[moves] - started)
+    parts["link"] = _sum(started - f.data[moves])
+    for part, ns in _waits(f, tasks):
+        parts[part] += _sum(ns)
+    return {part: ns for part, ns in parts.items() if ns}
+
+
+def _chain(f: Facts) -> IntArray:
+    """Return the rows from the one that ended last back over the producer that ended last."""
+    rows = []
+    row = int(f.row_end.argmax()) if len(f.row_end) else UNSET
+    while row != UNSET:
+        rows.append(row)
+        row = int(f.last_producer[row])
+    return np.array(rows, dtype=np.int64)
+
+
+def _waits(f: Facts, tasks: IntArray) -> Iterator[tuple[str, IntArray]]:
+    """Cut the time from data to start of some tasks into its parts (see `sim.explain.derived_columns`)."""
+    worker, wait = f.by_worker[tasks], f.wait[tasks]
+    cursor, start = f.data[tasks], f.start[tasks]
+
+    def until(bound: IntArray) -> IntArray:
+        nonlocal cursor
+        begin, cursor = cursor, np.clip(bound, cursor, start)
+        return cursor - begin
+
+    begin, taken = cursor, until(f.taken[tasks])
+    busy = f.issuers_busy.between(begin, begin + taken, f.machine.group_of[f.device[tasks]])
+    yield "issuer", busy
+    yield "policy", taken - busy
+    called = f.taken[tasks] + f.calls[tasks]
+    yield "memory", until(called)
+    issued = until(np.where(worker, called + f.cost[tasks], f.issue[tasks]))
+    starved = ~worker & (wait == Wait.MEMORY)
+    yield "issuer", np.where(starved, 0, issued)
+    yield "memory", np.where(starved, issued, 0)
+    yield "stream", until(np.where(worker, 0, f.lane_end[tasks]))
+    yield "launch", until(np.where(worker, 0, f.launch_end[tasks]))
+    rest = until(start)
+    memory, resources = wait == Wait.MEMORY, worker | (wait == Wait.RESOURCES)
+    yield "memory", np.where(memory, rest, 0)
+    yield "resources", np.where(resources & ~memory, rest, 0)
+    yield "event", np.where(resources | memory, 0, rest)
+
+
+def _sum(ns: IntArray) -> int:
+    return int(ns.sum())
+
+
+def difference(trace: Trace, best: Trace) -> str:
+    """Say in one line why `trace` took longer than `best`.
+
+    The largest increase is the main cause; the other parts follow. A task that is issued waits for the device
+    on a stream or for its resources: where both changed, their sum is one part.
+    """
+    mine, other = makespan_parts(trace), makespan_parts(best)
+    more = {part: mine.get(part, 0) - other.get(part, 0) for part in PARTS}
+    total = trace.makespan_ns - best.makespan_ns
+    if not any(more.values()):
+        return "the same"
+    if not total:
+        return "equally fast"
+    if more["stream"] and more["resources"]:
+        more["device"] = more.pop("stream") + more.pop("resources")
+    if total < 0:
+        return f"{format_duration(-total)} faster: {_terms(more, total)}"
+    cause = max(more, key=lambda part: more[part])
+    slower, because = f"{format_duration(total)} slower", _because(trace, best, cause)
+    ns = more.pop(cause)
+    if not any(more.values()):
+        return f"{slower} because {because}"
+    return f"{slower}, mainly because {because} ({_signed(ns)}); {_terms(more, total - ns)}"
+
+
+def _terms(more: Mapping[str, int], total: int) -> str:
+    """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
+    largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
+    shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
+    terms = [f"{_signed(more[part])} {_NAMES[part]}" for part in shown]
+    rest = total - sum(more[part] for part in shown)
+    return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
+
+
+def _because(trace: Trace, best: Trace, part: str) -> str:
+    """Say what makes a part of the makespan longer; for the host's part, whether it waits for kernels."""
+    if part == "issuer" and not _launches_ahead(trace) and _launches_ahead(best):
+        return "the host waits for each kernel"
+    return _BECAUSE[part]
+
+
+def _launches_ahead(trace: Trace) -> bool:
+    """Whether any launched task was taken before its inputs were there."""
+    f = Facts(trace)
+    return bool((~f.by_worker & (f.taken < f.data[: f.n])).any())
+
+
+def why_fast(trace: Trace, bound_ns: int | None = None) -> str:
+    """Say in one line how near a run comes to the lower bound, and what its makespan consists of.
+
+    Parameters
+    ----------
+    trace : Trace
+    bound_ns : int, optional
+        A bound that other runs have too; by default the run's own.
+    """
+    limits, parts = bounds(trace), makespan_parts(trace)
+    if not parts:
+        return "takes no time"
+    largest = sorted(parts, key=lambda part: -parts[part])[:3]
+    terms = [f"{format_duration(parts[part])} {PARTS[part]}" for part in largest]
+    rest = trace.makespan_ns - sum(parts[part] for part in largest)
+    made_of = ", ".join([*terms, *([f"{format_duration(rest)} other"] if rest else [])])
+    bound = limits.lower_bound_ns if bound_ns is None else bound_ns
+    if limits.loops_counted_once or not bound:
+        return made_of
+    binding = f" ({limits.binding})" if bound == limits.lower_bound_ns else ""
+    if trace.makespan_ns == bound:
+        return f"at the lower bound{binding}: {made_of}"
+    above = 100 * (trace.makespan_ns / bound - 1)
+    return f"{above:.1f}% above the lower bound{binding}: {made_of}"
+
+
+def _signed(ns: int) -> str:
+    return f"{'-' if ns < 0 else '+'}{format_duration(abs(ns))}"

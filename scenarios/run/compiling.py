@@ -1,0 +1,102 @@
+"""Compiling: the rewrites that a scenario lists, applied to its graph before anything is placed or run.
+
+::
+
+    policy: {name: in-order, compile: [prune, constant-folding, {name: fusion, patterns: remapper}]}
+
+    graph ──prune──► ──constant-folding──► ──fusion──► what runs      sim run --show-graph BEFORE AFTER
+
+Steps are applied in the order in which they stand. One that needs to know where ops run (its attribute
+``placed`` is true, as of `policies.compile.partition`) gets a graph in which every op is pinned where the
+placement puts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from sim.graph.graph import Graph
+from sim.job.build_job import make_job
+from sim.job.job import Placement
+from sim.machine.machine import Machine
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError, ScenarioError
+
+if TYPE_CHECKING:
+    from scenarios.file.document import Document, Loc
+
+__all__ = ["Compiled", "Rewrite", "Step", "compile_graph", "pinned"]
+
+
+class Rewrite(Protocol):
+    """A graph to a graph; `placed` is true when it reads where ops run."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rewrite, and where the scenario names it."""
+
+    name: str
+    rewrite: Rewrite
+    loc: Loc
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled graph, and the placement that is still to be made (None: ops run where they are pinned)."""
+
+    graph: Graph
+    placement: Placement | None
+
+
+def compile_graph(
+    graph: Graph, steps: Sequence[Step], machine: Machine, placement: Placement | None, document: Document
+) -> Compiled:
+    """Apply the steps in order.
+
+    Parameters
+    ----------
+    graph : Graph
+    steps : sequence of Step
+    machine : Machine
+    placement : Placement or None
+        For the steps that need to know where ops run.
+    document : Document
+        For messages.
+
+    Raises
+    ------
+    ScenarioError
+        A step that cannot be applied, with its place.
+    """
+    for step in steps:
+        try:
+            if getattr(step.rewrite, "placed", False):
+                job = make_job(graph, machine, placement=placement)
+                graph, placement = pinned(graph, machine, job.device_of), None
+            graph = step.rewrite.apply(graph)
+        except ScenarioError:
+            raise
+        except InputError as error:
+            raise document.error(step.loc, f"{step.name}: {error}") from error
+    return Compiled(graph, placement)
+
+
+def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
+    """Return `graph` with every op pinned to a device by name.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    device_of : array of int
+        Device index of every op.
+    """
+    names = tuple(device.name for device in machine.devices)
+    return replace(graph, pins=(*graph.pins, *names), pin_code=device_of + len(graph.pins))

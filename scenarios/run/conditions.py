@@ -1,0 +1,463 @@
+"""Keys that have an effect only under a condition, in one table; where it does not hold, the key is refused.
+
+A key that is read and then ignored is a result that the reader of a scenario takes for another one::
+
+    machine: {devices: {gpu0: {kind: gpu, copy_engines: 1}}}       no links: nothing is ever copied
+                                          └──► machine.devices.gpu0.copy_engines: has no effect: ...
+
+Where a key stands decides in which runs it has to count. One in the file counts in the scenario's own run or
+in an entry of ``compare``; one in the ``set:`` of an entry counts in that entry; one given with ``--set``
+counts in that run. Once ``--set`` has changed a scenario, the keys of its file are not checked, and what
+``--vary`` tries never is: a sweep may pass points at which a key means nothing. Neither are presets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from scenarios.fields.memory_fields import MemoryFields
+from scenarios.file.document import Loc
+from scenarios.file.faults import in_order
+from scenarios.file.yaml_read import Place
+from sim.words.arrays import UNSET
+from sim.words.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from scenarios.run.load import Case
+    from sim.machine.device import Device
+
+__all__ = ["RULES", "Rule", "refuse_without_effect"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Some keys, and the condition under which they have an effect.
+
+    Attributes
+    ----------
+    keys : tuple of str
+        Dotted paths; ``*`` is any key of a mapping or item of a list.
+    holds : callable
+        ``holds(case, loc)``: whether the key at `loc` has an effect in a run.
+    why : str
+        The end of the message: why it has none, and what to do.
+    """
+
+    keys: tuple[str, ...]
+    holds: Callable[[Case, Loc], bool]
+    why: str
+
+
+def refuse_without_effect(case: Case) -> None:
+    """Refuse the keys of a scenario that have no effect.
+
+    Parameters
+    ----------
+    case : Case
+        What is about to run.
+
+    Raises
+    ------
+    ScenarioError
+        A line for each, with its place, why it has no effect, and what to do.
+    """
+    document, base = case.scenario.document, case.base.document
+    lines: dict[str, Place] = {}
+    for rule in RULES:
+        for pattern in rule.keys:
+            for loc in document.matching(pattern):
+                if loc[0] == "compare" and loc[:2] != case.decisions.loc:
+                    continue  # another entry's
+                place = document.place(loc)
+                in_file = not place.source.startswith("--")
+                if (document.changed and in_file) or place.source.startswith("--vary"):
+                    continue
+                everybodys = loc[0] != "compare" and place == base.place(loc)
+                if rule.holds(case, loc) or (
+                    everybodys and in_file and any(rule.holds(c, loc) for c in _others(case))
+                ):
+                    continue
+                lines[str(document.error(loc, f"has no effect: {rule.why}"))] = place
+    if lines:
+        raise in_order(lines)
+
+
+def _others(case: Case) -> Iterator[Case]:
+    """Yield the runs that the file describes besides; one that is wrong will say so when it is run."""
+    base = case.base
+    makers: list[Callable[[], Case]] = [base.case, *(partial(base.entry, i) for _, i in base.variants)]
+    for make in makers:
+        try:
+            other = make()
+        except ScenarioError:
+            continue
+        if other.decisions.loc != case.decisions.loc:
+            yield other
+
+
+# -- what the conditions ask -----------------------------------------------------------------------
+
+
+def _entry(case: Case, loc: Loc) -> dict[str, Mapping[str, Any]]:
+    """Return what is said, presets included, of the devices that an entry of ``devices`` stands for."""
+    name = str(loc[2])
+    count = case.scenario.machine_spec["devices"].get(name, {}).get("count")
+    names = [name] if count is None else [f"{name}{i}" for i in range(count)]
+    described = case.scenario.described_devices
+    return {name: described[name] for name in names if name in described}
+
+
+def _some(holds: Callable[[Case, Device, Mapping[str, Any]], bool]) -> Callable[[Case, Loc], bool]:
+    """Return a condition that holds if it does for some device of the entry at ``machine.devices.NAME``."""
+
+    def of_entry(case: Case, loc: Loc) -> bool:
+        devices = {device.name: device for device in case.work.machine.devices}
+        return any(holds(case, devices[name], values) for name, values in _entry(case, loc).items())
+
+    return of_entry
+
+
+def _linked(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+    return any(device.name in (link.source, link.destination) for link in case.work.machine.links)
+
+
+def _shares(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+    return device.processor is not None
+
+
+def _events(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+    return case.decisions.policy.synchronisation == "issue"
+
+
+def _timed(case: Case, device: Device, values: Mapping[str, Any] | None = None) -> bool:
+    """Whether the cost model of a device is asked: some op that may run there has no duration of its own."""
+    workload = case.scenario.content.workload
+    if workload.asks_cost_models() or case.decisions.compile:
+        return True  # a rewrite may make ops that have none
+    graph = case.work.graph
+    asked = graph.duration_ns == UNSET
+    if device.kind in graph.duration_by_kind:
+        asked = asked & (graph.duration_by_kind[device.kind] == UNSET)
+    if not asked.any():
+        return False
+    pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}
+    return not pins.isdisjoint({None, device.name, device.kind})
+
+
+def _by_roofline(*needs: str) -> Callable[[Case, Loc], bool]:
+    """Return a condition that holds where a roofline or tiles time some op with one of the rates `needs`."""
+
+    def holds(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+        given = not needs or any(values.get(key) is not None for key in needs)
+        return given and _rated(case, values) and _timed(case, device)
+
+    return _some(holds)
+
+
+def _rated(case: Case, values: Mapping[str, Any]) -> bool:
+    """Whether a device's cost is reckoned from its rates."""
+    cost = values.get("cost", case.scenario.content.cost)
+    each = cost if isinstance(cost, list | tuple) else [cost]
+    names = {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
+    return not names <= {"fixed", "table", "fitted"}
+
+
+def _bandwidth(case: Case, loc: Loc) -> bool:
+    dram = _some(
+        lambda case, device, values: _shares(case, device, values) and values.get("sharing") == "sm+dram"
+    )
+    return dram(case, loc) or _by_roofline()(case, loc)
+
+
+def _memory(case: Case) -> MemoryFields:
+    return case.scenario.content.memory or MemoryFields.model_validate({})
+
+
+def _may_be_full(case: Case, loc: Loc) -> bool:
+    chosen = [_memory(case).allocator, *_memory(case).devices.values()]
+    return (
+        any(device.memory_bytes is not None for device in case.work.machine.devices)
+        or any("virtual_devices" in values for values in case.scenario.described_devices.values())
+        or any(choice.options for choice in chosen if choice is not None)  # which may be limits
+    )
+
+
+def _pipeline(case: Case) -> Any:
+    """Return the ``pipeline:`` of the workload."""
+    return case.scenario.content.workload.pipeline  # type: ignore[attr-defined]
+
+
+def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
+    """Return a condition that holds where the schedule has such an action, alone or beside another."""
+    return lambda case, loc: any(set(letters) <= set(phase.split("+")) for phase in case.work.graph.phases)
+
+
+def _pools(case: Case, loc: Loc) -> bool:
+    from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
+
+    policy = case.decisions.policy
+    return isinstance(policy, TensorFlowExecutor) and bool(policy.sizes)
+
+
+def _stage_key(name: str) -> tuple[str, ...]:
+    return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
+
+
+_D: Final = "machine.devices.*."
+
+
+def _device_keys(*names: str) -> tuple[str, ...]:
+    return tuple(_D + name for name in names)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    # -- devices: copies and launches
+    Rule(
+        _device_keys("copy_engines"),
+        _some(_linked),
+        "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
+    ),
+    Rule(
+        _device_keys("host_memory", "staging_bandwidth"),
+        _some(_linked),
+        "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
+    ),
+    Rule(
+        _device_keys("graph_launch", "graph_gap"),
+        lambda case, loc: case.decisions.cuda_graph,
+        "nothing is launched as a CUDA graph; say launch: cuda-graph in the policy, or leave it out",
+    ),
+    Rule(
+        _device_keys("event_record", "event_wait"),
+        _some(
+            lambda case, device, values: (
+                _events(case, device, values) and device.lanes > 1 and not case.decisions.cuda_graph
+            )
+        ),
+        "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
+        "say so in the policy and give the device streams: 2 or more, or leave it out",
+    ),
+    Rule(
+        _device_keys("event_hop"),
+        _some(_events),
+        "the host waits for completion, and the device for no events; say synchronisation: issue in the "
+        "policy, or leave it out",
+    ),
+    Rule(
+        _device_keys("legacy_stream"),
+        _some(lambda case, device, values: device.lanes > 1),
+        "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
+    ),
+    # -- devices: what tasks share
+    Rule(
+        _device_keys("sharing"),
+        _some(
+            lambda case, device, values: (
+                device.workers * device.cores_per_op > device.cores if device.workers else device.lanes > 1
+            )
+        ),
+        "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (inter_op x "
+        "intra_op) than cores; or leave it out",
+    ),
+    Rule(
+        _device_keys("max_resident", "blocks_per_sm", "fitted_grids"),
+        _some(_shares),
+        "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
+        "leave it out",
+    ),
+    Rule(
+        _device_keys("oversubscription_cost"),
+        _some(
+            lambda case, device, values: (
+                _shares(case, device, values) and values.get("sharing", "time") == "time"
+            )
+        ),
+        "the device's threads do not exceed its cores, or share no time slices; raise inter_op or intra_op, "
+        "or leave it out",
+    ),
+    Rule(
+        _device_keys("partition_step"),
+        _some(lambda case, device, values: bool(values.get("partitions"))),
+        "the SMs are not partitioned; give partitions, or leave it out",
+    ),
+    Rule(
+        _device_keys("sms", "use_sms"),
+        _some(
+            lambda case, device, values: (
+                _shares(case, device, values)
+                or (_timed(case, device) and ("use_sms" in values or not _rated(case, values)))
+            )
+        ),
+        "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
+        "sharing: sm, or leave it out",
+    ),
+    # -- devices: what ops cost
+    Rule(
+        _device_keys("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
+        _by_roofline(),
+        "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
+        "leave out the durations, or the key",
+    ),
+    Rule(
+        _device_keys("bandwidth"),
+        _bandwidth,
+        "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
+        "durations, or the key",
+    ),
+    Rule(
+        _device_keys("efficiency", "half_flops"),
+        _by_roofline("peak", "matrix_peak", "vector_peak"),
+        "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
+        "op; give peak and leave out the durations, or leave out the key",
+    ),
+    Rule(
+        _device_keys("memory_efficiency", "half_bytes", "core_bandwidth"),
+        _by_roofline("bandwidth"),
+        "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
+        "such op; give bandwidth and leave out the durations, or leave out the key",
+    ),
+    Rule(
+        _device_keys("serial_fraction", "speedup"),
+        _some(
+            lambda case, device, values: (
+                _timed(case, device) and (device.cores_per_op > 1 or 1 in values.get("speedup", ()))
+            )
+        ),
+        "it is for ops that a cost model times and that use several cores; say intra_op: 2 or more and leave "
+        "out the durations, or leave out the key",
+    ),
+    Rule(
+        _device_keys("cost"),
+        _some(_timed),
+        "every op that may run on the device has a duration of its own; leave out the durations, or the key",
+    ),
+    Rule(
+        ("cost",),
+        lambda case, loc: any(
+            _timed(case, device)
+            for device in case.work.machine.devices
+            if "cost" not in case.scenario.described_devices[device.name]
+        ),
+        "every op has a duration of its own, or every device its own cost model; leave out one of them",
+    ),
+    # -- the machine
+    Rule(
+        _device_keys("ideal"),
+        lambda case, loc: any("preset" in values for values in _entry(case, loc).values()),
+        "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
+    ),
+    Rule(
+        ("machine.ideal",),
+        lambda case, loc: (
+            "preset" in case.scenario.machine_spec
+            or any("preset" in values for values in case.scenario.described_devices.values())
+        ),
+        "it drops the overheads of presets, and none is named; leave out the overheads themselves",
+    ),
+    Rule(
+        ("machine.links.*.efficiency",),
+        lambda case, loc: {"bandwidth", "name"} & set(case.scenario.machine_spec["links"][loc[2]]) != set(),
+        "it is a part of the link's bandwidth, which is not given; give bandwidth, or leave it out",
+    ),
+    Rule(
+        ("machine.links.*.on_request",),
+        lambda case, loc: bool(set(case.work.graph.kinds) & {"recv", "Recv", "_Recv"}),
+        "no op of the workload receives by key (kind recv), so nothing is requested; leave it out",
+    ),
+    # -- what policies know, how durations vary
+    Rule(
+        ("knowledge", "policy.knowledge", "compare.*.knowledge"),
+        lambda case, loc: not case.scenario.content.workload.schedules(),
+        "a pipeline's schedule is fixed before the run and asks for no duration; leave it out",
+    ),
+    Rule(
+        ("estimate_error",),
+        lambda case, loc: case.decisions.knowledge == "estimate",
+        "policies know no estimates; say knowledge: estimate, or leave it out",
+    ),
+    Rule(
+        ("noise.straggler_factor",),
+        lambda case, loc: case.scenario.content.noise.straggler_probability > 0,  # type: ignore[union-attr]
+        "no task is a straggler; give straggler_probability, or leave it out",
+    ),
+    Rule(
+        ("noise.straggler_probability",),
+        lambda case, loc: case.scenario.content.noise.straggler_factor != 1,  # type: ignore[union-attr]
+        "a straggler takes no longer than others; give straggler_factor, or leave it out",
+    ),
+    # -- memory
+    Rule(
+        ("memory.allocator",),
+        lambda case, loc: not set(case.scenario.described_devices) <= set(_memory(case).devices),
+        "every device has an allocator of its own under devices; leave one of them out",
+    ),
+    Rule(
+        ("memory.when_full",),
+        _may_be_full,
+        "no device's memory has an end; give a device memory: 80GB, or leave it out",
+    ),
+    # -- decisions
+    Rule(
+        ("policy.launch", "compare.*.launch"),
+        lambda case, loc: any(not device.workers for device in case.work.machine.devices),
+        "the machine has no device that ops are launched on; leave it out",
+    ),
+    Rule(
+        ("workload.sessions.*.inter_op_thread_pool",),
+        _pools,
+        "the policy has one pool; give tensorflow-executor its session_inter_op_thread_pool, or leave it out",
+    ),
+    # -- pipelines
+    Rule(
+        _stage_key("recompute") + _stage_key("stage_input") + ("workload.pipeline.backward_dependency",),
+        _phase("R"),
+        "the schedule recomputes nothing; say checkpoint: always (or except_last), or leave it out",
+    ),
+    Rule(
+        _stage_key("kept_for_weight_grad"),
+        _phase("W"),
+        "the schedule computes both gradients in one backward, B; choose one that splits it, or leave it out",
+    ),
+    Rule(
+        _stage_key("overlapped"),
+        lambda case, loc: any("+" in phase for phase in case.work.graph.phases),
+        "no slot of the schedule has a forward and a backward; choose one with such slots, as dualpipe, or "
+        "leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.backward_ratio",),
+        lambda case, loc: _pipeline(case).graph is not None,
+        "it is for layers that are cut from a graph; give graph, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.partition",),
+        lambda case, loc: any(
+            getattr(_pipeline(case), key) is not None for key in ("layers", "profile", "graph")
+        ),
+        "there are no layers to cut into stages; give layers, profile or graph, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.bandwidth",),
+        lambda case, loc: _pipeline(case).partition == "pipedream",
+        "only the planner pipedream reads it; say partition: pipedream, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.portals",),
+        lambda case, loc: bool(_pipeline(case).skips),
+        "there are no skip connections; give skips, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.devices",),
+        lambda case, loc: case.scenario.content.machine is not None,
+        "there is no machine; give one, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.model.tensor_bandwidth",),
+        lambda case, loc: _pipeline(case).model.tensor_parallel > 1,
+        "a layer is on one device; say tensor_parallel: 2 or more, or leave it out",
+    ),
+)
+"""Every key that has an effect only under a condition that a scenario decides."""

@@ -1,0 +1,296 @@
+"""Names in a scenario to objects that decide: policy, placement, streams, linearizer.
+
+::
+
+    policy: {name: out-of-order, window: 4, streams: {name: per-branch, spread: next}, synchronisation: issue}
+              │                   │          └──► PerBranch(spread="next")             └──► passed on, or set
+              └──► OutOfOrder(window=4)
+
+Options are the parameters of whatever the name stands for, so that a new policy needs no schema of its
+own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`` ``limit: 4MB``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from scenarios.fields.choices import Choice
+from scenarios.fields.policy_fields import Policy
+from scenarios.file.document import Document, Loc, hint
+from scenarios.run.compiling import Step
+from sim.job.job import Linearizer, Placement, StreamAssignment
+from sim.policy.policy import Policy as IssuePolicy
+from sim.words import plugins
+from sim.words.errors import InputError, UnknownNameError
+from sim.words.options import SUFFIXES, misfit, parameters, require_call, spelling
+
+__all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Everything that is decided, as objects.
+
+    Attributes
+    ----------
+    label : str
+        What the results call it.
+    policy : Policy
+    placement, streams, linearize : optional
+        None: the default of `sim.job.build_job.make_job`.
+    knowledge : str
+    loc : Loc
+        Where the decisions stand in the scenario.
+    compile : tuple of Step
+        Rewrites of the graph, in order.
+    cuda_graph : bool
+        Whether the ops of a device are launched as one.
+    """
+
+    label: str
+    policy: IssuePolicy
+    placement: Placement | None = None
+    streams: StreamAssignment | None = None
+    linearize: Linearizer | None = None
+    knowledge: str = "exact"
+    loc: Loc = ()
+    compile: tuple[Step, ...] = ()
+    cuda_graph: bool = False
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a specification stands, for messages, and what it may load."""
+
+    document: Document
+    loc: Loc
+    allow_code: bool = False
+
+
+def overlay(base: Policy, over: Policy) -> Policy:
+    """Return `base` with what `over` says in its place.
+
+    A policy that `over` names comes with its own options; decisions that `over` does not mention stay as
+    they are in `base`. A runtime is a set of all decisions, and nothing of `base` stays.
+    """
+    if over.runtime is not None:
+        base = Policy()
+    own = {key: value for key, value in over if key in over.model_fields_set and key in Policy.model_fields}
+    named = over.name is not None or over.runtime is not None
+    old = {key: value for key, value in base if key in base.model_fields_set and key in Policy.model_fields}
+    if named:
+        old = {key: value for key, value in old.items() if key not in ("name", "runtime")}
+    options = over.options if named else {**base.options, **over.options}
+    return Policy.model_construct(**{**old, **own, **options})
+
+
+def resolve(
+    spec: Policy,
+    label: str,
+    document: Document,
+    loc: Loc,
+    *,
+    allow_code: bool = False,
+    knowledge: str = "exact",
+    inherited: bool = False,
+) -> Decisions:
+    """Make the objects that a policy specification names.
+
+    Parameters
+    ----------
+    spec : Policy
+    label : str
+        What the results will call it.
+    document, loc
+        Where it stands, for messages; and the folder of ``module:Class``.
+    allow_code : bool
+        Whether ``module:Class`` may be imported.
+    knowledge : str
+        What the scenario lets policies know, unless `spec` says otherwise.
+    inherited : bool
+        Whether `spec` got its synchronisation from another policy: one that does not take it ignores it.
+
+    Raises
+    ------
+    ScenarioError
+        An unknown name (with the nearest known), an unknown option, or a wrong value of one.
+    """
+    source = _Source(document, loc, allow_code)
+    spec = _with_runtime(spec, source)
+    if spec.name is None:
+        raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
+
+    def choose(key: str, group: str) -> Any:
+        choice: Choice | None = getattr(spec, key)
+        return choice and _chosen(group, choice, _below(source, key))
+
+    return Decisions(
+        label,
+        _policy(spec, source, inherited=inherited),
+        placement=choose("placement", "sim.placements"),
+        streams=choose("streams", "sim.streams"),
+        linearize=choose("linearize", "sim.linearizers"),
+        knowledge=spec.knowledge or knowledge,
+        loc=loc,
+        compile=_steps(spec, source),
+        cuda_graph=spec.launch == "cuda-graph",
+    )
+
+
+def resolve_schedule(
+    spec: Policy, label: str, schedules: Collection[str], document: Document, loc: Loc
+) -> tuple[Decisions, Policy]:
+    """Return the decisions of a pipeline, and its policy with the name of a schedule.
+
+    The programs of the ranks decide: every rank issues its own, in order.
+
+    Raises
+    ------
+    ScenarioError
+        The policy names no schedule, or a decision that a schedule makes itself.
+    """
+    from policies.issue.in_order import InOrder
+    from scenarios.build.pipeline.pipeline_graph import AsWritten, CommunicationStream
+
+    source = _Source(document, loc)
+    spec = _with_runtime(spec, source)
+    if spec.name not in schedules:
+        what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
+        message = f"{what}{hint(spec.name or '', schedules)}"
+        raise document.error(_below(source, "name").loc if spec.name else loc, message)
+    for key in ("placement", "streams", "linearize", "synchronisation", "compile", "launch"):
+        if getattr(spec, key) is not None:
+            message = f"a pipeline's schedule decides it: {spec.name} takes no {key}"
+            raise document.error(_below(source, key).loc, message)
+    decisions = Decisions(
+        label,
+        InOrder(),
+        streams=CommunicationStream(),
+        linearize=AsWritten(),
+        loc=loc,
+    )
+    return decisions, spec
+
+
+def _steps(spec: Policy, source: _Source) -> tuple[Step, ...]:
+    """Return the rewrites that `spec` lists."""
+    steps = []
+    for i, choice in enumerate(spec.compile or ()):
+        at = _below(_below(source, "compile"), i)
+        rewrite = _chosen("sim.rewrites", choice, at)
+        steps.append(Step(choice.name, rewrite, at.loc))
+    return tuple(steps)
+
+
+def _below(source: _Source, key: str | int) -> _Source:
+    """Return where a key of `source` stands; of a policy from the command line there is but the name."""
+    if not source.loc:
+        return source
+    return _Source(source.document, (*source.loc, key), source.allow_code)
+
+
+def _with_runtime(spec: Policy, source: _Source) -> Policy:
+    """Put the decisions of a runtime beneath those that are given."""
+    if spec.runtime is None:
+        return spec
+    if spec.name is not None:
+        message = "has both a name and a runtime; a runtime names the policy too"
+        raise source.document.error(source.loc, message, key=True)
+    choices = _look_up("sim.runtimes", spec.runtime, _below(source, "runtime"))
+    given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
+    given |= spec.options
+    return overlay(Policy.model_validate({**choices}), Policy.model_construct(**given))
+
+
+def _policy(spec: Policy, source: _Source, *, inherited: bool = False) -> IssuePolicy:
+    """Make the policy itself; how it synchronises is an option of most, and an attribute of all."""
+    assert spec.name is not None
+    options = dict(spec.options)
+    thing = _look_up("sim.policies", spec.name, _below(source, "name"))
+    taken = callable(thing) and "synchronisation" in parameters(thing)
+    if spec.synchronisation is not None and taken:
+        options["synchronisation"] = spec.synchronisation
+    policy: object = _call(thing, spec.name, options, source)
+    if not isinstance(policy, IssuePolicy):
+        found = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
+        raise source.document.error((*source.loc, "name"), found)
+    if spec.synchronisation is not None and (taken or not inherited):
+        policy.synchronisation = spec.synchronisation
+    return policy
+
+
+_METHODS: Final = {
+    "sim.placements": ("place", "graph", "machine", "cost_ns"),
+    "sim.streams": ("assign", "job"),
+    "sim.linearizers": ("order", "job"),
+    "sim.rewrites": ("apply", "graph"),
+}
+"""What an object of each group has to have: its method, and what that is called with."""
+
+
+def _chosen(group: str, choice: Choice, source: _Source) -> Any:
+    """Make the object that a choice names, which decides by one method."""
+    made = _call(_look_up(group, choice.name, source), choice.name, choice.options, source)
+    method, *arguments = _METHODS[group]
+    try:
+        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *arguments, method=method)
+    except InputError as error:
+        raise source.document.error(source.loc, str(error)) from None
+    return made
+
+
+def _look_up(group: str, name: str, source: _Source) -> Any:
+    document = source.document
+    try:
+        return plugins.lookup(group, name, allow_code=source.allow_code, directory=document.directory)
+    except UnknownNameError as error:
+        raise document.error(source.loc, f"unknown {error.what} {name!r}{hint(name, error.known)}") from None
+    except InputError as error:
+        raise document.error(source.loc, str(error)) from error
+
+
+def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
+    """Call a class or function with options, each a parameter of it."""
+    named = parameters(thing) if callable(thing) else {}
+    spelled = {spelling(parameter): parameter for parameter in named}
+    arguments = {}
+    document, loc = source.document, source.loc
+    for key, value in options.items():
+        if key not in spelled:
+            near = hint(key, spelled) if spelled else "; it has none"
+            raise document.error((*loc, key), f"{name} has no option {key!r}{near}", key=True)
+        arguments[spelled[key]] = _value(spelled[key], named[spelled[key]], value, source, key)
+    missing = [
+        spelling(key)
+        for key, parameter in named.items()
+        if parameter.default is inspect.Parameter.empty and key not in arguments
+    ]
+    if missing:
+        raise document.error(loc, f"{name} needs the option {missing[0]!r}", key=True)
+    if not callable(thing):
+        return thing
+    try:
+        return thing(**arguments)
+    except InputError as error:
+        at = [key for key in options if f" {key} " in f"{error} "]
+        raise document.error((*loc, *at[:1]), str(error)) from error
+
+
+def _value(name: str, parameter: inspect.Parameter, value: Any, source: _Source, key: str) -> Any:
+    if "Path" in str(parameter.annotation) and isinstance(value, str):
+        return Path(source.document.file(value))
+    for suffix, parse in SUFFIXES.items():
+        if name.endswith(suffix) and value is not None:
+            try:
+                return parse(value, what="")
+            except InputError as error:
+                message = str(error).removeprefix(": ")
+                raise source.document.error((*source.loc, key), message) from None
+    wanted = misfit(parameter.annotation, value)
+    if wanted is not None:
+        raise source.document.error((*source.loc, key), f"should be {wanted}, not {value!r}")
+    return value

@@ -1,0 +1,231 @@
+"""Running a scenario: from the file's words to a trace, its summary, and what was expected of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from devices.cost.plain_rooflines import warn_of_plain_rooflines
+from devices.kinds.launches import launched
+from scenarios.fields.expect import Expectation, Outcome
+from scenarios.file.document import dotted
+from scenarios.run.compiling import compile_graph
+from scenarios.run.conditions import refuse_without_effect
+from scenarios.run.load import Case, Scenario
+from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
+from scenarios.schema import MOST_TASKS
+from scenarios.work.op_places import op_place
+from sim.engine import Observer
+from sim.graph.graph import Graph
+from sim.job.build_job import make_job
+from sim.job.job import Job
+from sim.kernel.choose import NotOnKernelError, run_job
+from sim.machine.machine import Machine
+from sim.metrics import summary
+from sim.trace import Trace
+from sim.words.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError
+
+__all__ = ["Result", "run_case", "run_scenario"]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What came out of one run.
+
+    Attributes
+    ----------
+    case : Case
+    trace : Trace
+    expectations : tuple of Expectation
+        What is expected of it: nothing of what the file says, once settings have changed the file.
+    """
+
+    case: Case
+    trace: Trace
+    expectations: tuple[Expectation, ...] = ()
+
+    @property
+    def scenario(self) -> str:
+        """Name of the scenario."""
+        return self.case.scenario.name
+
+    @property
+    def policy(self) -> str:
+        """What the policy is called in the scenario."""
+        return self.case.label
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The numbers: see `sim.metrics.summary`."""
+        found = summary(self.trace)
+        if self.trace.memory is not None:
+            from sim.analysis.allocator_log import memory_report
+
+            found["memory"] = memory_report(self.trace)
+        return {**found, **self.case.work.report(self.trace)}
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each expectation."""
+        return tuple(expectation.hold(self.summary, self.trace) for expectation in self.expectations)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything expected came out."""
+        return all(outcome.passed for outcome in self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim run --json`` prints."""
+        names = {"scenario": self.scenario, "policy": self.policy, "engine": self.trace.engine}
+        return {**self.summary, **names, "expect": [outcome.to_json() for outcome in self.outcomes]}
+
+
+def run_scenario(
+    scenario: Scenario, policy: str | None = None, *, observers: Iterable[Observer] = (), check: bool = False
+) -> Result:
+    """Run a scenario, under its own policy or another one.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    policy : str, optional
+        See `Scenario.case`.
+    observers : iterable of Observer
+        Told of every start and end.
+    check : bool
+        Whether to assert the invariants of the trace afterwards.
+
+    Raises
+    ------
+    InputError
+        The scenario is wrong: an unknown name, an op that no device can run.
+    RunError
+        The run cannot go on: out of memory, stuck.
+
+    Examples
+    --------
+    >>> from scenarios.run.load import load_scenario
+    >>> run_scenario(load_scenario("scenarios/examples/topological.yaml")).trace.makespan_ns
+    30000
+    """
+    return run_case(scenario.case(policy), observers=observers, check=check)
+
+
+def run_case(
+    case: Case, *, observers: Iterable[Observer] = (), check: bool = False, seed: int | None = None
+) -> Result:
+    """Run one case of a scenario; see `run_scenario`. A `seed` is in place of the scenario's."""
+    job = job_of(case, seed=seed)
+    known = {
+        "device": [device.name for device in job.machine.devices],
+        "link": [link.name for link in job.machine.links],
+        "op": _task_names(job),
+    }
+    expectations = tuple(
+        expectation
+        for expectation in case.expectations
+        # What the file expects holds for what the file says; settings may bring expectations of their own.
+        if not case.scenario.document.changed or not expectation.in_file
+    )
+    for expectation in expectations:
+        expectation.check_name(known)
+    trace = _run(case, job, observers)
+    if check:
+        trace.check()
+    case.work.fits(trace)
+    return Result(case, trace, expectations)
+
+
+def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
+    """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
+    decisions, document = case.decisions, case.scenario.document
+    memory = memory_of(case.scenario, job.machine, decisions.policy)
+    try:
+        trace = run_job(
+            job, decisions.policy, case.scenario.content.engine, memory=memory, observers=observers
+        )
+    except ScenarioError:
+        raise
+    except NotOnKernelError as error:
+        raise document.error(("engine",), str(error)) from error
+    except (GraphError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
+        raise document.error(op_place(str(error), document), str(error)) from error
+    if memory is None and case.make is None and exceeds_memory(trace):
+        # Again, and counted: it ends where memory ends, and says who held what.
+        trace = run_job(job, decisions.policy, memory=exact_memory(job.machine))
+    return trace
+
+
+def job_of(case: Case, *, seed: int | None = None) -> Job:
+    """Return the job of a case: everything that is decided before time 0.
+
+    Raises
+    ------
+    ScenarioError
+        An op that no device can run, or a wrong decision; with its place where that is known.
+    """
+    scenario, decisions = case.scenario, case.decisions
+    machine, content = case.work.machine, scenario.content
+    try:
+        compiled = compile_graph(
+            case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
+        )
+        tasks = content.iterations * len(compiled.graph)
+        if tasks > MOST_TASKS:
+            message = f"{content.iterations:,} iterations of {len(compiled.graph):,} ops are {tasks:,} tasks"
+            raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
+        _check_names(scenario, compiled.graph, machine)
+        job = make_job(
+            compiled.graph,
+            machine,
+            placement=compiled.placement,
+            streams=decisions.streams,
+            linearize=decisions.linearize,
+            iterations=content.iterations,
+            knowledge=decisions.knowledge,
+            estimate_error=content.estimate_error,
+            noise=None if content.noise is None else content.noise.noise(),
+            seed=content.seed if seed is None else seed,
+        )
+        refuse_without_effect(case)
+        warn_of_plain_rooflines(job)
+        return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
+    except ScenarioError:
+        raise
+    except (InfeasibleError, InputError) as error:
+        # Nothing has run yet: it is the scenario that asks for what cannot be.
+        raise scenario.document.error(op_place(str(error), scenario.document), str(error)) from error
+
+
+def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
+    """Refuse a slow device, or a model with memory of its own, that nobody has: a slip of the pen."""
+    content, document = scenario.content, scenario.document
+    devices = [device.name for device in machine.devices]
+    for name in content.noise.devices if content.noise is not None else ():
+        if name not in devices:
+            message = str(UnknownNameError("device", name, devices))
+            raise document.error(("noise", "devices", name), message)
+    models = sorted({op.partition("/")[0] for op in graph.op_names})
+    for pattern in (
+        "memory.allocator.limits",
+        "memory.devices.*.limits",
+        "machine.devices.*.virtual_devices",
+    ):
+        for loc in document.matching(pattern):
+            from devices.memory.groups import Groups
+
+            named = document.matching(f"{dotted(loc)}.*")
+            group_of = Groups(str(at[-1]) for at in named)
+            found = {group_of(op) for op in graph.op_names}
+            for at in named:
+                if at[-1] not in found:
+                    raise document.error(at, str(UnknownNameError("model", str(at[-1]), models)))
+
+
+def _task_names(job: Job) -> list[str]:
+    ops = job.graph.op_names
+    if job.iterations == 1:
+        return list(ops)
+    return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]

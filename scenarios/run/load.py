@@ -1,0 +1,336 @@
+"""Scenario files to scenarios: read, changed by ``--set``, checked; machine and graph built.
+
+::
+
+    file ──► Document ──--set──► Document ──schema──► ScenarioFile ──► machine, graph, variants
+                                                         (cached: what nobody asks for is not built)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from devices.machine import described_devices, make_machine
+from devices.presets import machine_preset
+from scenarios.fields.expect import Expectation, read_expectations
+from scenarios.fields.policy_fields import Policy
+from scenarios.file.document import Document, Loc, hint
+from scenarios.file.faults import scenario_error
+from scenarios.file.renamed import refuse_renamed
+from scenarios.file.yaml_read import Node, Place
+from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
+from scenarios.schema import ScenarioFile, model_for
+from scenarios.work.workload import Work
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.words import plugins
+from sim.words.errors import InputError, shortened
+
+__all__ = ["Case", "Scenario", "load_scenario"]
+
+
+def load_scenario(
+    path: str | Path, *, sets: Iterable[str] = (), vary: Iterable[str] = (), allow_code: bool = False
+) -> Scenario:
+    """Read a scenario file.
+
+    Parameters
+    ----------
+    path : path
+    sets : iterable of str
+        ``KEY=VALUE`` texts that change the file's values before they are checked: a dotted path (list
+        items by number) and a YAML value.
+    vary : iterable of str
+        More of them, of one point of a sweep: messages speak of ``--vary``.
+    allow_code : bool
+        Whether the scenario may name ``module:Class``, which runs other people's code.
+
+    Raises
+    ------
+    ScenarioError
+        With file, line and column: whatever is wrong with the file.
+
+    Examples
+    --------
+    >>> load_scenario("scenarios/examples/quickstart.yaml", sets=["workload.batch=1"]).name
+    'Inception v1 on one H200'
+    """
+    return _validated(Document.read(path).with_settings(sets).with_settings(vary, "--vary"), allow_code)
+
+
+def _validated(document: Document, allow_code: bool) -> Scenario:
+    refuse_renamed(document)
+    value = document.root.plain()
+    try:
+        content = ScenarioFile.model_validate(value)
+    except ValidationError as error:
+        raise scenario_error(error, model_for(value), document) from None
+    scenario = Scenario(content, document, allow_code)
+    labels = [label for label, _ in scenario.variants]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            message = f"two entries are called {label!r}; give one of them a label"
+            raise document.error(("compare", i), message)
+    return scenario
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that a scenario describes: its work, who decides, and what has to come out.
+
+    Attributes
+    ----------
+    scenario : Scenario
+        With the settings of the case.
+    decisions : Decisions
+    expectations : tuple of Expectation
+    make : callable, optional
+        Returns graph and machine, where they depend on the policy (a pipeline's schedule).
+    base : Scenario
+        The scenario as its file says it; an entry of ``compare`` may have changed it.
+    """
+
+    scenario: Scenario
+    decisions: Decisions
+    base: Scenario
+    expectations: tuple[Expectation, ...] = ()
+    make: Callable[[], Work] | None = None
+
+    @cached_property
+    def work(self) -> Work:
+        """Graph, machine, and what the summary tells besides."""
+        if self.make is not None:
+            return self.make()
+        return Work(self.scenario.graph, self.scenario.machine, lambda trace: {}, lambda trace: None)
+
+    @property
+    def label(self) -> str:
+        """What results call it."""
+        return self.decisions.label
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A scenario file that keeps the schema.
+
+    Attributes
+    ----------
+    content : ScenarioFile
+        What it says.
+    document : Document
+        How it says it: where each thing stands.
+    allow_code : bool
+    """
+
+    content: ScenarioFile
+    document: Document
+    allow_code: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, else the name of its file."""
+        return self.content.name or self.document.path.stem
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine.
+
+        Raises
+        ------
+        ScenarioError
+            There is none, or its description contradicts itself.
+        """
+        spec, origin = self.machine_spec, plugins.Origin(self.document.directory, self.allow_code)
+        if not spec:
+            raise self.document.error((), "machine: is missing")
+        try:
+            return make_machine(
+                _with_cost(spec, self.content.cost, origin),
+                directory=self.document.directory,
+                allow_code=self.allow_code,
+            )
+        except InputError as error:
+            if error.path[3:4] == ("cost",) and self.document.at(error.path[:4]) is None:
+                error.path = error.path[3:]  # it is the scenario's
+            raise self.document.wrong(error) from error
+
+    @cached_property
+    def machine_spec(self) -> dict[str, Any]:
+        """What the scenario says of its machine; of a workload that needs none, the one that is meant."""
+        if self.content.machine is None:
+            return dict(self.content.workload.default_machine() or {})
+        return self.content.machine.model_dump(by_alias=True, exclude_unset=True)
+
+    @cached_property
+    def described_devices(self) -> dict[str, dict[str, Any]]:
+        """What the machine's description says of each device: see `devices.machine.described_devices`."""
+        return described_devices(
+            self.machine_spec, directory=self.document.directory, allow_code=self.allow_code
+        )
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the workload.
+
+        Raises
+        ------
+        InputError
+            It cannot be built.
+        """
+        if self.content.workload.runs_code and not self.allow_code:
+            message = "runs code, which a scenario may not do by itself; allow it with --allow-code"
+            raise self.document.error(("workload",), message)
+        return self.content.workload.build(self.document, self.machine)
+
+    @cached_property
+    def variants(self) -> list[tuple[str, int]]:
+        """Labels of the entries of ``compare``, each with its index."""
+        return [
+            (entry.label or entry.name or entry.runtime or _own_label(self.content.policy), i)
+            for i, entry in enumerate(self.content.compare)
+        ]
+
+    def case(self, policy: str | None = None) -> Case:
+        """Return the run under a policy.
+
+        Parameters
+        ----------
+        policy : str, optional
+            The label of an entry of ``compare``, a policy, or a runtime; by default the scenario's own
+            policy. A policy is overlaid on the scenario's, as an entry of ``compare`` is: placement, streams
+            and what else it does not say stay; a runtime replaces all of it. Where a policy and a runtime
+            have the same name, the policy is meant. Only the scenario's own and its entries have
+            expectations.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, or a wrong option.
+        """
+        content = self.content
+        if policy is None:
+            return self._case(
+                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",), self
+            )
+        for label, i in self.variants:
+            if label == policy:
+                return self.entry(i)
+        named = Document(Node({}, Place(f"--policy {shortened(policy)}")), self.document.path)
+        spec = overlay(content.policy, self._named(policy))
+        if content.workload.schedules():
+            return self._scheduled(spec, policy, named, (), self)
+        decisions = resolve(
+            spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge, inherited=True
+        )
+        return Case(self, decisions, self)
+
+    def _named(self, policy: str) -> Policy:
+        """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
+        schedules = self.content.workload.schedules()
+        policies, runtimes = plugins.names("sim.policies"), plugins.names("sim.runtimes")
+        known = list(schedules) or policies
+        if policy in known or ":" in policy:
+            return Policy(name=policy)
+        if policy in runtimes:
+            return Policy(runtime=policy)
+        if policy in (policies if schedules else _pipeline_schedules()):
+            kind = "a pipeline's policy is its schedule" if schedules else "the workload is no pipeline"
+            what = "a policy for graphs" if schedules else "a pipeline schedule"
+            raise Place("--policy").error(
+                f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
+            )
+        labels = [label for label, _ in self.variants]
+        everything = dict.fromkeys([*labels, *known, *runtimes])
+        raise Place("--policy").error(f"unknown policy {policy!r}{hint(policy, everything)}")
+
+    def cases(self) -> list[Case]:
+        """Return every run that the scenario compares, or its own run when it compares nothing."""
+        return [self.entry(i) for _, i in self.variants] or [self.case()]
+
+    def expected(self) -> list[Case]:
+        """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
+        own = [self.case()] if self.content.expect else []
+        return own + [self.entry(i) for _, i in self.variants if self.content.compare[i].expect]
+
+    def entry(self, i: int) -> Case:
+        """Return the run of an entry of ``compare``, counted from 0.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, a wrong option, or a setting that the scenario cannot have.
+        """
+        entry, loc = self.content.compare[i], ("compare", i)
+        scenario = self
+        if entry.set:
+            changed = self.document.with_values(entry.set, (*loc, "set"))
+            scenario = _validated(changed, self.allow_code)
+        spec = overlay(scenario.content.policy, entry)
+        label = self.variants[i][0]
+        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"), self)
+
+    def _case(
+        self,
+        spec: Policy,
+        label: str,
+        loc: Loc,
+        expect: Mapping[str, Any],
+        expect_loc: Loc,
+        base: Scenario,
+    ) -> Case:
+        document, knowledge = self.document, self.content.knowledge
+        expectations = read_expectations(expect, document, expect_loc)
+        if self.content.workload.schedules():
+            return self._scheduled(spec, label, document, loc, base, expectations)
+        decisions = resolve(spec, label, document, loc, allow_code=self.allow_code, knowledge=knowledge)
+        return Case(self, decisions, base, expectations)
+
+    def _scheduled(
+        self,
+        spec: Policy,
+        label: str,
+        document: Document,
+        loc: Loc,
+        base: Scenario,
+        expectations: tuple[Expectation, ...] = (),
+    ) -> Case:
+        """Return the run of a workload of which the policy is a schedule."""
+        content = self.content
+        if "policy" not in content.model_fields_set and spec.name == content.policy.name:
+            message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
+            raise self.document.error((), f"policy: {message}")
+        decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)
+
+        def make() -> Work:
+            machine = None if content.machine is None else self.machine
+            workload = content.workload
+            return workload.work(
+                self.document, machine, named, loc if document.root.value else (), seed=content.seed
+            )
+
+        return Case(self, decisions, base, expectations, make)
+
+
+def _pipeline_schedules() -> list[str]:
+    from policies.pipeline import schedules
+
+    return [name for name, _ in schedules()]
+
+
+def _own_label(policy: Policy) -> str:
+    return policy.name or policy.runtime or "policy"
+
+
+def _with_cost(spec: dict[str, Any], cost: Any, origin: plugins.Origin) -> dict[str, Any]:
+    """Give the scenario's cost model to every device for which it names none, those of a preset included."""
+    if cost is None:
+        return spec
+    preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}
+    given = {**{name: {} for name in preset}, **spec.get("devices", {})}
+    return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}

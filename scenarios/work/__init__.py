@@ -1,0 +1,1 @@
+"""What runs: the kinds of workload, one a file."""

@@ -1,0 +1,110 @@
+"""Graphs kept in files of their own: ``workload: {graph: inception_v1.json.gz, batch: 32}``.
+
+A file of any known format; what its importer takes besides stands beside it. Some formats have short names::
+
+    {graph: trace.json.gz, format: kineto, host: none}          {kineto: trace.json.gz, host: none}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from scenarios.file.document import Document
+from scenarios.file.quantities import Count, File, Name
+from scenarios.work.workload import Workload
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.words.errors import InputError, UnknownNameError
+
+__all__ = ["GraphFile", "OnnxFile", "load_file"]
+
+Batch = Annotated[Count | None, Field(description="batch size; default: that of the file")]
+
+
+class GraphFile(Workload):
+    """A graph in a file, of any format that `sim import` reads; further keys are options of its importer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    graph: Annotated[File, Field(description="a file, relative to this one")]
+    format: Annotated[
+        Name | None, Field(description="name of an importer, when the content does not tell (`sim import`)")
+    ] = None
+    batch: Batch = None
+    attributes: Annotated[
+        dict[Name, dict[str, JsonValue]],
+        Field(
+            default_factory=dict,
+            description="attributes added to ops of the file, such as outcomes: {op: {outcome: true}}",
+        ),
+    ]
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Read the file."""
+        from scenarios.importers import takes
+
+        options = dict(self.__pydantic_extra__ or {})
+        with placed(document, "graph"):
+            if self.attributes and takes(document.file(self.graph), self.format, "attributes"):
+                options["attributes"] = self.attributes
+        graph = load_file(document, "graph", self.graph, batch=self.batch, format=self.format, **options)
+        if "attributes" in options:
+            return graph
+        attributes = dict(graph.attributes)
+        for name, more in self.attributes.items():
+            try:
+                op = graph.index(name)
+            except UnknownNameError as error:
+                raise document.error(("workload", "attributes", name), str(error), key=True) from None
+            attributes[op] = {**attributes.get(op, {}), **more}
+        return replace(graph, attributes=attributes)
+
+
+class OnnxFile(Workload):
+    """An ONNX model (needs the extra ``onnx``)."""
+
+    onnx: Annotated[File, Field(description="a file, relative to this one")]
+    batch: Batch = None
+    dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
+    unknown: Annotated[
+        Literal["error", "bytes"],
+        Field(description="operators without a cost formula: refuse them, or count only their bytes"),
+    ] = "error"
+    attributes: Annotated[
+        dict[Name, dict[str, JsonValue]],
+        Field(
+            default_factory=dict,
+            description="attributes added to ops, such as {loop: {trips: 8}, loop/body/if: {outcome: true}}",
+        ),
+    ]
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Read the file."""
+        options: dict[str, Any] = {"unknown": self.unknown}
+        if self.dtype is not None:
+            options["dtype"] = self.dtype
+        if self.attributes:
+            options["attributes"] = self.attributes
+        return load_file(document, "onnx", self.onnx, batch=self.batch, format="onnx", **options)
+
+
+def load_file(document: Document, key: str, file: str, *, batch: int | None = None, **options: Any) -> Graph:
+    """Return the graph in a file that the key `key` of the workload names; an error has its place there."""
+    from scenarios.importers import load_graph
+
+    with placed(document, key):
+        return load_graph(document.file(file), batch=batch, **options)
+
+
+@contextmanager
+def placed(document: Document, key: str) -> Iterator[None]:
+    """Give an error about the workload's file, or about an option of its importer, its place."""
+    try:
+        yield
+    except InputError as error:
+        raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error

@@ -1,0 +1,346 @@
+"""Ops written out in the scenario: ``workload: {ops: {a: {duration: 10us}, b: {inputs: [a], ...}}}``.
+
+An op is a name and what is known of it. Its order in the file is the order of ties. Instead of
+one long op, ``split: k`` makes k parts that may run side by side::
+
+    a: {duration: 80us, split: 4}       a/0  20us ─┐
+    b: {inputs: [a]}                    a/1  20us ─┤
+                                        a/2  20us ─┼─► b     who reads a reads all its parts
+                                        a/3  20us ─┘
+
+An op of kind ``call``, ``if`` or ``while`` stands for the ops of ``functions:`` that its attributes name
+(`scenarios.ops.functions`)::
+
+    ops:        {x: {...}, f: {kind: while, inputs: [x], attributes: {body: step, trips: 8}}}
+    functions:  {step: {inputs: [i], ops: {add: {inputs: [i], duration: 1ms}}, results: [add]}}
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+
+from scenarios.file.document import Document, Loc, hint
+from scenarios.file.quantities import (
+    Bytes,
+    Count,
+    Duration,
+    Flops,
+    Name,
+    Strict,
+    Whole,
+    fault,
+    quantity_schema,
+)
+from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
+from scenarios.work.op_places import op_place
+from scenarios.work.workload import Workload
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.words.dimensions import DURATION
+from sim.words.errors import GraphError
+
+__all__ = ["InlineOps", "Op"]
+
+
+class Reference(Strict):
+    """What an op reads or waits for."""
+
+    source: Annotated[Name, Field(alias="from")]
+    distance: Whole = 0
+
+
+def _reference(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"from": value}
+
+
+AnyReference = Annotated[
+    Reference,
+    BeforeValidator(_reference),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": ["string", "integer"]},
+                {
+                    "type": "object",
+                    "properties": {
+                        "from": {"type": ["string", "integer"]},
+                        "distance": {
+                            "type": "integer",
+                            "minimum": 0,
+                            "description": "how many iterations earlier the input was made",
+                        },
+                    },
+                    "required": ["from"],
+                    "additionalProperties": False,
+                },
+            ],
+            "description": "an op (its first output), 'op:1' (its second), or {from: op, distance: 1}",
+        }
+    ),
+]
+References = Annotated[list[AnyReference], Field(default_factory=list)]
+
+
+EVERYWHERE: Final = "default"
+"""The kind of device that stands for all that are not named."""
+
+
+def _durations(value: Any) -> Any:
+    return value if isinstance(value, dict) else {EVERYWHERE: value}
+
+
+Durations = Annotated[
+    dict[Name, Duration],
+    BeforeValidator(_durations),
+    Field(default_factory=dict),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                quantity_schema(DURATION),
+                {"type": "object", "additionalProperties": quantity_schema(DURATION)},
+            ],
+            "description": "duration on any device, or {cpu: 900us, gpu: 30us}; default: from the cost model",
+        }
+    ),
+]
+
+
+class Op(Strict):
+    """One op."""
+
+    kind: Annotated[Name, Field(description="matmul, conv, copy, all_reduce, ...")] = "op"
+    duration: Durations
+    inputs: References
+    after: References
+    output: Annotated[Bytes | None, Field(description="size of its only output")] = None
+    outputs: Annotated[list[Bytes] | None, Field(description="sizes of its outputs")] = None
+    device: Annotated[Name | None, Field(description="device, or kind of device, that it must run on")] = None
+    flops: Flops = 0
+    bytes_read: Annotated[Bytes | None, Field(description="default: size of its inputs")] = None
+    bytes_written: Annotated[Bytes | None, Field(description="default: size of its outputs")] = None
+    dtype: Name | None = None
+    stage: Whole | None = None
+    micro_batch: Whole | None = None
+    phase: Name | None = None
+    split: Annotated[Count, Field(le=100_000, description="run as this many equal parts")] = 1
+    attributes: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
+
+    @model_validator(mode="after")
+    def _one_of_output_and_outputs(self) -> Op:
+        if self.output is not None and self.outputs is not None:
+            raise fault("has both output and outputs; give one of them")
+        return self
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of its outputs in bytes."""
+        return (self.outputs or [0]) if self.output is None else [self.output]
+
+
+class External(Strict):
+    """A tensor that no op produces."""
+
+    size: Bytes = 0
+    device: Annotated[Name | None, Field(description="device that holds it; default: all that read it")] = (
+        None
+    )
+
+
+def _external(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"size": value}
+
+
+AnyExternal = Annotated[External, BeforeValidator(_external)]
+
+
+class FunctionOps(Strict):
+    """A function: the ops that an op of kind call, if or while stands for."""
+
+    inputs: Annotated[
+        list[Name], Field(default_factory=list, description="names that its ops use for the inputs")
+    ]
+    ops: Annotated[dict[Name, Op], Field(min_length=1)]
+    results: Annotated[
+        list[Name], Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
+    ]
+
+    @model_validator(mode="after")
+    def _not_split(self) -> FunctionOps:
+        for name, op in self.ops.items():
+            if op.split > 1:
+                raise fault(f"op {name!r} is split, which an op of a function cannot be")
+        return self
+
+
+class InlineOps(Workload):
+    """Ops written out in the scenario."""
+
+    ops: Annotated[dict[Name, Op], Field(min_length=1)]
+    inputs: Annotated[
+        dict[Name, AnyExternal],
+        Field(
+            default_factory=dict, description="tensors there before each iteration: size, or {size, device}"
+        ),
+    ]
+    parameters: Annotated[
+        dict[Name, AnyExternal],
+        Field(
+            default_factory=dict, description="tensors that stay, such as weights: size, or {size, device}"
+        ),
+    ]
+
+    functions: Annotated[
+        dict[Name, FunctionOps],
+        Field(default_factory=dict, description="functions whose ops the kinds call, if and while stand for"),
+    ]
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Return the graph of the ops, checked name by name so that an error has a place."""
+        self._check_names(document)
+        self._check_functions(document)
+        self._check_devices(document, machine)
+        title = document.root.child("name")
+        builder = GraphBuilder(str(title.value) if title and title.value else document.path.stem)
+        for name, tensor in self.inputs.items():
+            builder.input(name, tensor.size, device=tensor.device)
+        for name, tensor in self.parameters.items():
+            builder.parameter(name, tensor.size, device=tensor.device)
+        records = [
+            _record(name, op, part, self.ops) for name, op in self.ops.items() for part in range(op.split)
+        ]
+        functions = {
+            name: Function(
+                name,
+                tuple(function.inputs),
+                tuple(_record(inner, op, 0, function.ops) for inner, op in function.ops.items()),
+                tuple(function.results),
+            )
+            for name, function in self.functions.items()
+        }
+        try:
+            add_ops(builder, records, functions)
+            return builder.build()
+        except GraphError as error:
+            loc = op_place(str(error), document)
+            raise document.error(loc, str(error), key=loc[-1] == "ops") from None
+
+    def _check_names(self, document: Document) -> None:
+        """Refuse references to what is not there."""
+        externals = {**self.inputs, **self.parameters}
+        parts = {f"{name}/{k}" for name, op in self.ops.items() if op.split > 1 for k in range(op.split)}
+        for what in ("inputs", "parameters"):
+            for name in getattr(self, what):
+                if name in self.ops or name in parts or (what == "parameters" and name in self.inputs):
+                    loc: Loc = ("workload", what, name)
+                    raise document.error(loc, f"the name {name!r} is used twice", key=True)
+        for part in sorted(parts & set(self.ops)):
+            raise document.error(
+                ("workload", "ops", part), "is also the name of a part of a split op", key=True
+            )
+        for name, op in self.ops.items():
+            for i, ref in enumerate(op.inputs):
+                known = self._n_outputs(ref.source, parts)
+                if known is None and ref.source not in externals:
+                    loc = ("workload", "ops", name, "inputs", i)
+                    base, colon, k = ref.source.rpartition(":")
+                    if colon and k.isdecimal() and base in self.ops:
+                        n = len(self.ops[base].sizes())
+                        raise document.error(loc, f"{base!r} has {n} output(s), counted from 0")
+                    near = hint(ref.source, [*self.ops, *externals])
+                    raise document.error(loc, f"unknown input {ref.source!r}{near}")
+            for i, ref in enumerate(op.after):
+                if ref.source not in self.ops and ref.source not in parts:
+                    loc = ("workload", "ops", name, "after", i)
+                    raise document.error(loc, f"unknown op {ref.source!r}{hint(ref.source, self.ops)}")
+
+    def _check_functions(self, document: Document) -> None:
+        """Refuse ops that stand for others and do not say for which; warn of functions nobody names."""
+        written: list[tuple[Loc, Mapping[str, Op]]] = [(("workload", "ops"), self.ops)]
+        for name, function in self.functions.items():
+            written.append((("workload", "functions", name, "ops"), function.ops))
+        used = set()
+        for loc, ops in written:
+            for name, op in ops.items():
+                keys = FUNCTIONAL_KINDS.get(op.kind, ())
+                missing = [key for key in keys if key not in op.attributes]
+                if missing:
+                    given = ", ".join(f"{key}: FUNCTION" for key in keys)
+                    more = ", trips: N" if op.kind == "while" else ""
+                    message = (
+                        f"an op of kind {op.kind} stands for the ops of {' and '.join(keys)}, and its "
+                        f"attributes do not name {' and '.join(missing)}; give attributes: {{{given}{more}}}"
+                    )
+                    raise document.error((*loc, name), f"op {name!r}: {message}")
+                used |= {str(op.attributes[key]) for key in (*keys, "cond") if key in op.attributes}
+        for name in self.functions:
+            if name not in used:
+                place = document.place(("workload", "functions", name), key=True)
+                warnings.warn(f"{place}: no op uses the function {name!r}", stacklevel=2)
+
+    def _n_outputs(self, source: str, parts: set[str]) -> int | None:
+        """Return a number if `source` names an output of an op."""
+        if source in self.ops or source in parts:
+            return 1
+        base, colon, k = source.rpartition(":")
+        if colon and k.isdecimal() and base in self.ops:
+            op = self.ops[base]
+            functional = is_functional({"kind": op.kind, "attributes": op.attributes})
+            if functional or int(k) < len(op.sizes()):  # how many results a function has is checked later
+                return int(k) + 1
+        return None
+
+    def _check_devices(self, document: Document, machine: Machine) -> None:
+        known = [word for device in machine.devices for word in (device.name, device.kind)]
+        things: dict[Loc, Op | External] = {("ops", name): op for name, op in self.ops.items()}
+        things |= {("inputs", name): tensor for name, tensor in self.inputs.items()}
+        things |= {("parameters", name): tensor for name, tensor in self.parameters.items()}
+        for name, function in self.functions.items():
+            things |= {("functions", name, "ops", inner): op for inner, op in function.ops.items()}
+        for loc, thing in things.items():
+            device = thing.device
+            if device is not None and device not in known:
+                message = f"unknown device {device!r}{hint(device, known)}"
+                raise document.error(("workload", *loc, "device"), message)
+
+
+def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:
+    """Return one part of an op as arguments of `GraphBuilder.op`; an op that is not split has one."""
+
+    def share(whole: int) -> int:
+        return whole * (part + 1) // op.split - whole * part // op.split
+
+    duration_ns = {kind: share(ns) for kind, ns in op.duration.items()}
+    return {
+        "name": f"{name}/{part}" if op.split > 1 else name,
+        "kind": op.kind,
+        "inputs": _expand(op.inputs, ops),
+        "after": _expand(op.after, ops),
+        "outputs": [share(size) for size in op.sizes()],
+        "duration_ns": duration_ns.pop(EVERYWHERE, None),
+        "duration_by_kind": duration_ns,
+        "flops": share(op.flops),
+        "bytes_read": None if op.bytes_read is None else share(op.bytes_read),
+        "bytes_written": None if op.bytes_written is None else share(op.bytes_written),
+        "device": op.device,
+        "dtype": op.dtype,
+        "stage": op.stage,
+        "micro_batch": op.micro_batch,
+        "phase": op.phase,
+        "attributes": op.attributes,
+    }
+
+
+def _expand(references: Sequence[Reference], ops: Mapping[str, Op]) -> list[tuple[str, int]]:
+    """Return the references with all parts in place of an op that is split."""
+    expanded = []
+    for ref in references:
+        base, colon, k = ref.source.rpartition(":")
+        whole, output = (base, f":{k}") if colon and base in ops else (ref.source, "")
+        parts = ops[whole].split if whole in ops else 1
+        names = [f"{whole}/{i}{output}" for i in range(parts)] if parts > 1 else [ref.source]
+        expanded += [(name, ref.distance) for name in names]
+    return expanded

@@ -1,0 +1,250 @@
+"""From the fields of a pipeline to its stages: given, shared by chunks, or cut from layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from policies.pipeline import Schedule, StageTimes
+from policies.pipeline.planners import Level, plan_pipedream
+from scenarios.build.pipeline.pipeline_layers import (
+    balance_of,
+    cut,
+    graph_layers,
+    layer_costs,
+    profile_layers,
+)
+from scenarios.build.pipeline.pipeline_stage import PipelineStage
+from scenarios.build.transformer import Transformer, transformer_stages
+from scenarios.file.document import Document
+from scenarios.work.pipeline.pipeline_devices import check_ranks, loop_devices
+from scenarios.work.pipeline.pipeline_fields import PipelineFields, StageFields
+from sim.machine.device import Device
+from sim.words.errors import InputError
+from sim.words.units import round_half_up
+
+__all__ = ["Stages", "make_stages", "place_stages"]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages, on how many workers each is where a planner said so, and how many layers each has."""
+
+    each: list[PipelineStage]
+    replicas: tuple[int, ...] | None = None
+    balance: tuple[int, ...] = ()
+
+
+def make_stages(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
+    """Return the stages of a pipeline; a model or a graph is timed with ranks in a loop over the devices.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+        Finds a profile.
+    devices : sequence of Device
+        Of each rank, and perhaps more; they time a model or a graph. Empty without a machine.
+    chunks : int
+        Stages a rank, for ``ranks:``.
+
+    Raises
+    ------
+    InputError
+        A stage without a time, or a cut that is impossible.
+    """
+    if fields.model is not None:
+        assert isinstance(fields.stages, int)
+        homes = loop_devices(fields.stages, chunks, devices) if devices else [None] * fields.stages
+        return Stages(_of_model(fields, homes))
+    if fields.layers is not None or fields.profile is not None or fields.graph is not None:
+        return _cut(fields, document, devices, chunks)
+    if fields.ranks is not None:
+        each = _shared(_stage(fields, fields), chunks)
+        return Stages([each] * (fields.ranks * chunks))
+    given = fields.stages if isinstance(fields.stages, list) else [fields] * (fields.stages or 0)
+    return Stages(_with_inputs([_stage(stage, fields, i) for i, stage in enumerate(given)]))
+
+
+def _stage(own: StageFields, common: StageFields, number: int | None = None) -> PipelineStage:
+    """Return one stage: what it says itself, else what the pipeline says of all."""
+    values = {
+        key: getattr(own, key) if getattr(own, key) is not None else getattr(common, key)
+        for key in StageFields.model_fields
+    }
+    if own.backward is not None and own.input_grad is None:  # its own B, not I and W of the others
+        values["input_grad"] = values["weight_grad"] = None
+    elif own.input_grad is not None and own.backward is None:
+        values["backward"] = None
+    where = "" if number is None else f"stage {number}: "
+    if values["forward"] is None:
+        raise InputError(f"{where}has no time of its forward")
+    split = values["input_grad"] is not None and values["weight_grad"] is not None
+    if values["backward"] is None and not split:
+        raise InputError(f"{where}has no time of its backward; give backward, or input_grad and weight_grad")
+    if values["backward"] is not None and split:
+        total = values["input_grad"] + values["weight_grad"]
+        if total != values["backward"]:
+            raise InputError(
+                f"{where}backward is {values['backward']} ns, and input_grad and weight_grad add up to "
+                f"{total} ns; give one of them"
+            )
+    times = StageTimes(
+        **{
+            key: values[key]
+            for key in ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped")
+        }
+    )
+    activation = values["activation"] or 0
+    kept = activation if values["kept"] is None else values["kept"]
+    for_weights = values["kept_for_weight_grad"]
+    if for_weights is not None and for_weights > kept:
+        raise InputError(f"{where}kept_for_weight_grad is a part of kept and cannot exceed it")
+    return PipelineStage(
+        times,
+        boundary_nbytes=activation,
+        activation_nbytes=kept,
+        weight_grad_nbytes=for_weights,
+        parameter_nbytes=values["parameters"] or 0,
+        gradient_nbytes=values["gradients"] or 0,
+        optimizer_nbytes=values["optimizer_state"] or 0,
+        checkpoint_nbytes=values["stage_input"],
+        collective_ns=values["collective"] or 0,
+    )
+
+
+def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+    """Let a recomputed micro-batch keep what the stage before sends, where nothing else is said."""
+    return [
+        replace(stage, checkpoint_nbytes=stages[i - 1].boundary_nbytes)
+        if i and stage.checkpoint_nbytes is None
+        else stage
+        for i, stage in enumerate(stages)
+    ]
+
+
+def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
+    """Return a chunk of a rank's work; what is sent on does not depend on how it is cut."""
+
+    def part(whole: int | None) -> int | None:
+        return None if whole is None else round_half_up(Fraction(whole, chunks))
+
+    times = StageTimes(
+        **{key: part(getattr(stage.times, key)) for key in StageTimes.__dataclass_fields__}  # type: ignore[arg-type]
+    )
+    sizes = {
+        key: part(getattr(stage, key))
+        for key in (
+            "activation_nbytes",
+            "weight_grad_nbytes",
+            "parameter_nbytes",
+            "gradient_nbytes",
+            "optimizer_nbytes",
+            "collective_ns",
+        )
+    }
+    return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
+
+
+def place_stages(
+    fields: PipelineFields, document: Document, stages: Stages, schedule: Schedule, devices: Sequence[Device]
+) -> Stages:
+    """Return the stages, timed on the devices of the ranks where a schedule puts them.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+    stages : Stages
+        As `make_stages` returned them: how layers were cut stays as it is.
+    schedule : Schedule
+    devices : sequence of Device
+        Of each rank.
+
+    Raises
+    ------
+    InputError
+        A stage has several ranks (replicas, both ways) whose devices take different times for it: it has
+        one duration.
+    """
+    timed = fields.graph is not None or (fields.model is not None and fields.model.rate is None)
+    if not timed:
+        return stages
+    check_ranks(schedule.ranks, devices)
+    found: list[list[PipelineStage]] = []
+    for placement in dict.fromkeys(schedule.placements):
+        homes = [devices[rank] for rank in placement]
+        if fields.model is not None:
+            found.append(_of_model(fields, homes))
+        else:
+            found.append(_of_graph(fields, document, homes, stages.balance))
+    for s, (stage, *others) in enumerate(zip(*found, strict=True)):
+        if any(other != stage for other in others):
+            where = dict.fromkeys(devices[placement[s]].name for placement in schedule.placements)
+            raise InputError(
+                f"stage {s} lives on {' and '.join(where)}, which take different times for it; put the ranks "
+                "on equal devices (devices: [...]), or choose a schedule with one placement"
+            )
+    return replace(stages, each=found[0])
+
+
+def _of_model(fields: PipelineFields, homes: Sequence[Device | None]) -> list[PipelineStage]:
+    """Return the stages of a transformer, each timed by the device it is on."""
+    assert fields.model is not None
+    model = Transformer(**fields.model.model_dump(exclude={"rate", "tensor_bandwidth"}))
+    per_device = {
+        None if device is None else device.name: transformer_stages(
+            model,
+            len(homes),
+            rate=fields.model.rate,
+            device=device,
+            tensor_bandwidth=fields.model.tensor_bandwidth,
+        )
+        for device in homes
+    }
+    return [per_device[None if device is None else device.name][s] for s, device in enumerate(homes)]
+
+
+def _of_graph(
+    fields: PipelineFields, document: Document, homes: Sequence[Device], balance: Sequence[int]
+) -> list[PipelineStage]:
+    """Return stages cut from the ops of a graph, each timed by the device it is on."""
+    per_device = {device.name: cut(_graph_layers(fields, document, device), balance) for device in homes}
+    return [per_device[device.name][s] for s, device in enumerate(homes)]
+
+
+def _graph_layers(fields: PipelineFields, document: Document, device: Device) -> list[PipelineStage]:
+    from scenarios.importers import load_graph
+
+    assert fields.graph is not None
+    batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
+    graph = load_graph(document.file(fields.graph), batch=batch)
+    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
+
+
+def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
+    """Cut layers into stages; those of a graph are balanced as the first rank's device times them."""
+    if fields.profile is not None:
+        from scenarios.importers.task_graphs.pipedream_profile import read_profile
+
+        layers = profile_layers(read_profile(document.file(fields.profile)))
+    elif fields.graph is not None:
+        layers = _graph_layers(fields, document, devices[0] if devices else Device("plain"))
+    else:
+        layers = [_stage(layer, fields, i) for i, layer in enumerate(fields.layers or [])]
+    if fields.partition == "pipedream":
+        assert isinstance(fields.stages, int)
+        if fields.bandwidth is None:
+            raise InputError("the planner pipedream needs the bandwidth between workers: bandwidth: 1GB/s")
+        # `stages` is here the number of workers; how many stages they make is the plan.
+        plan = plan_pipedream(layer_costs(layers), [Level(fields.stages, fields.bandwidth)])
+        return Stages(cut(layers, plan.balance), plan.replicas, tuple(plan.balance))
+    count = len(fields.partition) if not isinstance(fields.partition, str) else fields.stages
+    assert isinstance(count, int)
+    balance = balance_of(layers, count, fields.partition)
+    if fields.graph is not None and devices:
+        return Stages(
+            _of_graph(fields, document, loop_devices(count, chunks, devices), balance), balance=balance
+        )
+    return Stages(cut(layers, balance), balance=balance)

@@ -1,0 +1,65 @@
+"""Several models at once: ``workload: {sessions: {train: {workload: {...}, batches: 4}, serve: {...}}}``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from scenarios.build.side_by_side import Session, side_by_side
+from scenarios.file.document import Document
+from scenarios.file.quantities import Count, Name, Strict, Whole
+from scenarios.file.yaml_read import Node
+from scenarios.work.graph_files import GraphFile, OnnxFile
+from scenarios.work.inline_ops import InlineOps
+from scenarios.work.workload import Workload
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+
+__all__ = ["Sessions"]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict) and "onnx" in value:
+        return "<onnx>"
+    return "<graph>" if isinstance(value, dict) and "graph" in value else "<ops>"
+
+
+if TYPE_CHECKING:
+    Model = Workload
+else:
+    Model = Annotated[
+        Annotated[InlineOps, Tag("<ops>")]
+        | Annotated[GraphFile, Tag("<graph>")]
+        | Annotated[OnnxFile, Tag("<onnx>")],
+        Discriminator(_kind),
+    ]
+
+
+class SessionSpec(Strict):
+    """One model, and how it runs."""
+
+    workload: Annotated[Model, Field(description="ops, a graph file, or an ONNX model")]
+    batches: Annotated[Count, Field(description="number of runs, one after another")] = 1
+    inter_op_thread_pool: Annotated[
+        Whole, Field(description="which pool of the policy's session_inter_op_thread_pool")
+    ] = 0
+
+
+class Sessions(Workload):
+    """Several models that run at once, each with its batches."""
+
+    sessions: Annotated[dict[Name, SessionSpec], Field(min_length=1)]
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Return the graphs of all sessions as one."""
+        title = document.root.child("name")
+        built = {}
+        for name, spec in self.sessions.items():
+            node = document.at(("workload", "sessions", name, "workload"))
+            assert node is not None
+            # Its errors stand where the session's workload stands.
+            own = Document(Node({"workload": node}, node.place), document.path)
+            graph = spec.workload.build(own, machine)
+            built[name] = Session(graph, spec.batches, spec.inter_op_thread_pool)
+        return side_by_side(str(title.value) if title and title.value else document.path.stem, built)

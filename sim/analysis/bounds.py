@@ -1,0 +1,261 @@
+"""Lower bounds: no schedule of this job, under any policy, ends earlier.
+
+Four reasons why a job takes time, each a bound of its own::
+
+    critical path   the longest chain of ops and transfers        a ──► b ──► c
+    device          its work, spread over all its lanes or cores  ▇▇▇▇ / 2 lanes
+    stream, host    what must go one after another                ▇ ▇ ▇ ▇
+    link            its bytes at full bandwidth
+
+They hold for the job as it was placed and assigned to streams; another placement has other bounds.
+List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
+(Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.analysis.critical_path import crossing_reads, distinct_moves, longest_chain_ns, transfer_ns
+from sim.graph.frames import has_control_flow
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.record.record import Record
+from sim.words.arrays import IntArray
+from sim.words.units import NS_PER_S
+
+__all__ = [
+    "Bounds",
+    "bounds",
+    "cores_of_ops",
+    "critical_path_ns",
+    "lower_bound_ns",
+    "runs_of_ops",
+]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Lower bounds of the makespan, in ns.
+
+    Attributes
+    ----------
+    critical_path_ns : int
+        Longest chain of durations and transfers, over all iterations; no overheads.
+    device_ns, stream_ns, issuer_ns, link_ns : mapping of str to int
+        By name of the device, stream, host thread group and link. Overheads that no policy can
+        avoid (issue costs, launch latency, gaps) count here.
+    loops_counted_once : bool
+        Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
+        know whether the repetitions had to follow one another, has them once. The bound holds, and what a
+        makespan is above it says little.
+    """
+
+    critical_path_ns: int
+    device_ns: Mapping[str, int]
+    stream_ns: Mapping[str, int]
+    issuer_ns: Mapping[str, int]
+    link_ns: Mapping[str, int]
+    loops_counted_once: bool = False
+
+    @property
+    def _all(self) -> dict[str, int]:
+        named = {"critical path": self.critical_path_ns}
+        for what in ("device", "stream", "issuer", "link"):
+            named.update({f"{what} {name}": ns for name, ns in getattr(self, f"{what}_ns").items()})
+        return named
+
+    @property
+    def lower_bound_ns(self) -> int:
+        """The greatest of them."""
+        return max(self._all.values())
+
+    @property
+    def binding(self) -> str:
+        """What gives the greatest: ``"critical path"``, ``"device gpu0"``, ``"link nvlink"``, ..."""
+        named = self._all
+        return max(named, key=named.__getitem__)
+
+
+def lower_bound_ns(what: Job | Record) -> int:
+    """Return the greatest lower bound of the makespan of a job, or of the job that a trace ran.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("three")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_ns=10)
+    >>> lower_bound_ns(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),))))
+    15
+    """
+    return bounds(what).lower_bound_ns
+
+
+def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
+    """Return all lower bounds of a job, or of the job that a trace ran.
+
+    Parameters
+    ----------
+    what : Job or Trace
+        How often control flow runs an op is known only from a trace; for a job, such a graph counts
+        for nothing.
+    duration_ns : array of int64, optional
+        One duration per op instead of the job's.
+    """
+    job = what.job if isinstance(what, Record) else what
+    ns = least_durations_ns(job) if duration_ns is None else duration_ns
+    runs = runs_of_ops(what)
+    static = not has_control_flow(job.graph)
+    load = _Load(job, ns, issue_costs_ns(job), runs)
+    return Bounds(
+        critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
+        device_ns=_devices(load),
+        stream_ns=_streams(load) if job.launched.any() else {},
+        issuer_ns=_hosts(load) if job.launched.any() else {},
+        link_ns=_links(job) if static else {},
+        loops_counted_once=not static and bool((runs > job.iterations).any()),
+    )
+
+
+def runs_of_ops(what: Job | Record) -> IntArray:
+    """Return how many times each op runs, dead runs not counted; 0 for a job with control flow."""
+    job = what.job if isinstance(what, Record) else what
+    n = len(job.graph)
+    if not has_control_flow(job.graph):
+        return np.full(n, job.iterations)
+    if isinstance(what, Job):
+        return np.zeros(n, np.int64)
+    return np.bincount(what.tasks["op"][what.tasks["dead"] == 0], minlength=n)
+
+
+def critical_path_ns(what: Job | Record) -> int:
+    """Return the longest chain of durations and transfers of a job, over all iterations, in ns.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("three")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": []}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> critical_path_ns(make_job(b.build(), Machine((Device("gpu0"),))))
+    20
+    """
+    job = what.job if isinstance(what, Record) else what
+    return longest_chain_ns(job, np.where(runs_of_ops(what) > 0, least_durations_ns(job), 0))
+
+
+def least_durations_ns(job: Job) -> IntArray:
+    """Return the duration of each op, the shortest of its tasks where noise makes them differ."""
+    return job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
+
+
+def cores_of_ops(job: Job) -> IntArray:
+    """Return how many cores each op occupies: its attribute ``cores``, or its device's default."""
+    cores = np.array([device.cores_per_op for device in job.machine.devices])[job.device_of]
+    for op, attributes in job.graph.attributes.items():
+        if "cores" in attributes:
+            cores[op] = attributes["cores"]
+    return cores
+
+
+# -- work ---------------------------------------------------------------------------------------
+
+
+class _Load(NamedTuple):
+    """What each op asks for: its duration, its issue cost, and how many times."""
+
+    job: Job
+    ns: IntArray
+    cost: IntArray
+    runs: IntArray
+
+
+def _devices(load: _Load) -> dict[str, int]:
+    """Bound each device by its work over its lanes, over its cores, and over its SMs and their bandwidth.
+
+    A worker pays for issuing with its own time, a stream does not.
+    """
+    job, out = load.job, {}
+    core_ns = load.ns * load.runs * cores_of_ops(job)
+    for d, device in enumerate(job.machine.devices):
+        here = job.device_of == d
+        each = load.ns + load.cost if device.workers else load.ns
+        out[device.name] = -(-int((each * load.runs)[here].sum()) // device.lanes)
+        if device.cores:
+            out[device.name] = max(out[device.name], -(-int(core_ns[here].sum()) // device.cores))
+        if device.least_ns is not None and here.any():
+            out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
+    return out
+
+
+def _streams(load: _Load) -> dict[str, int]:
+    """Bound each stream by its first launch, its work and the gaps between its tasks."""
+    job, out = load.job, {}
+    for d, device in enumerate(job.machine.devices):
+        if device.workers:
+            continue
+        for stream in range(job.machine.first_stream[d], job.machine.first_stream[d + 1]):
+            on = (job.device_of == d) & (job.stream_of == stream) & (load.runs > 0)
+            if on.any():
+                begin = int(load.cost[on].min()) + device.launch_latency_ns
+                gaps = (int(load.runs[on].sum()) - 1) * device.gap_ns
+                out[job.machine.stream_name(stream)] = begin + gaps + int((load.ns * load.runs)[on].sum())
+    return out
+
+
+def _hosts(load: _Load) -> dict[str, int]:
+    """Bound each group of issuers that launch by its issue costs and the shortest task after the last.
+
+    Where workers of a CPU are the issuers, they also execute.
+    """
+    job, out = load.job, {}
+    members: dict[int, list[str]] = {}
+    for issuer in job.machine.issuers():
+        members.setdefault(issuer.group, []).append(issuer.name)
+    latency = np.array([d.launch_latency_ns for d in job.machine.devices])[job.device_of]
+    busy = (load.cost + np.where(job.launched, 0, load.ns)) * load.runs
+    tail = np.where(job.launched, latency + load.ns, 0)
+    for group, names in members.items():
+        mine = (job.group_of == group) & (load.runs > 0)
+        if (mine & job.launched).any():
+            out[names[0]] = -(-int(busy[mine].sum()) // len(names)) + int(tail[mine].min())
+    return out
+
+
+def _links(job: Job) -> dict[str, int]:
+    """Bound each link by what must cross it.
+
+    A serial link is held by one transfer at a time, latency included. On a shared one only the bytes
+    add up, and the last of them comes a latency after it was sent. On an independent one nothing adds up.
+    """
+    machine, graph = job.machine, job.graph
+    crossing, home = crossing_reads(job)
+    n_devices = len(machine.devices)
+    there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
+    moved = np.unique(graph.inputs.indices[crossing] * n_devices + there)
+    tensor, there = np.divmod(moved, n_devices)
+    moves, which = distinct_moves(home[tensor], there, graph.tensor_nbytes[tensor])
+    held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
+    used: set[int] = set()
+    for (source, destination, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
+        ns = transfer_ns(job, source, destination, size)
+        route = machine.route(source, destination)
+        used.update(route)
+        for k in route:
+            held[k] += ns * count * job.iterations
+            longest[k] = max(longest[k], ns)
+            nbytes[k] += size * count * job.iterations
+    out = {}
+    for k in sorted(used):
+        link, rate = machine.links[k], machine.links[k].bandwidth_bytes_per_s
+        flowing = 0 if rate is None else -(-nbytes[k] * NS_PER_S // rate)
+        by_sharing = {"serial": held[k], "shared": link.latency_ns + flowing, "independent": longest[k]}
+        out[link.name] = by_sharing[link.sharing]
+    return out

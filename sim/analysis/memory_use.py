@@ -1,0 +1,239 @@
+"""How many bytes each device holds, instant by instant, and what they are.
+
+::
+
+    gpu0   a's output     ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇         from a's start (or issue) to the end of its last
+                          a     b       transfer    reader there, or of the last transfer that sends it
+    gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from the transfer's start to the end of the last
+                                                c   reader there
+    both   parameters,    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇   the whole time, where they are read or sent from;
+           inputs                                   each counts once: its buffer serves every iteration
+
+This is the memory that the schedule needs, without an allocator's rounding and fragments (those are
+the business of `devices.memory`). An output that nobody reads is freed when its op ends. At one
+instant what ends is freed before what begins is taken, as in the engine; what lives for no time at
+all takes nothing. A view (`sim.graph.views`) lives in what it is a view of, and prolongs its life. On a
+machine without links the reader uses the producer's copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.analysis.critical_path import crossing_reads
+from sim.graph.csr import Csr
+from sim.graph.views import storage_of
+from sim.record.dependencies import dependencies
+from sim.record.record import Record
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InputError
+
+__all__ = ["Holder", "Lifetimes", "MemoryUse", "lifetimes", "memory_use", "peak_bytes"]
+
+
+class Lifetimes(NamedTuple):
+    """What was in memory: one row per copy of a tensor. `iteration` is -1 for what always stays."""
+
+    device: IntArray
+    tensor: IntArray
+    iteration: IntArray
+    nbytes: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+
+
+class Holder(NamedTuple):
+    """A tensor that is in memory: its name, its iteration (-1: stays for the whole run) and times."""
+
+    name: str
+    iteration: int
+    nbytes: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryUse:
+    """The memory of one device over a run.
+
+    Attributes
+    ----------
+    device : str
+    peak_bytes, peak_ns : int
+        The most bytes in use, and the first instant at which they were.
+    resident_bytes : int
+        Parameters and inputs, which stay.
+    times_ns, in_use_bytes : arrays of int64
+        A step function: from ``times_ns[k]`` on, ``in_use_bytes[k]`` are in use.
+    holders : tuple of Holder
+        The largest tensors in memory at the peak, largest first.
+    """
+
+    device: str
+    peak_bytes: int
+    peak_ns: int
+    resident_bytes: int
+    times_ns: IntArray
+    in_use_bytes: IntArray
+    holders: tuple[Holder, ...]
+
+
+def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
+    """Return when and where each copy of each tensor of more than 0 bytes was in memory.
+
+    Parameters
+    ----------
+    trace : Trace
+    since : str
+        Whether an output takes memory from its op's ``"start"`` (allocation in the kernel, as in
+        TensorFlow) or ``"issue"`` (allocation by the host, as in PyTorch).
+
+    Raises
+    ------
+    InputError
+        Another word.
+    """
+    if since not in ("start", "issue"):
+        raise InputError(f"memory is taken since start or issue; found {since!r}")
+    graph, moved, n_devices = trace.job.graph, trace.transfers, len(trace.job.machine.devices)
+    if not graph.tensor_nbytes.any():
+        return Lifetimes(*np.zeros((6, 0), np.int64))
+    producer, consumer, carried = dependencies(trace)
+    over = np.concatenate((trace.tasks["end_ns"], moved["end_ns"]))
+
+    # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
+    op = trace.tasks["op"]
+    count = np.where(trace.tasks["dead"] != 0, 0, graph.outputs.counts()[op])
+    first_life = np.cumsum(count) - count
+    maker = np.repeat(np.arange(len(trace)), count)
+    first_output = graph.outputs.indices[graph.outputs.indptr[:-1]]  # the outputs of an op are contiguous
+    made = first_output[op[maker]] + np.arange(len(maker)) - first_life[maker]
+    tensor = np.concatenate((made, moved["tensor"]))
+    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], moved["start_ns"]))
+    dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
+
+    # 2. ... which every reader prolongs, a transfer among them.
+    by_task = (producer < len(trace)) & (carried != UNSET)
+    by_task[by_task] = count[producer[by_task]] > 0
+    task = producer[by_task]
+    read = np.empty(len(producer), np.int64)
+    read[by_task] = first_life[task] + carried[by_task] - first_output[op[task]]
+    read[~by_task] = len(maker) + producer[~by_task] - len(trace)
+    data = by_task | (producer >= len(trace))
+    np.maximum.at(dies, read[data], over[consumer[data]])
+
+    # ... and a view does the same to what it is a view of, having no bytes of its own.
+    nbytes = graph.tensor_nbytes[tensor]
+    shared = storage_of(graph)
+    views = np.flatnonzero((shared[tensor] != UNSET) & (np.arange(len(tensor)) < len(maker)))
+    if len(views):
+        fed_by = {
+            (task, carried): life
+            for task, carried, life in zip(
+                consumer[data].tolist(), carried[data].tolist(), read[data].tolist(), strict=True
+            )
+        }
+        for life in views[::-1].tolist():  # a view of a view comes after it
+            base = fed_by.get((int(maker[life]), int(shared[tensor[life]])))
+            nbytes[life] = 0
+            if base is not None:
+                dies[base] = max(dies[base], dies[life])
+
+    # 3. What is there from the beginning stays on every device that reads it, or sends it away.
+    away, _ = crossing_reads(trace.job)
+    outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
+    here = np.repeat(trace.job.device_of, graph.inputs.counts())[outside]
+    sent = graph.tensor_producer[moved["tensor"]] == UNSET
+    stays = np.concatenate(
+        (
+            graph.inputs.indices[outside] * n_devices + here,
+            moved["tensor"][sent] * n_devices + moved["source"][sent],
+        )
+    )
+    kept, on = np.divmod(np.unique(stays), n_devices)
+
+    tensor = np.concatenate((tensor, kept))
+    lives = Lifetimes(
+        np.concatenate((trace.device[maker], moved["destination"], on)),
+        tensor,
+        np.concatenate((trace.tasks["iteration"][maker], moved["iteration"], np.full(len(kept), UNSET))),
+        np.concatenate((nbytes, graph.tensor_nbytes[kept])),
+        np.concatenate((born, np.zeros(len(kept), np.int64))),
+        np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),
+    )
+    real = (lives.nbytes > 0) & (lives.end_ns > lives.start_ns)
+    return Lifetimes(*(column[real] for column in lives))
+
+
+def peak_bytes(trace: Record, since: str = "start") -> dict[str, int]:
+    """Return the most bytes in use on each device, by name (see `lifetimes` for `since`)."""
+    return {name: use.peak_bytes for name, use in memory_use(trace, since, holders=0).items()}
+
+
+def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dict[str, MemoryUse]:
+    """Return the memory of each device over the run, by name, in machine order.
+
+    Parameters
+    ----------
+    trace : Trace
+    since : str
+        See `lifetimes`.
+    holders : int
+        How many of the largest tensors at the peak are listed.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.parameter("w", 5)
+    >>> _ = b.op("a", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a", "w"])
+    >>> _ = b.op("c", duration_ns=10, outputs=10, inputs=["b"])
+    >>> use = memory_use(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))["gpu0"]
+    >>> use.peak_bytes, use.peak_ns, [holder.name for holder in use.holders]
+    (175, 10, ['a', 'b', 'w'])
+    >>> list(zip(use.times_ns.tolist(), use.in_use_bytes.tolist()))
+    [(0, 105), (10, 175), (20, 85), (30, 0)]
+    """
+    lives = lifetimes(trace, since)
+    rows = Csr.group(lives.device, np.arange(len(lives.device)), len(trace.job.machine.devices))
+    return {
+        device.name: _of_device(trace, device.name, Lifetimes(*(c[rows.row(d)] for c in lives)), holders)
+        for d, device in enumerate(trace.job.machine.devices)
+    }
+
+
+def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
+    """Sweep over the births and deaths on one device."""
+    time = np.concatenate((lives.start_ns, lives.end_ns))
+    change = np.concatenate((lives.nbytes, -lives.nbytes))
+    times, which = np.unique(time, return_inverse=True)
+    at_instant = np.zeros(len(times), np.int64)
+    np.add.at(at_instant, which, change)
+    in_use = np.cumsum(at_instant)  # frees come first, so that no instant holds more than its last state
+    peak = int(in_use.argmax()) if len(in_use) else -1
+    peak_ns = int(times[peak]) if len(in_use) else 0
+    alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
+    largest = alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders]
+    return MemoryUse(
+        name,
+        int(in_use[peak]) if len(in_use) else 0,
+        peak_ns,
+        int(lives.nbytes[lives.iteration == UNSET].sum()),
+        times,
+        in_use,
+        tuple(
+            Holder(
+                trace.job.graph.tensor_name(int(lives.tensor[k])),
+                int(lives.iteration[k]),
+                int(lives.nbytes[k]),
+                int(lives.start_ns[k]),
+                int(lives.end_ns[k]),
+            )
+            for k in largest
+        ),
+    )

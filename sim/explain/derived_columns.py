@@ -1,0 +1,216 @@
+"""What every question of "why not earlier?" needs to know about a trace, one array per fact.
+
+The life of a task as the explanations cut it, for a task that is launched and for one that a worker
+takes (`data` is the end of its last producer; it can lie after the issue when streams keep the order)::
+
+    launched   data ──issuer──► taken ──calls, cost──► issued ──stream──► lane free ──launch, gap──► ──event,
+               resources──► start
+    worker     data ──issuer──► taken ──calls, cost──► ──resources, memory──► start
+
+Calls are those of an allocator (``lifetime: issue``), cost is that of issuing.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.explain.iterations import with_iterations
+from sim.graph.csr import Csr
+from sim.job.costs import issue_costs_ns
+from sim.job.pageable import host_groups
+from sim.record.dependencies import Dependencies, dependencies, waited_for
+from sim.record.record import Record, Wait
+from sim.words.arrays import UNSET, IntArray
+from sim.words.intervals import Cover, stacked
+
+__all__ = ["Facts"]
+
+
+class Facts:
+    """Derived columns of a trace, one entry per task unless they say otherwise; computed when asked for.
+
+    Rows count tasks first, then transfers, as in `sim.record.dependencies`. Sentences call the policy
+    `policy`; by default that is the name of its class.
+    """
+
+    def __init__(self, trace: Record, policy: str | None = None) -> None:
+        self.trace, self.job = trace, trace.job
+        self.policy = policy or trace.policy
+        self.machine = trace.job.machine
+        self.devices, self.issuers = self.machine.devices, self.machine.issuers()
+        tasks = trace.tasks
+        live = tasks["dead"] == 0
+        self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
+        self.start, self.end = tasks["start_ns"], tasks["end_ns"]
+        self.lane = np.where(live, tasks["stream"], -2 - np.arange(len(trace)))
+        self.issuer, self.wait = tasks["issuer"], tasks["wait"]
+        self.device = trace.device
+        self.n = len(trace)
+        self.cost = np.where(live, issue_costs_ns(self.job)[tasks["op"]], 0)
+        self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
+        # An issuer passes a dead task by, as a worker would execute one that takes no time.
+        self.by_worker = ~self.job.launched[tasks["op"]] | ~live
+
+    # -- data ---------------------------------------------------------------------------------
+
+    @cached_property
+    def edges(self) -> Dependencies:
+        """Edges between rows that held somebody back, transfers included."""
+        return with_iterations(self.trace, waited_for(self.trace, dependencies(self.trace)))
+
+    @cached_property
+    def row_end(self) -> IntArray:
+        """End of every row, tasks then transfers."""
+        return np.concatenate((self.end, self.trace.transfers["end_ns"]))
+
+    @cached_property
+    def producers(self) -> Csr:
+        """row → rows of its producers."""
+        return Csr.group(self.edges.consumer, self.edges.producer, len(self.row_end))
+
+    @cached_property
+    def last_producer(self) -> IntArray:
+        """The producer of each row that ended last (the first such edge), -1 without producers."""
+        last = np.full(len(self.row_end), UNSET)
+        producer, consumer, _ = self.edges
+        end = self.row_end[producer]
+        latest = np.full(len(last), UNSET)
+        np.maximum.at(latest, consumer, end)
+        first = np.flatnonzero(end == latest[consumer])[::-1]
+        last[consumer[first]] = producer[first]  # the last assignment stays, which is of the first edge
+        return last
+
+    @cached_property
+    def data(self) -> IntArray:
+        """When the inputs of each row were all there; 0 without producers."""
+        last = self.last_producer
+        return np.where(last == UNSET, 0, self.row_end[last])
+
+    # -- lanes and issuers --------------------------------------------------------------------
+
+    @cached_property
+    def before_on_lane(self) -> IntArray:
+        """The task before each one on its lane, or -1."""
+        return _before(np.argsort(self.lane, kind="stable"), self.lane)
+
+    @cached_property
+    def lane_end(self) -> IntArray:
+        """When that one ended; 0 for the first."""
+        before = self.before_on_lane
+        return np.where(before == UNSET, 0, self.end[before])
+
+    @cached_property
+    def launch_end(self) -> IntArray:
+        """When a launched task could start for its launch latency and the gap of its stream."""
+        latency = np.array([d.launch_latency_ns for d in self.devices])[self.device]
+        gap = np.array([d.gap_ns for d in self.devices])[self.device]
+        gap = np.where(self.before_on_lane == UNSET, 0, gap)
+        launch_end: IntArray = np.maximum(self.issue + latency, self.lane_end + gap)
+        return launch_end
+
+    @cached_property
+    def keeps_issuer(self) -> npt.NDArray[np.bool_]:
+        """Whether its issuer is busy with each task until it ends.
+
+        A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
+        """
+        attributes = self.job.graph.attributes
+        waits = [op for op, given in attributes.items() if given.get("host_waits") or given.get("pageable")]
+        keeps: npt.NDArray[np.bool_] = self.by_worker
+        if waits:
+            keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))
+        return keeps
+
+    @cached_property
+    def let_go(self) -> IntArray:
+        """When its issuer was done with each task."""
+        return np.where(self.keeps_issuer, self.end, self.issue)
+
+    @cached_property
+    def copied_by(self) -> IntArray:
+        """Group of issuers of which one makes each transfer, -1 where nobody has to; an entry a transfer."""
+        moved = self.trace.transfers
+        return host_groups(self.job, moved["source"], moved["destination"])
+
+    @cached_property
+    def before_at_issuer(self) -> IntArray:
+        """The task that the same issuer was busy with before each one, or -1."""
+        return _before(np.lexsort((self.let_go, self._paid_from, self.issuer)), self.issuer)
+
+    @cached_property
+    def _paid_from(self) -> IntArray:
+        return np.where(self.by_worker, self.issue, self.issue - self.cost - self.calls)
+
+    @cached_property
+    def taken(self) -> IntArray:
+        """When its issuer took each task.
+
+        One that had to wait for memory, or for a place in the launch queue, was taken as soon as it was
+        ready and its issuer free: from then on the issuer was blocked.
+        """
+        before = self.before_at_issuer
+        free_since = np.where(before == UNSET, 0, self.let_go[before])
+        blocked = ~self.by_worker & ((self.wait == Wait.MEMORY) | self.queue_was_full)
+        return np.where(blocked, np.maximum(self.ready, free_since), self._paid_from)
+
+    @cached_property
+    def issuers_busy(self) -> Cover:
+        """When all issuers of a group are busy: issuing, executing, copying pageable memory, or blocked."""
+        size = np.bincount([issuer.group for issuer in self.issuers])
+        moved, copied = self.trace.transfers, self.copied_by >= 0
+        start = np.concatenate((self.taken, moved["ready_ns"][copied]))
+        end = np.concatenate((self.let_go, moved["end_ns"][copied]))
+        group = np.concatenate((self.machine.group_of[self.device], self.copied_by[copied]))
+        return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
+
+    @cached_property
+    def queue_was_full(self) -> npt.NDArray[np.bool_]:
+        """Whether a launch was put on its stream at the moment when another one left a full queue."""
+        full = np.zeros(self.n, dtype=bool)
+        for d, device in enumerate(self.devices):
+            if device.queue_depth is not None and not device.workers:
+                rows = np.flatnonzero(self.device == d)
+                at = self.issue[rows]
+                issued = np.searchsorted(np.sort(at), at, side="left")
+                ended = np.searchsorted(np.sort(self.end[rows]), at, side="left")
+                full[rows] = issued - ended >= device.queue_depth
+        return full
+
+    # -- who made room ------------------------------------------------------------------------
+
+    @cached_property
+    def ends_by_device(self) -> list[tuple[list[int], list[int]]]:
+        """Per device (ends, rows) of the tasks that took some time, by end."""
+        out = []
+        for d in range(len(self.devices)):
+            rows = np.flatnonzero((self.device == d) & (self.end > self.start))
+            rows = rows[np.argsort(self.end[rows], kind="stable")]
+            out.append((self.end[rows].tolist(), rows.tolist()))
+        return out
+
+    @cached_property
+    def ends_of_transfers(self) -> tuple[list[int], list[int]]:
+        """(ends, rows) of the transfers that took some time, by end."""
+        moved = self.trace.transfers
+        rows = np.flatnonzero(moved["end_ns"] > moved["start_ns"])
+        rows = rows[np.argsort(moved["end_ns"][rows], kind="stable")]
+        return moved["end_ns"][rows].tolist(), rows.tolist()
+
+    def way(self, transfer: int) -> set[str]:
+        """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
+        moved, machine = self.trace.transfers, self.machine
+        source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
+        links = {machine.links[k].name for k in machine.route(source, destination)}
+        host = int(self.copied_by[transfer])
+        return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
+
+
+def _before(order: IntArray, key: IntArray) -> IntArray:
+    """Return for each row the one before it in `order`, if both have the same key, else -1."""
+    before = np.full(len(order), UNSET)
+    same = key[order[1:]] == key[order[:-1]]
+    before[order[1:][same]] = order[:-1][same]
+    return before

@@ -1,0 +1,513 @@
+"""Building a `Graph`: names in, columns out.
+
+Ops may be added in any order and may name inputs that come later; everything is resolved and
+checked once, in `GraphBuilder.build`, so that a million ops cost a few seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.csr import Csr, _indptr
+from sim.graph.graph import Graph, Role, _topological_order, describe_cycle
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import GraphError, UnknownNameError, nearest
+
+__all__ = ["GraphBuilder"]
+
+Ref = str | tuple[str, int]
+"""An input: a name, or (name, distance) for the tensor of `distance` iterations before."""
+
+
+class _Vocabulary:
+    """Strings to small codes, in order of first use."""
+
+    def __init__(self) -> None:
+        self.code: dict[str, int] = {}
+
+    def __call__(self, word: str | None) -> int:
+        return UNSET if word is None else self.code.setdefault(word, len(self.code))
+
+    def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
+        """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` for a negative code."""
+        used, first = np.unique(codes, return_index=True)
+        own = np.full(len(words) + 1, UNSET, dtype=np.int64)
+        for code in used[np.argsort(first)].tolist():
+            if code >= 0:
+                own[code] = self(words[code])
+        return own[np.maximum(codes, UNSET)]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.code)
+
+
+class _Refs:
+    """Rows of references to tensors or ops, resolved as soon as their name is known.
+
+    An entry is the number of an op's output (or of an op), or -2 - k for external tensor k, or -1
+    for a name that has not been seen yet; those names wait in `later`.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.counts, self.entries, self.distances = array("q"), array("q"), array("q")
+        self.later: dict[int, tuple[int, str]] = {}
+
+    def extend(self, rows: Csr, distances: IntArray | None = None) -> None:
+        self.counts.frombytes(_bytes(rows.counts()))
+        self.entries.frombytes(_bytes(rows.indices))
+        self.distances.frombytes(_bytes(np.zeros(len(rows.indices)) if distances is None else distances))
+
+    def csr(self, n_external: int) -> tuple[Csr, IntArray]:
+        entries = np.array(self.entries, dtype=np.int64)
+        indices = np.where(entries <= -2, -2 - entries, entries + n_external)
+        return Csr(_indptr(np.array(self.counts, dtype=np.int64)), indices), np.array(
+            self.distances, dtype=np.int64
+        )
+
+
+class GraphBuilder:
+    """Collects ops and tensors and builds an immutable `Graph`.
+
+    Parameters
+    ----------
+    name : str
+        What the graph is called.
+
+    Examples
+    --------
+    >>> b = GraphBuilder("diamond")
+    >>> b.op("a", duration_ns=10, outputs=1000)
+    'a'
+    >>> b.op("b", duration_ns=20, inputs=["a"])
+    'b'
+    >>> b.op("c", duration_ns=20, inputs=["a"])
+    'c'
+    >>> b.op("d", duration_ns=5, inputs=["b", "c"], after=["a"])
+    'd'
+    >>> b.build()
+    <Graph 'diamond': 4 ops, 4 tensors, 5 edges>
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self._ops: dict[str, int] = {}
+        self._externals: dict[str, int] = {}
+        self._external_rows: list[tuple[int, int, int]] = []
+        self._kinds, self._dtypes, self._pins, self._phases = (_Vocabulary() for _ in range(4))
+        self._rows = array(
+            "q"
+        )  # the columns of one op after another; tuples would take five times the memory
+        self._inputs, self._after = _Refs("input"), _Refs("control input")
+        self._sizes, self._first = array("q"), array("q", [0])
+        self._duration_by_kind: dict[str, dict[int, int]] = {}
+        self._attributes: dict[int, Mapping[str, Any]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of ops so far."""
+        return len(self._ops)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an op, input or parameter of that name exists already."""
+        return name in self._ops or name in self._externals
+
+    def input(self, name: str, nbytes: int = 0, *, device: str | None = None) -> str:
+        """Add a tensor that is there before time 0, once per iteration; return its name.
+
+        Parameters
+        ----------
+        name : str
+        nbytes : int
+        device : str, optional
+            Where it lies; by default on whatever device reads it.
+        """
+        return self._external(name, nbytes, Role.INPUT, device)
+
+    def parameter(self, name: str, nbytes: int = 0, *, device: str | None = None) -> str:
+        """Add a tensor that stays for the whole run (weights); return its name."""
+        return self._external(name, nbytes, Role.PARAMETER, device)
+
+    def _external(self, name: str, nbytes: int, role: int, device: str | None) -> str:
+        self._claim(name)
+        if nbytes < 0:
+            raise GraphError(f"tensor {name!r} has a negative size: {nbytes} bytes")
+        self._externals[name] = len(self._external_rows)
+        self._external_rows.append((int(nbytes), role, self._pins(device)))
+        return name
+
+    def _claim(self, name: str) -> None:
+        if not name:
+            raise GraphError(f"graph {self.name!r}: an op or tensor needs a name that is not empty")
+        if name in self._ops or name in self._externals:
+            raise GraphError(f"graph {self.name!r}: the name {name!r} is used twice")
+
+    def op(
+        self,
+        name: str,
+        *,
+        kind: str = "op",
+        inputs: Iterable[Ref] = (),
+        after: Iterable[Ref] = (),
+        outputs: int | Sequence[int] = (),
+        duration_ns: int | None = None,
+        duration_by_kind: Mapping[str, int] | None = None,
+        flops: int = 0,
+        bytes_read: int | None = None,
+        bytes_written: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        stage: int | None = None,
+        micro_batch: int | None = None,
+        phase: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Add an op; return its name, which stands for its first output.
+
+        Parameters
+        ----------
+        name : str
+            Unique among ops, inputs and parameters.
+        kind : str
+            ``"matmul"``, ``"conv"``, ``"copy"``, ...
+        inputs : iterable of str or (str, int)
+            Tensors read: ``"a"`` (first output of op a, or an input), ``"a:1"`` (its second
+            output), ``("a", 1)`` (as produced one iteration before).
+        after : iterable of str or (str, int)
+            Ops that must end first, without data (control edges).
+        outputs : int or sequence of int
+            Size in bytes of each output tensor.
+        duration_ns : int, optional
+            Explicit duration on any device; otherwise the device's cost model is asked.
+        duration_by_kind : mapping of str to int, optional
+            Explicit durations in ns for kinds of device (``{"cpu": 900, "gpu": 30}``).
+        flops, bytes_read, bytes_written : int
+            Cost facts. Bytes default to the sizes of the tensors read and written.
+        device : str, optional
+            Name of a device, or kind of device, where the op must run.
+        dtype : str, optional
+            Data type computed in (``"fp32"``, ``"bf16"``, ...).
+        stage, micro_batch, phase : optional
+            The op's place in a pipeline.
+        attributes : mapping, optional
+            Anything else.
+
+        Raises
+        ------
+        GraphError
+            A name used twice or empty, or a negative size or duration.
+        """
+        self._claim(name)
+        index = len(self._ops)
+        sizes = (outputs,) if isinstance(outputs, int) else tuple(outputs)
+        row = (
+            self._kinds(kind),
+            self._dtypes(dtype),
+            self._pins(device),
+            int(flops),
+            UNSET if bytes_read is None else int(bytes_read),
+            UNSET if bytes_written is None else int(bytes_written),
+            UNSET if duration_ns is None else int(duration_ns),
+            UNSET if stage is None else stage,
+            UNSET if micro_batch is None else micro_batch,
+            self._phases(phase),
+        )
+        given = (flops, bytes_read or 0, bytes_written or 0, duration_ns or 0, *sizes)
+        if min(given) < 0:
+            facts: dict[str, Any] = {"flops": flops, "bytes_read": bytes_read, "bytes_written": bytes_written}
+            facts |= {"duration_ns": duration_ns, "outputs": sizes}
+            wrong = {k: v for k, v in facts.items() if v and np.min(v) < 0}
+            raise GraphError(f"op {name!r} has a negative size, cost or duration: {wrong}")
+        self._ops[name] = index
+        self._rows.extend(row)
+        self._refer(self._inputs, index, inputs, self._output)
+        self._refer(self._after, index, after, self._ops.get)
+        self._sizes.extend(sizes or (0,))
+        self._first.append(len(self._sizes))
+        for device_kind, ns in (duration_by_kind or {}).items():
+            if ns < 0:
+                raise GraphError(f"op {name!r} has a negative duration on {device_kind}: {ns} ns")
+            self._duration_by_kind.setdefault(device_kind, {})[index] = int(ns)
+        if attributes:
+            self._attributes[index] = dict(attributes)
+        return name
+
+    def append(
+        self,
+        name: str,
+        *,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        duration_ns: int,
+        device: str,
+        after: Sequence[int] = (),
+        stage: int = UNSET,
+        micro_batch: int = UNSET,
+        phase: str | None = None,
+    ) -> int:
+        """Add an op whose inputs are known by number; return its own number.
+
+        The same as `op`, without names to resolve and without asking twice: for generators of large
+        graphs, which know what they write. Inputs are `tensor` numbers, `after` numbers of ops.
+
+        Parameters
+        ----------
+        name, kind, duration_ns, device, stage, micro_batch, phase
+            As for `op`.
+        inputs : sequence of int
+            What `tensor` returned.
+        outputs : sequence of int
+            At least one size in bytes, none negative.
+        after : sequence of int
+            What this method returned for other ops.
+
+        Raises
+        ------
+        GraphError
+            A name used twice.
+
+        Examples
+        --------
+        >>> b = GraphBuilder("two")
+        >>> a = b.append("a", kind="F", inputs=(), outputs=(8, 4), duration_ns=1, device="gpu0")
+        >>> _ = b.append("b", kind="F", inputs=(b.tensor(a, 1),), outputs=(0,), duration_ns=1, device="gpu0")
+        >>> b.build()
+        <Graph 'two': 2 ops, 3 tensors, 1 edges>
+        """
+        if name in self._ops or name in self._externals:
+            self._claim(name)
+        index = len(self._ops)
+        self._ops[name] = index
+        pin, kinds, phases = self._pins(device), self._kinds(kind), self._phases(phase)
+        row = (kinds, UNSET, pin, 0, UNSET, UNSET, duration_ns, stage, micro_batch, phases)
+        self._rows.extend(row)
+        for refs, given in ((self._inputs, inputs), (self._after, after)):
+            refs.counts.append(len(given))
+            if given:
+                refs.entries.extend(given)
+                refs.distances.extend((0,) * len(given))
+        self._sizes.extend(outputs)
+        self._first.append(len(self._sizes))
+        return index
+
+    def extend(
+        self,
+        names: Sequence[str],
+        *,
+        kind: tuple[Sequence[str], IntArray],
+        inputs: Csr,
+        outputs: Csr,
+        duration_ns: IntArray,
+        device: tuple[Sequence[str], IntArray],
+        after: Csr,
+        stage: IntArray,
+        micro_batch: IntArray,
+        phase: tuple[Sequence[str], IntArray],
+    ) -> None:
+        """Add many ops at once, as columns: the same as `append` for each of them, a hundred times faster.
+
+        Parameters
+        ----------
+        names : sequence of str
+        kind, device, phase : (sequence of str, array)
+            Words, and for each op the index of its word.
+        inputs, after : Csr
+            Op → numbers of the tensors it reads, and of the ops that it follows. An op of this call has the
+            number that it gets: the first one is ``len(builder)``.
+        outputs : Csr
+            Op → sizes of its outputs in bytes, at least one.
+        duration_ns, stage, micro_batch : array
+            One value an op.
+
+        Raises
+        ------
+        GraphError
+            A name used twice.
+
+        Examples
+        --------
+        >>> b, both = GraphBuilder("two"), np.zeros(2, np.int64)
+        >>> b.extend(
+        ...     ["a", "b"],
+        ...     kind=(["F"], both),
+        ...     inputs=Csr(np.array([0, 0, 1]), np.array([0])),
+        ...     outputs=Csr(np.array([0, 1, 2]), np.array([8, 0])),
+        ...     duration_ns=np.array([10, 20]),
+        ...     device=(["gpu0"], both),
+        ...     after=Csr(np.zeros(3, np.int64), both[:0]),
+        ...     stage=both,
+        ...     micro_batch=both,
+        ...     phase=(["F"], both),
+        ... )
+        >>> b.build()
+        <Graph 'two': 2 ops, 2 tensors, 1 edges>
+        """
+        before, n = len(self._ops), len(names)
+        taken = self._externals.keys() & set(names) if self._externals else ()
+        self._ops.update(zip(names, range(before, before + n), strict=True))
+        if taken or len(self._ops) < before + n:
+            seen = set(itertools.islice(self._ops, before)) | self._externals.keys()
+            twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise GraphError(f"graph {self.name!r}: the name {twice!r} is used twice")
+        table = np.full((n, 10), UNSET, dtype=np.int64)
+        given: tuple[IntArray | int, ...] = (
+            *(self._kinds.all(*kind), UNSET, self._pins.all(*device), 0, UNSET, UNSET),
+            *(duration_ns, stage, micro_batch, self._phases.all(*phase)),
+        )
+        for column, values in enumerate(given):
+            table[:, column] = values
+        self._rows.frombytes(_bytes(table))
+        self._inputs.extend(inputs)
+        self._after.extend(after)
+        self._first.frombytes(_bytes(len(self._sizes) + outputs.indptr[1:]))
+        self._sizes.frombytes(_bytes(outputs.indices))
+
+    def tensor(self, op: int, k: int = 0) -> int:
+        """Return the number of output `k` of the op of that number, for `append`."""
+        return self._first[op] + k
+
+    def external(self, name: str) -> int:
+        """Return the number of an input or parameter, for `append`.
+
+        Raises
+        ------
+        UnknownNameError
+            There is none of that name.
+        """
+        if name not in self._externals:
+            raise UnknownNameError("input or parameter", name, self._externals)
+        return -2 - self._externals[name]
+
+    def build(self) -> Graph:
+        """Check everything and return the graph.
+
+        Raises
+        ------
+        GraphError
+            No op at all, an input nobody produces (with the nearest name), or a cycle (named).
+        """
+        n = len(self._ops)
+        if n == 0:
+            raise GraphError(f"graph {self.name!r} is empty: it has no op")
+        self._resolve(self._inputs, self._output)
+        self._resolve(self._after, self._ops.get)
+        table = np.array(self._rows, dtype=np.int64).reshape(n, -1).T
+        kind, dtype, pin, flops, read, written, duration, stage, micro_batch, phase = np.ascontiguousarray(
+            table
+        )
+        external = np.array(self._external_rows, dtype=np.int64).reshape(-1, 3)
+        bounds = np.array(self._first, dtype=np.int64)
+        counts = bounds[1:] - bounds[:-1]
+        nbytes = np.concatenate((external[:, 0], np.array(self._sizes, dtype=np.int64)))
+        outputs = Csr(_indptr(counts), np.arange(len(external), len(nbytes)))
+        inputs, input_distance = self._inputs.csr(len(external))
+        after, after_distance = self._after.csr(0)
+        graph = Graph(
+            name=self.name,
+            op_names=list(self._ops),
+            kinds=self._kinds.words,
+            kind_code=kind,
+            dtypes=self._dtypes.words,
+            dtype_code=dtype,
+            pins=self._pins.words,
+            pin_code=pin,
+            flops=flops,
+            bytes_read=np.where(read == UNSET, _row_sums(inputs, nbytes), read),
+            bytes_written=np.where(written == UNSET, _row_sums(outputs, nbytes), written),
+            duration_ns=duration,
+            duration_by_kind={k: _dense(v, n) for k, v in self._duration_by_kind.items()},
+            stage=stage,
+            micro_batch=micro_batch,
+            phases=self._phases.words,
+            phase_code=phase,
+            outputs=outputs,
+            inputs=inputs,
+            input_distance=input_distance,
+            after=after,
+            after_distance=after_distance,
+            tensor_producer=np.concatenate((np.full(len(external), UNSET), np.repeat(np.arange(n), counts))),
+            tensor_nbytes=nbytes,
+            tensor_role=np.concatenate((external[:, 1], np.zeros(len(nbytes) - len(external), np.int64))),
+            tensor_pin=np.concatenate((external[:, 2], np.full(len(nbytes) - len(external), UNSET))),
+            external_names=list(self._externals),
+            attributes=dict(self._attributes),
+        )
+        order = _topological_order(graph)
+        if order is None:
+            raise GraphError(describe_cycle(graph))
+        graph.__dict__["topological_order"] = order  # what the cached property would compute again
+        return graph
+
+    def _refer(
+        self, refs: _Refs, consumer: int, given: Iterable[Ref], find: Callable[[str], int | None]
+    ) -> None:
+        before = len(refs.entries)
+        for ref in given:
+            name, distance = (ref, 0) if isinstance(ref, str) else ref
+            if distance < 0:
+                raise GraphError(f"op {self._name(consumer)!r}: distance {distance} of {name!r} is negative")
+            entry = find(name)
+            if entry is None:
+                refs.later[len(refs.entries)] = (consumer, name)
+            refs.entries.append(UNSET if entry is None else entry)
+            refs.distances.append(distance)
+        refs.counts.append(len(refs.entries) - before)
+
+    def _resolve(self, refs: _Refs, find: Callable[[str], int | None]) -> None:
+        """Fill in the names that were not known when they were used."""
+        for position, (consumer, name) in refs.later.items():
+            entry = find(name)
+            if entry is None:
+                raise GraphError(self._unknown(consumer, name, refs.what))
+            refs.entries[position] = entry
+        refs.later.clear()
+
+    def _output(self, name: str) -> int | None:
+        """Return the entry (see `_Refs`) of the tensor called `name`, or None when there is none yet."""
+        op = self._ops.get(name)
+        if op is not None:
+            return self._first[op] if op + 1 < len(self._first) else None
+        if name in self._externals:
+            return -2 - self._externals[name]
+        base, colon, k = name.rpartition(":")
+        op = self._ops.get(base) if colon and k.isdigit() else None
+        if op is None or op + 1 >= len(self._first) or int(k) >= self._first[op + 1] - self._first[op]:
+            return None
+        return self._first[op] + int(k)
+
+    def _unknown(self, consumer: int, name: str, what: str) -> str:
+        here = f"graph {self.name!r}: op {self._name(consumer)!r}"
+        base, colon, k = name.rpartition(":")
+        if what == "input" and colon and k.isdigit() and base in self._ops:
+            op = self._ops[base]
+            return (
+                f"{here} reads {name!r}, but {base!r} has {self._first[op + 1] - self._first[op]} output(s)"
+            )
+        close = nearest(name, self._ops if what != "input" else [*self._ops, *self._externals])
+        return f"{here} has an unknown {what} {name!r}" + (f"; did you mean {close!r}?" if close else "")
+
+    def _name(self, op: int) -> str:
+        return list(self._ops)[op]
+
+
+def _bytes(values: npt.NDArray[Any]) -> bytes:
+    return np.ascontiguousarray(values, dtype=np.int64).tobytes()
+
+
+def _row_sums(rows: Csr, values: IntArray) -> IntArray:
+    """Sum ``values[indices]`` over each row."""
+    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(values[rows.indices], dtype=np.int64)))
+    return total[rows.indptr[1:]] - total[rows.indptr[:-1]]
+
+
+def _dense(sparse: Mapping[int, int], n: int) -> IntArray:
+    column = np.full(n, UNSET, dtype=np.int64)
+    column[list(sparse)] = list(sparse.values())
+    return column

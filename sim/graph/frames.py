@@ -1,0 +1,217 @@
+"""Which loop each op belongs to, found once before time 0; and what is wrong with the control flow."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from sim.graph.graph import Graph
+from sim.graph.rendezvous_keys import find_meetings
+from sim.words.errors import GraphError
+
+__all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure", "has_control_flow"]
+
+CONTROL_FLOW_KINDS: Final = frozenset({"switch", "merge", "enter", "exit", "next_iteration", "loop_cond"})
+"""Kinds of op that move tokens between frames and iterations, or skip some."""
+
+DEFAULT_PARALLEL_ITERATIONS: Final = 10
+"""As in TensorFlow's ``while_loop``."""
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Whether `graph` has any op that moves tokens between frames, or skips some."""
+    return not CONTROL_FLOW_KINDS.isdisjoint(graph.kinds)
+
+
+@dataclass(frozen=True)
+class FrameStructure:
+    """Static frames, 0 being the whole graph.
+
+    Attributes
+    ----------
+    frame_of : list of int
+        Frame in which each op runs (an enter in the parent, an exit in the loop).
+    parent, name, parallel_iterations, n_enters : lists, one entry per frame
+        -1 and "" for the whole graph.
+    child_of : dict
+        Enter op → the frame it opens.
+    predicate : dict
+        Switch → the op that produces its predicate.
+    """
+
+    frame_of: list[int]
+    parent: list[int]
+    name: list[str]
+    parallel_iterations: list[int]
+    n_enters: list[int]
+    child_of: dict[int, int]
+    predicate: dict[int, int]
+
+
+def frame_structure(graph: Graph) -> FrameStructure:
+    """Find the frames of `graph`.
+
+    Raises
+    ------
+    GraphError
+        An op that reads from two frames, a merge with fewer than two inputs, an exit or
+        next_iteration outside a loop, a loop without condition or without exit, a distance on an
+        edge that does not leave a next_iteration.
+    """
+    n = len(graph)
+    kind = [graph.kinds[int(k)] for k in graph.kind_code]
+    succ = graph.successors.lists()
+    _check_distances(graph, kind)
+    frame_of = [-1] * n
+    parent, names, parallel, n_enters = [-1], [""], [1], [0]
+    child_of: dict[int, int] = {}
+    by_name: dict[tuple[int, str], int] = {}
+    came_from = [-1] * n
+    pending = [len(graph.predecessors.row(op)) for op in range(n)]
+    queue = deque(op for op in range(n) if pending[op] == 0)
+    for op in queue:
+        frame_of[op] = 0
+    while queue:
+        op = queue.popleft()
+        inside = frame_of[op]
+        if kind[op] == "enter":
+            name = str(graph.attributes.get(op, {}).get("frame", ""))
+            if not name:
+                raise GraphError(
+                    f"enter {graph.op_names[op]!r} names no frame: give it attributes: {{frame: NAME}}"
+                )
+            if (inside, name) not in by_name:
+                by_name[inside, name] = len(parent)
+                parent.append(inside)
+                names.append(name)
+                parallel.append(_parallel(graph, op))
+                n_enters.append(0)
+            inside = child_of[op] = by_name[inside, name]
+            n_enters[inside] += 1
+        elif kind[op] in ("exit", "next_iteration"):
+            if inside == 0:
+                raise GraphError(f"{kind[op]} {graph.op_names[op]!r} is in no loop: no enter leads to it")
+            if kind[op] == "exit":
+                inside = parent[inside]
+        for s in succ[op]:
+            if frame_of[s] == -1:
+                frame_of[s], came_from[s] = inside, op
+                queue.append(s)
+            elif frame_of[s] != inside:
+                raise GraphError(
+                    f"op {graph.op_names[s]!r} reads from two frames: {_frame_name(names, frame_of[s])} "
+                    f"through {graph.op_names[came_from[s]]!r} and {_frame_name(names, inside)} "
+                    f"through {graph.op_names[op]!r}; bring values into a loop with enter and out with exit"
+                )
+    structure = FrameStructure(
+        frame_of,
+        parent,
+        names,
+        parallel,
+        n_enters,
+        child_of,
+        {op: predicate_of(graph, op) for op in range(n) if kind[op] == "switch"},
+    )
+    _check_kinds(graph, kind, structure)
+    return structure
+
+
+def _frame_name(names: list[str], frame: int) -> str:
+    return f"loop {names[frame]!r}" if frame else "outside all loops"
+
+
+def _parallel(graph: Graph, enter: int) -> int:
+    value = graph.attributes.get(enter, {}).get("parallel_iterations", DEFAULT_PARALLEL_ITERATIONS)
+    if not isinstance(value, int) or value < 1:
+        raise GraphError(
+            f"enter {graph.op_names[enter]!r}: parallel_iterations must be >= 1, found {value!r}"
+        )
+    return value
+
+
+def _check_distances(graph: Graph, kind: list[str]) -> None:
+    edges = graph.edges
+    for producer, consumer, distance in zip(
+        edges.producer.tolist(), edges.consumer.tolist(), edges.distance.tolist(), strict=True
+    ):
+        back = kind[producer] == "next_iteration"
+        if distance and (not back or distance != 1):
+            raise GraphError(
+                f"the edge {graph.op_names[producer]!r} -> {graph.op_names[consumer]!r} "
+                f"has distance {distance}; "
+                "in a graph with control flow only the edges out of a next_iteration have one, of 1"
+            )
+        if back and not (kind[consumer] == "merge" and distance == 1):
+            raise GraphError(
+                f"next_iteration {graph.op_names[producer]!r} must feed a merge with distance 1, and feeds "
+                f"{graph.op_names[consumer]!r} with distance {distance}"
+            )
+
+
+def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> None:
+    frames_with = {
+        k: {structure.frame_of[op] for op in range(len(graph)) if kind[op] == k} for k in CONTROL_FLOW_KINDS
+    }
+    for op, k in enumerate(kind):
+        name = graph.op_names[op]
+        if k == "merge" and len(graph.inputs.row(op)) < 2:
+            raise GraphError(f"merge {name!r} has fewer than two data inputs")
+        if structure.frame_of[op] == -1:
+            raise GraphError(f"op {name!r} can never run: nothing without inputs leads to it")
+    for frame in range(1, len(structure.parent)):
+        loop = structure.name[frame]
+        if frame not in frames_with["loop_cond"] and frame in frames_with["next_iteration"]:
+            raise GraphError(f"loop {loop!r} has no loop_cond: it would never end")
+        if frame not in frames_with["exit"]:
+            raise GraphError(f"loop {loop!r} is entered and has no exit")
+    _check_merges(graph, kind)
+
+
+def _check_merges(graph: Graph, kind: list[str]) -> None:
+    """Refuse a merge that no switch, enter or next_iteration leads to: nothing would ever be dead there."""
+    reached = [False] * len(graph)
+    queue = deque(op for op, k in enumerate(kind) if k in ("switch", "enter", "next_iteration"))
+    succ = graph.successors.lists()
+    meetings = find_meetings(graph)
+    for send, key in meetings.sends.items():
+        succ[send] = [*succ[send], *(recv for recv, of in meetings.recvs.items() if of == key)]
+    while queue:
+        for s in succ[queue.popleft()]:
+            if not reached[s]:
+                reached[s] = True
+                queue.append(s)
+    for op, k in enumerate(kind):
+        if k == "merge" and not reached[op]:
+            raise GraphError(
+                f"merge {graph.op_names[op]!r} has no switch before it: both its inputs would be live"
+            )
+
+
+def predicate_of(graph: Graph, switch: int) -> int:
+    """Return the op that decides for a switch: behind its last input, past enters, identities, sends.
+
+    Raises
+    ------
+    GraphError
+        The switch does not have two inputs, or the predicate is a graph input.
+    """
+    inputs = graph.inputs.row(switch)
+    name = graph.op_names[switch]
+    if len(inputs) != 2:
+        raise GraphError(f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}")
+    tensor = inputs[1]
+    while (producer := int(graph.tensor_producer[tensor])) >= 0:
+        if graph.kind(producer) not in (
+            "enter",
+            "identity",
+            "send",
+            "recv",
+        ) or "outcome" in graph.attributes.get(producer, {}):
+            return producer
+        if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
+            producer = find_meetings(graph).send_of(producer)
+        tensor = graph.inputs.row(producer)[0]
+    raise GraphError(
+        f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"
+    )

@@ -1,0 +1,330 @@
+"""The computation graph: immutable columns, adjacency in compressed sparse rows both ways.
+
+A graph is built once and read many times, so it is stored the way numpy likes it: one array per
+fact, one row per op, and ``indptr``/``indices`` pairs for the edges (`Csr`). A million ops take a
+few hundred megabytes and a few seconds; no op is a Python object.
+
+::
+
+    op 0 ──tensor 0──► op 1          outputs:   op     → its tensors      (Csr, contiguous)
+      │ └──tensor 0──► op 2          inputs:    op     → tensors it reads (Csr, input order)
+      └╌╌╌╌control╌╌╌► op 3          after:     op     → ops it follows   (Csr, control edges)
+                                     consumers: tensor → ops that read it (Csr)
+                                     successors, predecessors: op → ops   (Csr, data edges first)
+
+The order of every row is the order in which the edges were added, because runtimes depend on it:
+TensorFlow's executor, for example, activates data edges before control edges, each in that order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.graph.csr import Csr
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import GraphError, UnknownNameError
+
+__all__ = ["Graph", "Role"]
+
+
+class Role:
+    """What a tensor without a producer is (`Graph.tensor_role`)."""
+
+    ACTIVATION = 0
+    INPUT = 1
+    PARAMETER = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A computation graph; build one with `sim.GraphBuilder`.
+
+    Every array has one entry per op unless it says otherwise; -1 (`UNSET`) means "not given".
+
+    Attributes
+    ----------
+    name : str
+        What the graph is called.
+    op_names : list of str
+        Unique names.
+    kinds, kind_code : tuple of str, array
+        Vocabulary of op kinds (``"matmul"``, ...) and the code of each op in it.
+    dtypes, dtype_code : tuple of str, array
+        The same for the data type the op computes in; -1 when not given.
+    pins, pin_code : tuple of str, array
+        The same for the device name, or device kind, an op is pinned to; -1 when free.
+    flops, bytes_read, bytes_written : array of int64
+        Cost facts. Bytes that were not given are those of the tensors read and written.
+    duration_ns : array of int64
+        Explicit duration, or -1: ask the device's cost model.
+    duration_by_kind : mapping of str to array of int64
+        Explicit durations for one kind of device (``{"cpu": ...}``), -1 where not given.
+    stage, micro_batch : array of int64
+        Pipeline stage and micro-batch, or -1.
+    phases, phase_code : tuple of str, array
+        Pipeline phase letters (F, B, I, W, R) and the code of each op, or -1.
+    outputs : Csr
+        op → its output tensors; every op has at least one, of 0 bytes when none was declared.
+    inputs, input_distance : Csr, array
+        op → tensors it reads, and per entry how many iterations earlier they were produced.
+    after, after_distance : Csr, array
+        op → ops it follows by a control edge, and the distance of each edge.
+    tensor_producer, tensor_nbytes, tensor_role, tensor_pin : arrays, one entry per tensor
+        Producing op (-1: a graph input or parameter), size, `Role`, and for an input the code
+        in `pins` of the device where it lies before time 0 (-1: wherever it is read).
+    external_names : list of str
+        Names of the tensors without producer, which come first in the tensor columns.
+    attributes : mapping of int to dict
+        op → further attributes, for the ops that have any.
+    """
+
+    name: str
+    op_names: list[str]
+    kinds: tuple[str, ...]
+    kind_code: IntArray
+    dtypes: tuple[str, ...]
+    dtype_code: IntArray
+    pins: tuple[str, ...]
+    pin_code: IntArray
+    flops: IntArray
+    bytes_read: IntArray
+    bytes_written: IntArray
+    duration_ns: IntArray
+    duration_by_kind: Mapping[str, IntArray]
+    stage: IntArray
+    micro_batch: IntArray
+    phases: tuple[str, ...]
+    phase_code: IntArray
+    outputs: Csr
+    inputs: Csr
+    input_distance: IntArray
+    after: Csr
+    after_distance: IntArray
+    tensor_producer: IntArray
+    tensor_nbytes: IntArray
+    tensor_role: IntArray
+    tensor_pin: IntArray
+    external_names: list[str]
+    attributes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of ops."""
+        return len(self.op_names)
+
+    def __repr__(self) -> str:
+        """Return name and sizes."""
+        return f"<Graph {self.name!r}: {len(self)} ops, {self.n_tensors} tensors, {self.n_edges} edges>"
+
+    @property
+    def n_tensors(self) -> int:
+        """Number of tensors, graph inputs and parameters included."""
+        return len(self.tensor_nbytes)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges between ops, data and control."""
+        return len(self.edges.producer)
+
+    # -- names ------------------------------------------------------------------------------
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.op_names)}
+
+    def index(self, name: str) -> int:
+        """Return the index of the op called `name`.
+
+        Raises
+        ------
+        UnknownNameError
+            When there is none; the message has the nearest name.
+        """
+        try:
+            return self._index[name]
+        except KeyError:
+            raise UnknownNameError("op", name, self.op_names) from None
+
+    def kind(self, op: int) -> str:
+        """Return the kind of op `op`."""
+        return self.kinds[int(self.kind_code[op])]
+
+    def tensor_name(self, tensor: int) -> str:
+        """Return ``op`` for the first output of an op, ``op:k`` for the others, or the input's name."""
+        producer = int(self.tensor_producer[tensor])
+        if producer < 0:
+            return self.external_names[tensor]
+        k = tensor - int(self.outputs.indices[self.outputs.indptr[producer]])
+        return self.op_names[producer] + (f":{k}" if k else "")
+
+    # -- edges ------------------------------------------------------------------------------
+
+    @cached_property
+    def edges(self) -> Edges:
+        """All edges between ops: data edges, then control edges, each in the order added."""
+        consumer = np.repeat(np.arange(len(self)), self.inputs.counts())
+        producer = self.tensor_producer[self.inputs.indices]
+        data = producer >= 0
+        follower = np.repeat(np.arange(len(self)), self.after.counts())
+        return Edges(
+            np.concatenate((producer[data], self.after.indices)),
+            np.concatenate((consumer[data], follower)),
+            np.concatenate((self.input_distance[data], self.after_distance)),
+            np.concatenate((self.inputs.indices[data], np.full(len(follower), UNSET))),
+        )
+
+    @cached_property
+    def successors(self) -> Csr:
+        """op → consumers, data edges first; an op that reads two tensors of a producer is there twice."""
+        return Csr.group(self.edges.producer, self.edges.consumer, len(self))
+
+    @cached_property
+    def successor_distance(self) -> IntArray:
+        """Distance in iterations of each entry of `successors`."""
+        return Csr.group(self.edges.producer, self.edges.distance, len(self)).indices
+
+    @cached_property
+    def predecessors(self) -> Csr:
+        """op → producers, data edges first."""
+        return Csr.group(self.edges.consumer, self.edges.producer, len(self))
+
+    @cached_property
+    def predecessor_distance(self) -> IntArray:
+        """Distance in iterations of each entry of `predecessors`."""
+        return Csr.group(self.edges.consumer, self.edges.distance, len(self)).indices
+
+    @cached_property
+    def consumers(self) -> Csr:
+        """tensor → ops that read it; an op that reads it twice is there twice."""
+        consumer = np.repeat(np.arange(len(self)), self.inputs.counts())
+        return Csr.group(self.inputs.indices, consumer, self.n_tensors)
+
+    @cached_property
+    def has_distances(self) -> bool:
+        """Whether any edge reaches into a later iteration."""
+        return bool(self.input_distance.any() or self.after_distance.any())
+
+    @cached_property
+    def topological_order(self) -> IntArray:
+        """One topological order (edges of distance 0): ascending index among the ops that are free.
+
+        Among the ops whose producers are all placed, the least index comes first.
+        """
+        order = _topological_order(self)
+        if order is None:
+            raise GraphError(describe_cycle(self))
+        return order
+
+
+class Edges(NamedTuple):
+    """Edges as parallel arrays; `tensor` is -1 for a control edge."""
+
+    producer: IntArray
+    consumer: IntArray
+    distance: IntArray
+    tensor: IntArray
+
+
+def _zero_distance(graph: Graph) -> tuple[IntArray, IntArray]:
+    edges = graph.edges
+    now = edges.distance == 0
+    return edges.producer[now], edges.consumer[now]
+
+
+def _topological_order(graph: Graph) -> IntArray | None:
+    """Return Kahn's order with the least index first, or None when there is a cycle."""
+    n = len(graph)
+    producer, consumer = _zero_distance(graph)
+    if bool((producer < consumer).all()):  # the usual case: ops were added in such an order
+        return np.arange(n)
+    succ = Csr.group(producer, consumer, n).lists()
+    pending = np.bincount(consumer, minlength=n).tolist()
+    heap = [i for i, count in enumerate(pending) if count == 0]
+    order: list[int] = []
+    while heap:
+        op = heapq.heappop(heap)
+        order.append(op)
+        for s in succ[op]:
+            pending[s] -= 1
+            if pending[s] == 0:
+                heapq.heappush(heap, s)
+    return np.array(order, dtype=np.int64) if len(order) == n else None
+
+
+def describe_cycle(graph: Graph) -> str:
+    """Return a message that names one cycle of `graph` (which must have one).
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("loop")
+    >>> _ = b.op("a", inputs=["b"]); _ = b.op("b", inputs=["a"])
+    >>> b.build()
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.GraphError: graph 'loop' has a cycle: a -> b -> a
+    """
+    producer, consumer = _zero_distance(graph)
+    n = len(graph)
+    pending = np.bincount(consumer, minlength=n).tolist()
+    succ = Csr.group(producer, consumer, n).lists()
+    free = [i for i, count in enumerate(pending) if count == 0]
+    while free:  # strip what lies before any cycle
+        for s in succ[free.pop()]:
+            pending[s] -= 1
+            if pending[s] == 0:
+                free.append(s)
+    pred = Csr.group(consumer, producer, n).lists()
+    at = next(i for i, count in enumerate(pending) if count > 0)
+    seen: dict[int, int] = {}
+    walk: list[int] = []
+    while at not in seen:  # every remaining op has a remaining producer, so this closes
+        seen[at] = len(walk)
+        walk.append(at)
+        at = next(p for p in pred[at] if pending[p] > 0)
+    cycle = [*reversed(walk[seen[at] :])]
+    first = cycle.index(min(cycle))
+    cycle = cycle[first:] + cycle[: first + 1]
+    names = [graph.op_names[i] for i in cycle]
+    if len(names) > 12:
+        names = [*names[:6], f"... {len(names) - 11} more ...", *names[-5:]]
+    return f"graph {graph.name!r} has a cycle: " + " -> ".join(names)
+
+
+def longest_path_ns(graph: Graph, duration_ns: Sequence[int] | IntArray) -> IntArray:
+    """Return for each op the longest path from it to the end, its own duration included.
+
+    This is the *bottom level* of list scheduling; edges of distance 0 count, without delay.
+
+    Parameters
+    ----------
+    graph : Graph
+    duration_ns : sequence of int
+        One duration per op.
+
+    Returns
+    -------
+    array of int64
+        Bottom level of every op, in ns.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("v")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> longest_path_ns(b.build(), [1, 5, 2]).tolist()
+    [6, 5, 2]
+    """
+    producer, consumer = _zero_distance(graph)
+    succ = Csr.group(producer, consumer, len(graph)).lists()
+    own = np.asarray(duration_ns).tolist()
+    level = [0] * len(own)
+    for op in reversed(graph.topological_order.tolist()):
+        level[op] = own[op] + max([level[s] for s in succ[op]], default=0)
+    return np.array(level, dtype=np.int64)

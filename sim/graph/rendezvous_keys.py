@@ -1,0 +1,116 @@
+"""Which Sends and Recvs of a graph meet by key, and what then travels between devices.
+
+::
+
+    cpu0:  a ──► send   key: cpu0;gpu0;a          no edge leads from the one to the other:
+    gpu0:               recv ──► b                they meet at run time (`sim.readiness.rendezvous`)
+
+A Send is an op of kind ``send``, a Recv one of kind ``recv``, and both name a ``key`` in their attributes.
+A Recv that reads its Send has found it already: an edge like any other, of no interest here.
+
+Source: tensorflow/core/framework/rendezvous.h and tensorflow/core/kernels/sendrecv_ops.cc.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.graph.graph import Graph
+from sim.words.errors import GraphError, nearest
+
+__all__ = ["Meetings", "find_meetings", "sent_nbytes"]
+
+
+class Meetings(NamedTuple):
+    """Sends and Recvs that meet by key.
+
+    Attributes
+    ----------
+    sends, recvs : dict of int to str
+        Op → key, in graph order.
+    """
+
+    sends: dict[int, str]
+    recvs: dict[int, str]
+
+    def send_of(self, recv: int) -> int:
+        """Return the first Send with the key of a Recv."""
+        return next(op for op, key in self.sends.items() if key == self.recvs[recv])
+
+
+NOBODY = Meetings({}, {})
+
+
+def find_meetings(graph: Graph) -> Meetings:
+    """Return the Sends and Recvs of `graph` that meet by key.
+
+    A Send whose key no Recv names is left out: it never blocks, and nothing comes of it.
+
+    Raises
+    ------
+    GraphError
+        A Recv with a key that no Send has; a key that is no text; a Send whose output is read, which is
+        for its Recv alone.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two devices")
+    >>> _ = b.op("a"), b.op("send", kind="send", inputs=["a"], attributes={"key": "a to gpu0"})
+    >>> _ = b.op("recv", kind="recv", attributes={"key": "a to gpu0"})
+    >>> find_meetings(b.build())
+    Meetings(sends={1: 'a to gpu0'}, recvs={2: 'a to gpu0'})
+    """
+    if "recv" not in graph.kinds:
+        return NOBODY
+    sends, recvs = _with_key(graph, "send"), _with_key(graph, "recv")
+    for op in list(recvs):
+        for producer in graph.tensor_producer[graph.inputs.row(op)].tolist():
+            if sends.get(producer) == recvs.get(op):
+                del sends[producer], recvs[op]
+    wanted = frozenset(recvs.values())
+    known = frozenset(sends.values())
+    for op, key in recvs.items():
+        if key not in known:
+            close = nearest(key, known)
+            raise GraphError(
+                f"recv {graph.op_names[op]!r} has the key {key!r}, and no send has it"
+                + (f"; did you mean {close!r}?" if close else "")
+            )
+    sends = {op: key for op, key in sends.items() if key in wanted}
+    if sends:
+        _refuse_readers(graph, sends)
+    return Meetings(sends, recvs)
+
+
+def sent_nbytes(graph: Graph, send: int) -> int:
+    """Return how many bytes a Send sends: its output's, or, where that has none, its input's."""
+    size = int(graph.tensor_nbytes[graph.outputs.row(send)[0]])
+    inputs = graph.inputs.row(send)
+    return size or (int(graph.tensor_nbytes[inputs[0]]) if len(inputs) else 0)
+
+
+def _with_key(graph: Graph, kind: str) -> dict[int, str]:
+    if kind not in graph.kinds:
+        return {}
+    found = {}
+    for op in np.flatnonzero(graph.kind_code == graph.kinds.index(kind)).tolist():
+        key = graph.attributes.get(op, {}).get("key")
+        if key is not None:
+            if not isinstance(key, str) or not key:
+                raise GraphError(f"{kind} {graph.op_names[op]!r}: key must be a text, found {key!r}")
+            found[op] = key
+    return found
+
+
+def _refuse_readers(graph: Graph, sends: dict[int, str]) -> None:
+    producer = graph.tensor_producer[graph.inputs.indices]
+    reader = np.repeat(np.arange(len(graph)), graph.inputs.counts())
+    for k in np.flatnonzero(np.isin(producer, list(sends))).tolist():
+        send, name = int(producer[k]), graph.op_names[int(reader[k])]
+        raise GraphError(
+            f"op {name!r} reads send {graph.op_names[send]!r}, which gives what it sends to the recv with "
+            f"key {sends[send]!r}; let it read what the send reads, or that recv"
+        )

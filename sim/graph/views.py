@@ -1,0 +1,51 @@
+"""Views: tensors without bytes of their own.
+
+A reshape, a slice, a dropout at inference gives its reader other names for bytes that are there already.
+Its op carries the attribute ``view_of: k``: output 0 shares the storage of input k::
+
+    a ──100 B──► reshape (view_of: 0) ──100 B──► b        100 bytes in all, from a's start to b's end
+
+A view of an earlier iteration's tensor is a copy here: storage is followed within one iteration.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.graph.graph import Graph
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import GraphError
+
+__all__ = ["storage_of"]
+
+
+def storage_of(graph: Graph) -> IntArray:
+    """Return, per tensor, the tensor whose storage it directly shares; -1: it has its own.
+
+    Raises
+    ------
+    GraphError
+        A ``view_of`` that is not the number of an input.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("view")
+    >>> _ = b.op("a", outputs=100)
+    >>> _ = b.op("flat", inputs=["a"], outputs=100, attributes={"view_of": 0})
+    >>> storage_of(b.build()).tolist()
+    [-1, 0]
+    """
+    shared = np.full(graph.n_tensors, UNSET)
+    for op, attributes in graph.attributes.items():
+        if "view_of" not in attributes:
+            continue
+        k, row = attributes["view_of"], graph.inputs.row(op)
+        if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k < len(row):
+            raise GraphError(
+                f"op {graph.op_names[op]!r}: view_of should be the number of one of its "
+                f"{len(row)} inputs, counted from 0; found {k!r}"
+            )
+        if not graph.input_distance[graph.inputs.indptr[op] + k]:
+            shared[graph.outputs.indices[graph.outputs.indptr[op]]] = row[k]
+    return shared

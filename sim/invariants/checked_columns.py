@@ -1,0 +1,121 @@
+"""The columns of a trace as the checks read them, and how they name an offender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import Meetings, find_meetings, sent_nbytes
+from sim.job.costs import issue_costs_ns
+from sim.readiness.strictness import non_strict_ops
+from sim.record.record import Record
+from sim.words.arrays import IntArray
+from sim.words.errors import InvariantError
+
+__all__ = ["BoolArray", "Columns", "refuse"]
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Columns:
+    """One trace, one short name per column, and words for its rows."""
+
+    def __init__(self, trace: Record) -> None:
+        self.trace, self.job = trace, trace.job
+        self.graph, self.machine = trace.job.graph, trace.job.machine
+        self.n, self.iterations = len(self.graph), self.job.iterations
+        tasks = trace.tasks
+        self.op, self.iteration = tasks["op"], tasks["iteration"]
+        self.stream, self.issuer = tasks["stream"], tasks["issuer"]
+        self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
+        self.start, self.end = tasks["start_ns"], tasks["end_ns"]
+        self.live: BoolArray = np.equal(tasks["dead"], 0)
+        self.moved = trace.transfers
+        self.issuers = self.machine.issuers()
+        self.static = not has_control_flow(self.graph)
+
+    @cached_property
+    def non_strict(self) -> BoolArray:
+        """Whether each op starts with the first of its inputs (one entry per op)."""
+        return non_strict_ops(self.graph)
+
+    @cached_property
+    def meetings(self) -> Meetings:
+        """Sends and Recvs that meet by key."""
+        return find_meetings(self.graph)
+
+    @cached_property
+    def sent(self) -> dict[int, int]:
+        """What such Sends send: tensor → bytes."""
+        return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.meetings.sends}
+
+    @cached_property
+    def device(self) -> IntArray:
+        """Device of every task."""
+        return self.job.device_of[self.op]
+
+    @cached_property
+    def by_worker(self) -> BoolArray:
+        """Whether a worker executes the task (else it was launched on a stream)."""
+        by_worker: BoolArray = ~self.job.launched[self.op]
+        return by_worker
+
+    @cached_property
+    def cost(self) -> IntArray:
+        """What issuing each task costs; a dead one is passed by for nothing."""
+        return np.where(self.live, issue_costs_ns(self.job)[self.op], 0)
+
+    @cached_property
+    def row_of(self) -> IntArray:
+        """Row of the task ``iteration * n + op`` (static graphs)."""
+        rows = np.empty(self.n * self.iterations, np.int64)
+        rows[self.iteration * self.n + self.op] = np.arange(len(self.op))
+        return rows
+
+    # -- words --------------------------------------------------------------------------------
+
+    def task(self, row: int) -> str:
+        """Return ``op 'a'``, with the iteration when there are several."""
+        which = f" (iteration {self.iteration[row]})" if self.iterations > 1 else ""
+        return f"op {self.graph.op_names[self.op[row]]!r}{which}"
+
+    def started(self, row: int) -> str:
+        """Return ``op 'a' started at 5 ns``."""
+        return f"{self.task(row)} started at {self.start[row]} ns"
+
+    def ended(self, row: int) -> str:
+        """Return ``op 'a' ended at 7 ns``."""
+        return f"{self.task(row)} ended at {self.end[row]} ns"
+
+    def transfer(self, row: int) -> str:
+        """Return ``the transfer of 'a' to gpu1``."""
+        which = f" (iteration {self.moved['iteration'][row]})" if self.iterations > 1 else ""
+        name = self.graph.tensor_name(int(self.moved["tensor"][row]))
+        return f"the transfer of {name!r}{which} to {self.device_name(self.moved['destination'][row])}"
+
+    def device_name(self, device: int) -> str:
+        """Return the name of a device."""
+        return self.machine.devices[int(device)].name
+
+    def lane(self, row: int) -> str:
+        """Return the name of the stream or worker where a task ran."""
+        return self.machine.stream_name(int(self.stream[row]))
+
+    def issuer_name(self, row: int) -> str:
+        """Return the name of who issued a task."""
+        return self.issuers[int(self.issuer[row])].name
+
+
+def refuse(bad: BoolArray, tell: Callable[[int], str]) -> None:
+    """Raise what `tell` says of the first index where `bad` is true, if there is one.
+
+    Raises
+    ------
+    InvariantError
+    """
+    if bad.any():
+        raise InvariantError(tell(int(bad.argmax())))

@@ -1,0 +1,60 @@
+"""Who meets by key has the same key, frame and iteration, and no Recv runs before it has what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from sim.invariants.checked_columns import Columns, refuse
+
+__all__ = ["MEETINGS"]
+
+
+def meetings(c: Columns) -> None:
+    """Every Recv met one Send of its key, frame and iteration, and every Send one Recv at most."""
+    n, moved = len(c.op), c.moved
+    recvs = np.flatnonzero(np.isin(c.op, list(c.meetings.recvs)))
+    carried = np.isin(moved["tensor"], list(c.sent))
+    ids = np.concatenate((c.trace.tasks["id"], moved["id"]))
+    by_id = np.argsort(ids)
+    source, recv = by_id[np.searchsorted(ids[by_id], c.trace.met)].T
+    refuse(~np.isin(recvs, recv), lambda k: f"{c.started(int(recvs[k]))} and met no send")
+    both = np.concatenate((source, recv))
+    again = np.ones(len(both), dtype=bool)
+    again[np.unique(both, return_index=True)[1]] = False
+    refuse(again, lambda k: f"{_name(c, int(both[k]))} met twice")
+    brought = np.isin(n + np.flatnonzero(carried), source)
+    refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
+
+    key_of = {**c.meetings.sends, **c.meetings.recvs}
+    made_by = c.graph.tensor_producer[moved["tensor"]]
+    op = np.concatenate((c.op, made_by))
+    iteration = np.concatenate((c.iteration, moved["iteration"]))
+    frame = c.trace.tasks.get("frame", np.zeros(n, np.int64))
+    sender = source < n  # a transfer has no frame of its own in a trace
+    wrong = np.array(
+        [key_of.get(a) != key_of.get(b) for a, b in zip(op[source], op[recv], strict=True)], bool
+    )
+    wrong |= iteration[source] != iteration[recv]
+    wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
+    refuse(wrong, lambda k: f"{c.started(int(recv[k]))} and met {_name(c, int(source[k]))}, of another key")
+    over = np.concatenate((c.end, moved["end_ns"]))[source]
+    refuse(
+        (c.start[recv] < over) & c.live[recv],
+        lambda k: f"{c.started(int(recv[k]))}, before {_name(c, int(source[k]))} ended at {over[k]} ns",
+    )
+
+
+def _name(c: Columns, row: int) -> str:
+    return c.task(row) if row < len(c.op) else c.transfer(row - len(c.op))
+
+
+def when_met(c: Columns) -> None:
+    """Check meetings where there are any to be expected."""
+    if c.meetings.recvs:
+        meetings(c)
+
+
+MEETINGS: Final[tuple[Callable[[Columns], None], ...]] = (when_met,)

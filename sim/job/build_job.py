@@ -1,0 +1,154 @@
+"""From a graph and a machine to a job: costs, placement, knowledge, noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.graph.frames import has_control_flow
+from sim.graph.graph import Graph
+from sim.job.costs import _by_identity, _timed, costs_ns
+from sim.job.job import Job, Linearizer, Placement, StreamAssignment
+from sim.job.noise import Noise, draw_durations
+from sim.job.pins import PinnedPlacement, allowed_devices
+from sim.machine.device import Device
+from sim.machine.machine import Machine
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InfeasibleError, InputError
+
+__all__ = ["make_job"]
+
+
+def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
+    """Return `costs_ns` for each device; devices that differ in nothing that counts share one array."""
+    known: dict[object, IntArray] = {}
+    found = []
+    for device in machine.devices:
+        by_kind = graph.duration_by_kind.get(device.kind)
+        given = graph.duration_ns if by_kind is None else np.maximum(graph.duration_ns, by_kind)
+        asked = device.cost is not None and bool((given == UNSET).any())
+        key = (device.name if asked else device.kind, device.supports)
+        if key not in known:
+            known[key] = costs_ns(graph, device)
+        found.append(known[key])
+    return found
+
+
+def make_job(
+    graph: Graph,
+    machine: Machine,
+    *,
+    placement: Placement | None = None,
+    streams: StreamAssignment | None = None,
+    linearize: Linearizer | None = None,
+    iterations: int = 1,
+    knowledge: str = "exact",
+    estimate_error: float = 0.2,
+    noise: Noise | None = None,
+    seed: int = 0,
+) -> Job:
+    """Place the ops and put everything together that is known before time 0.
+
+    Parameters
+    ----------
+    graph, machine
+    placement : Placement, optional
+        By default ops run where they are pinned, others on the first device that can.
+    streams : StreamAssignment, optional
+        By default everything on the first stream of its device.
+    linearize : Linearizer, optional
+        By default the topological order with the least index first.
+    iterations : int
+        How many times the graph runs.
+    knowledge : str
+        What a policy may know of durations (noise is never known): ``exact``; ``mean`` of the op's
+        kind; ``estimate``, off by a factor drawn for each op; ``none``, 1 for each.
+    estimate_error : float
+        Standard deviation of the logarithm of that factor.
+    noise : Noise, optional
+        How the durations of tasks vary.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        A wrong number, pin or word.
+    InfeasibleError
+        An op that no device can run, or that was placed where it cannot run.
+    """
+    if iterations < 1:
+        raise InputError(f"iterations must be at least 1, found {iterations}")
+    cost_ns = _costs_of_all(graph, machine)
+    chosen_by = placement or PinnedPlacement()
+    able = _timed(cost_ns)
+    if not isinstance(chosen_by, Placement):
+        raise InputError(f"the placement, a {type(chosen_by).__name__}, should extend sim.job.job.Placement")
+    if not chosen_by.soft:
+        able &= allowed_devices(graph, machine)
+    nowhere = ~able.any(axis=0)
+    if nowhere.any():
+        raise InfeasibleError(_why_nowhere(graph, machine, int(nowhere.argmax()), int(nowhere.sum())))
+    device_of = np.asarray(chosen_by.place(graph, machine, cost_ns), dtype=np.int64)
+    duration_ns = np.empty(len(graph), dtype=np.int64)
+    for column, devices in _by_identity(cost_ns):
+        here = slice(None) if len(devices) == len(cost_ns) else np.isin(device_of, devices)
+        duration_ns[here] = column[here]
+    if (duration_ns == UNSET).any():
+        op = int((duration_ns == UNSET).argmax())
+        device = machine.devices[int(device_of[op])]
+        reason = _refusal(device, graph, op)
+        raise InfeasibleError(
+            f"the placement puts op {graph.op_names[op]!r} on {device.name}, which cannot run it"
+            + (f": {reason}" if reason else "")
+        )
+    job = Job(graph, machine, device_of, duration_ns, duration_ns, iterations, seed, linearize, streams)
+    job.known_ns = _known(knowledge, job, estimate_error)
+    if noise is not None:
+        if has_control_flow(graph):
+            raise InputError(
+                "noise is drawn for each task before time 0; control flow decides on tasks later"
+            )
+        job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, job.rng("noise"))
+    return job
+
+
+def _known(knowledge: str, job: Job, estimate_error: float) -> IntArray:
+    graph, duration_ns = job.graph, job.duration_ns
+    if knowledge == "exact":
+        return duration_ns
+    if knowledge == "estimate":
+        error = Noise(sigma=estimate_error)
+        rng = job.rng("estimates")
+        return draw_durations(error, duration_ns, job.device_of, job.machine, 1, rng).ravel()
+    if knowledge == "none":
+        return np.ones_like(duration_ns)
+    if knowledge == "mean":
+        total = np.bincount(graph.kind_code, weights=duration_ns)
+        count = np.bincount(graph.kind_code)
+        mean = np.rint(total / np.maximum(count, 1)).astype(np.int64)
+        return mean[graph.kind_code]
+    raise InputError(f"knowledge must be exact, mean, estimate or none; found {knowledge!r}")
+
+
+def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
+    kind = graph.kind(op)
+    more = f" (and {count - 1} more ops)" if count > 1 else ""
+    pinned_to = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
+    pin = f", pinned to {pinned_to!r}," if pinned_to else ""
+    devices = "; ".join(
+        f"{d.name} ({d.kind}) "
+        + (
+            "does not support it"
+            if d.supports is not None and kind not in d.supports
+            else f"cannot: {reason}"
+            if (reason := _refusal(d, graph, op))
+            else "has no cost for it"
+        )
+        for d in machine.devices
+        if not pinned_to or pinned_to in (d.name, d.kind)
+    )
+    return f"op {graph.op_names[op]!r} of kind {kind!r}{pin} can run on no device{more}: {devices}"
+
+
+def _refusal(device: Device, graph: Graph, op: int) -> str | None:
+    """Return what the cost model of a device says of an op that it refuses, if it says anything."""
+    return None if device.cost is None else device.cost.why_not(graph, op, device)

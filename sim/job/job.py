@@ -1,0 +1,167 @@
+"""The job: a graph, a machine, and what is decided before time 0.
+
+`make_job` asks every device's cost model for the ops, places the ops, and leaves the rest (streams,
+program order) to be computed when a policy or the engine first asks for it, so that a decision
+that nobody uses costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.graph import Graph, longest_path_ns
+from sim.machine.machine import Machine
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError
+
+__all__ = ["Job", "Linearizer", "Placement", "StreamAssignment"]
+
+
+@dataclass(eq=False)
+class Job:
+    """What a policy may look at before time 0.
+
+    Attributes
+    ----------
+    graph : Graph
+    machine : Machine
+    device_of : array of int
+        Device index of every op.
+    duration_ns : array of int64
+        How long each op takes on its device, noise left out.
+    known_ns : array of int64
+        What the policy may know of that (the scenario's `knowledge`).
+    iterations : int
+    seed : int
+        For decisions that draw: use ``job.rng("what for")``.
+    noisy_ns : array of int64, shape (iterations, ops), optional
+        How long each task really takes, when there is noise.
+    issue_ns : array of int64, optional
+        What issuing each op costs its issuer, in place of what the devices say.
+    """
+
+    graph: Graph
+    machine: Machine
+    device_of: IntArray
+    duration_ns: IntArray
+    known_ns: IntArray
+    iterations: int = 1
+    seed: int = 0
+    linearize: Linearizer | None = None
+    streams: StreamAssignment | None = None
+    noisy_ns: IntArray | None = None
+    issue_ns: IntArray | None = None
+
+    def task_ns(self, op: IntArray, iteration: IntArray) -> IntArray:
+        """Return how long tasks take when nothing else disturbs them, noise included."""
+        if self.noisy_ns is None:
+            return self.duration_ns[op]
+        drawn: IntArray = self.noisy_ns[iteration, op]
+        return drawn
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Return a generator that depends on the seed and on what it is for, and on nothing else."""
+        return np.random.default_rng([self.seed, *purpose.encode()])
+
+    @cached_property
+    def launched(self) -> npt.NDArray[np.bool_]:
+        """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
+        return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Group of issuers that serves each op."""
+        return self.machine.group_of[self.device_of]
+
+    @cached_property
+    def n_groups(self) -> int:
+        """Number of groups of issuers."""
+        return 1 + int(self.machine.group_of.max())
+
+    @cached_property
+    def order(self) -> IntArray:
+        """The program order: what the linearizer gives, else topological, least index first.
+
+        Raises
+        ------
+        InputError
+            When the linearizer does not return every op once.
+        """
+        if self.linearize is None:
+            return self.graph.topological_order
+        order = np.asarray(self.linearize.order(self), dtype=np.int64)
+        if len(order) != len(self.graph) or not np.array_equal(np.sort(order), np.arange(len(order))):
+            raise InputError(
+                f"linearizer {type(self.linearize).__name__} did not return every op exactly once"
+            )
+        return order
+
+    @cached_property
+    def programs(self) -> list[list[int]]:
+        """The program order of each group of issuers."""
+        programs: list[list[int]] = [[] for _ in range(self.n_groups)]
+        group_of = self.group_of.tolist()
+        for op in self.order.tolist():
+            programs[group_of[op]].append(op)
+        return programs
+
+    @cached_property
+    def stream_of(self) -> IntArray:
+        """Stream of each op, counted over the machine; the first lane of its device by default.
+
+        Raises
+        ------
+        InputError
+            When the assignment names a stream that the device does not have.
+        """
+        first = np.array(self.machine.first_stream, dtype=np.int64)[self.device_of]
+        if self.streams is None:
+            return first
+        lane = np.asarray(self.streams.assign(self), dtype=np.int64)
+        lanes = np.array([d.lanes for d in self.machine.devices])[self.device_of]
+        if len(lane) != len(self.graph) or bool(((lane < 0) | (lane >= lanes)).any()):
+            raise InputError(
+                f"stream assignment {type(self.streams).__name__} names a stream that does not exist"
+            )
+        return first + lane
+
+    @cached_property
+    def bottom_level_ns(self) -> IntArray:
+        """Longest path from each op to the end, in known durations, without transfers."""
+        return longest_path_ns(self.graph, self.known_ns)
+
+
+class Placement:
+    """Chooses a device for every op: extend it and override `place`.
+
+    Attributes
+    ----------
+    soft : bool
+        Whether it may put an op elsewhere when its pin cannot be met.
+    """
+
+    soft: bool = False
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op. ``cost_ns[d][op]`` is -1 where device d cannot run op."""
+        raise NotImplementedError(f"{type(self).__name__} must define place(graph, machine, cost_ns)")
+
+
+class Linearizer(Protocol):
+    """Puts all ops in one program order."""
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return a permutation of the ops; producers need not come first, but a stuck run is an error."""
+
+
+class StreamAssignment(Protocol):
+    """Chooses a stream of its device for every op that is launched."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op, counted within the op's device."""

@@ -1,0 +1,104 @@
+"""Noise: durations that vary from task to task, and devices that are slower than they should be.
+
+Every task's duration is drawn once, before time 0, from the seed alone, so that two policies meet the
+same luck and a run repeats::
+
+    actual = nominal · device's factor · exp(N(-σ²/2, σ)) · (straggler: factor, with probability p)
+
+The log-normal factor has mean 1: noise does not make the work longer on average, it makes waiting longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.machine.machine import Machine
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError
+
+__all__ = ["Noise", "draw_durations"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How durations vary.
+
+    Attributes
+    ----------
+    sigma : float
+        Standard deviation of the logarithm of the factor drawn for each task; 0.05 is about 5 %.
+    devices : mapping of str to float
+        Device → constant factor: 1.2 is a device that is 20 % slower.
+    straggler_probability, straggler_factor : float
+        With this probability a task takes so many times longer.
+
+    Raises
+    ------
+    InputError
+        A negative number, a probability above 1, or a factor that is not positive.
+    """
+
+    sigma: float = 0.0
+    devices: Mapping[str, float] = field(default_factory=dict)
+    straggler_probability: float = 0.0
+    straggler_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn."""
+        if self.sigma < 0 or not 0 <= self.straggler_probability <= 1:
+            raise InputError(
+                f"noise: sigma must be >= 0 and straggler_probability between 0 and 1; found "
+                f"{self.sigma} and {self.straggler_probability}"
+            )
+        for name, factor in {**self.devices, "straggler_factor": self.straggler_factor}.items():
+            if factor <= 0:
+                raise InputError(f"noise: the factor of {name} must be positive, found {factor}")
+
+
+def draw_durations(
+    noise: Noise,
+    duration_ns: IntArray,
+    device_of: IntArray,
+    machine: Machine,
+    iterations: int,
+    rng: np.random.Generator,
+) -> IntArray:
+    """Return the duration of every task.
+
+    Parameters
+    ----------
+    noise : Noise
+    duration_ns, device_of : array, one entry per op
+        Nominal durations in ns, and where the ops run.
+    machine : Machine
+    iterations : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    array of int64, shape (iterations, ops)
+        Rounded half up to whole ns.
+
+    Raises
+    ------
+    UnknownNameError
+        A factor for a device that the machine does not have.
+
+    Examples
+    --------
+    >>> from sim import Device
+    >>> machine = Machine((Device("gpu0"),))
+    >>> ns, on = np.array([1000, 2000]), np.array([0, 0])
+    >>> draw_durations(Noise(devices={"gpu0": 1.5}), ns, on, machine, 1, np.random.default_rng(0)).tolist()
+    [[1500, 3000]]
+    """
+    factor = np.ones(len(machine.devices))
+    for name, slower in noise.devices.items():
+        factor[machine.device_index(name)] = slower
+    shape = (iterations, len(duration_ns))
+    drawn = duration_ns * factor[device_of] * np.exp(rng.normal(-(noise.sigma**2) / 2, noise.sigma, shape))
+    late = rng.random(shape) < noise.straggler_probability
+    return np.floor(np.where(late, drawn * noise.straggler_factor, drawn) + 0.5).astype(np.int64)

@@ -1,0 +1,96 @@
+"""Copies of pageable memory: a host thread makes them, and does nothing else meanwhile.
+
+::
+
+    pinned      host  [launch a][launch b]          the copy engine reads the host's memory by itself
+                copy       ▇▇▇▇▇▇▇▇▇▇▇
+
+    pageable    host  [launch a]╌╌╌╌╌╌╌╌╌╌╌╌[launch b]     the host copies piece by piece to a buffer of
+                copy            ▇▇▇▇▇▇▇▇▇▇▇▇               the driver, and returns when the last has left
+
+A transfer between a CPU whose memory is pageable and a device that is launched on takes a thread of that
+device's host when it is issued, and keeps it until its bytes have arrived; without a free one it waits, first
+come first served, before any op. (CUDA Runtime API, "API synchronization behavior"; CUDA C++ Best Practices
+Guide, "Pinned Memory".)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from sim.job.job import Job
+from sim.machine.task import Issuer, Task
+from sim.words.arrays import UNSET, IntArray
+
+__all__ = ["HostThreads", "host_groups", "staging_bytes_per_s"]
+
+
+def host_groups(job: Job, source: IntArray, destination: IntArray) -> IntArray:
+    """Return, for each transfer, the group of issuers one of which has to make it; -1: nobody has to.
+
+    Parameters
+    ----------
+    job : Job
+    source, destination : arrays of int64
+        Devices, one entry a transfer.
+    """
+    machine = job.machine
+    pageable = np.array([device.pageable for device in machine.devices])
+    if not pageable.any():
+        return np.full(len(source), UNSET)
+    hosted = np.array([device.workers > 0 for device in machine.devices])
+    there = np.where(hosted[source], destination, source)  # the one that is launched on
+    needed = (hosted[source] != hosted[destination]) & (pageable[source] | pageable[destination])
+    return np.where(needed, machine.group_of[there], UNSET)
+
+
+def staging_bytes_per_s(job: Job, source: int, destination: int) -> int | None:
+    """Return how fast a host copies what it has to copy from one device to the other; None: no limit."""
+    devices = [job.machine.devices[d] for d in (source, destination)]
+    if all(device.workers for device in devices):
+        return None  # from host to host: no driver in between
+    rates = [d.staging_bytes_per_s for d in devices if d.pageable and d.staging_bytes_per_s is not None]
+    return min(rates, default=None)
+
+
+class HostThreads:
+    """Who makes which transfer, and which wait for a thread; made only where there are any.
+
+    Parameters
+    ----------
+    group_of : dict of int to int
+        Node → group, for transfers that need a thread (see `host_groups`).
+    idle : list of lists of Issuer
+        The free issuers of each group, which the engine keeps.
+    """
+
+    def __init__(self, group_of: dict[int, int], idle: list[list[Issuer]]) -> None:
+        self._group_of, self._idle = group_of, idle
+        self._waiting: dict[int, deque[Task]] = {group: deque() for group in sorted(set(group_of.values()))}
+        self._holder: dict[int, Issuer] = {}
+
+    def take(self, transfer: Task) -> bool:
+        """Let `transfer` have a thread if it needs one; return whether it can be issued now."""
+        group = -1 if transfer.dead else self._group_of.get(transfer.op, -1)
+        if group < 0:
+            return True
+        if self._idle[group] and not self._waiting[group]:
+            self._holder[transfer.id] = self._idle[group].pop(0)
+            return True
+        self._waiting[group].append(transfer)
+        return False
+
+    def let_go(self, transfer: Task) -> Issuer | None:
+        """Return the thread that `transfer` had, which is free from now on."""
+        return self._holder.pop(transfer.id, None)
+
+    def next(self) -> Task | None:
+        """Return a transfer that waited and has a thread now."""
+        for group, waiting in self._waiting.items():
+            if waiting and self._idle[group]:
+                transfer = waiting.popleft()
+                self._holder[transfer.id] = self._idle[group].pop(0)
+                return transfer
+        return None

@@ -1,0 +1,51 @@
+"""Where ops are pinned: which devices that allows, and the placement that does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.graph import Graph
+from sim.job.costs import _timed
+from sim.job.job import Placement
+from sim.machine.machine import Machine
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError
+
+__all__ = ["PinnedPlacement", "allowed_devices"]
+
+
+class PinnedPlacement(Placement):
+    """Put each op where it is pinned; a free op on the first device that can run it."""
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `Placement`)."""
+        able = _timed(cost_ns)
+        able &= allowed_devices(graph, machine)
+        return able.argmax(axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
+    """Return, per device and op, whether the op's pin (a device's name or kind) allows the device.
+
+    Raises
+    ------
+    InputError
+        A pin that names neither a device nor a kind of device of the machine.
+    """
+    fits = np.ones(
+        (len(machine.devices), len(graph.pins) + 1), dtype=bool
+    )  # the last column: no pin, code -1
+    for code, pin in enumerate(graph.pins):
+        fits[:, code] = [pin in (d.name, d.kind) for d in machine.devices]
+        if not fits[:, code].any() and (graph.pin_code == code).any():
+            op = graph.op_names[int((graph.pin_code == code).argmax())]
+            known = sorted({word for d in machine.devices for word in (d.name, d.kind)})
+            raise InputError(
+                f"op {op!r} is pinned to {pin!r}, which is no device of the machine; "
+                f"known: {', '.join(known)}"
+            )
+    allowed: npt.NDArray[np.bool_] = fits[:, graph.pin_code]
+    return allowed

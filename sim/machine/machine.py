@@ -1,0 +1,193 @@
+"""Devices, the links between them, and who issues to which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sim.machine.device import Device
+from sim.machine.link import Link, Network
+from sim.machine.task import Issuer
+from sim.words.arrays import IntArray
+from sim.words.errors import InfeasibleError, InputError, UnknownNameError
+
+__all__ = ["Host", "Machine"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host threads that launch ops on devices; by default each device without workers has its own.
+
+    When one of the devices is a CPU with workers, those workers are the threads: a pool that runs
+    the ops of its CPU and launches the ops of the others, as in a TensorFlow process.
+
+    Attributes
+    ----------
+    name : str
+    serves : tuple of str
+        Names of the devices, at most one of them with workers.
+    threads : int
+        Of no meaning when workers are the threads.
+    """
+
+    name: str
+    serves: tuple[str, ...]
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices, the links between them, and who issues to which.
+
+    Attributes
+    ----------
+    devices : tuple of Device
+        In machine order, in which ties break.
+    links : tuple of Link
+        One-way links. Without any, transfers between devices take no time.
+    hosts : tuple of Host
+        Host threads that serve several devices; devices no host names get one of their own.
+    network : callable or None
+        ``network(machine, context)`` returns the `Network` of a run, which has a `sim.job.context.Context`;
+        needed when there are links.
+
+    Examples
+    --------
+    >>> machine = Machine((Device("gpu0", streams=2), Device("cpu0", "cpu", workers=4)))
+    >>> [issuer.name for issuer in machine.issuers()]
+    ['gpu0/host', 'cpu0/w0', 'cpu0/w1', 'cpu0/w2', 'cpu0/w3']
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    network: Callable[[Machine, Any], Network] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse doubled and unknown names."""
+        if not self.devices:
+            raise InputError("a machine needs at least one device")
+        names = [d.name for d in self.devices] + [link.name for link in self.links]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"two devices or links of the machine are called {name!r}")
+        for link in self.links:
+            for end in (link.source, link.destination):
+                self.device_index(end)
+        served = [name for host in self.hosts for name in host.serves]
+        for name in served:
+            self.device_index(name)
+            if served.count(name) > 1:
+                raise InputError(f"two hosts serve {name!r}")
+        for host in self.hosts:
+            pools = [name for name in host.serves if self.devices[self.device_index(name)].workers]
+            if len(pools) > 1:
+                raise InputError(f"host {host.name!r} serves two CPUs with workers: {', '.join(pools)}")
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        return {device.name: i for i, device in enumerate(self.devices)}
+
+    def device_index(self, name: str) -> int:
+        """Return the position of the device called `name`.
+
+        Raises
+        ------
+        UnknownNameError
+            When there is none.
+        """
+        try:
+            return self._indices[name]
+        except KeyError:
+            raise UnknownNameError("device", name, self._indices) from None
+
+    @cached_property
+    def first_stream(self) -> tuple[int, ...]:
+        """Number of the first lane of each device, lanes being counted over the machine."""
+        return tuple(np.cumsum([0] + [d.lanes for d in self.devices]).tolist())
+
+    def stream_name(self, stream: int) -> str:
+        """Return ``gpu0/1`` for the second stream of gpu0, ``cpu0/w1`` for a worker."""
+        device = int(np.searchsorted(self.first_stream, stream, side="right")) - 1
+        lane = stream - self.first_stream[device]
+        worker = "w" if self.devices[device].workers else ""
+        return f"{self.devices[device].name}/{worker}{lane}"
+
+    def issuers(self) -> list[Issuer]:
+        """Return fresh issuers in machine order: a host stands where its first device does."""
+        host_of = {name: host for host in self.hosts for name in host.serves}
+        out: list[Issuer] = []
+        done: set[str] = set()
+        for device in self.devices:
+            host = host_of.get(device.name) or Host(f"{device.name}/host", (device.name,))
+            if host.name in done:
+                continue
+            group = len(done)
+            done.add(host.name)
+            served = tuple(self.device_index(name) for name in host.serves)
+            pool = next((i for i in served if self.devices[i].workers), None)
+            if pool is None:
+                for t in range(host.threads):
+                    name = host.name if host.threads == 1 else f"{host.name}{t}"
+                    out.append(Issuer(len(out), name, group, False, served, -1))
+            else:
+                for w in range(self.devices[pool].workers):
+                    lane = self.first_stream[pool] + w
+                    out.append(Issuer(len(out), f"{self.devices[pool].name}/w{w}", group, True, served, lane))
+        return out
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Group of issuers that serves each device."""
+        group = np.full(len(self.devices), -1)
+        for issuer in self.issuers():
+            group[list(issuer.devices)] = issuer.group
+        return group
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        return {}
+
+    def route(self, source: int, destination: int) -> tuple[int, ...]:
+        """Return the links (indices) from one device to another: fewest hops, then least latency.
+
+        An empty route means an ideal, instant transfer: the machine has no links at all.
+
+        Raises
+        ------
+        InfeasibleError
+            There are links, but none leads there.
+        """
+        key = (source, destination)
+        if not self.links or source == destination:
+            return ()
+        if key not in self._routes:
+            self._routes[key] = _shortest_route(self, source, destination)
+        return self._routes[key]
+
+
+def _shortest_route(machine: Machine, source: int, destination: int) -> tuple[int, ...]:
+    """Breadth-first over the links, the least total latency first among routes of equal length."""
+    best: dict[int, tuple[int, tuple[int, ...]]] = {source: (0, ())}
+    frontier = dict(best)
+    while frontier and destination not in best:
+        reached: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for at, (latency, path) in frontier.items():
+            for k, link in enumerate(machine.links):
+                if machine.device_index(link.source) != at:
+                    continue
+                there = machine.device_index(link.destination)
+                candidate = (latency + link.latency_ns, (*path, k))
+                if there not in best and (there not in reached or candidate < reached[there]):
+                    reached[there] = candidate
+        best.update(reached)
+        frontier = reached
+    if destination not in best:
+        a, b = machine.devices[source].name, machine.devices[destination].name
+        known = ", ".join(f"{link.source}->{link.destination}" for link in machine.links)
+        raise InfeasibleError(f"no route of links leads from {a} to {b}; the machine has {known}")
+    return best[destination][1]

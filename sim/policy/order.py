@@ -1,0 +1,79 @@
+"""A policy as data: in which order issuers take what is eligible.
+
+Most policies are a queue. One that says so (`sim.Policy.as_data`) need not be asked task by task, so that the
+kernel (`sim.kernel`) can run it::
+
+    fifo      first eligible, first taken         a queue for each group of issuers
+    lifo      last eligible, first taken
+    keep      an issuer keeps some of what it     a stack for each issuer, and a queue for all others
+              made eligible, last in, first out
+    place     a program for each queue            window 1: its next task, eligible or not, and no other
+              a b c d e f                         window 3: the first eligible of the three from the oldest
+                [-----]                           that nobody took; no window: the first eligible of all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sim.job.job import Job
+    from sim.words.arrays import IntArray
+
+__all__ = ["Order"]
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """How a policy chooses.
+
+    Attributes
+    ----------
+    kind : str
+        ``"fifo"``, ``"lifo"``, ``"place"`` or ``"keep"``.
+    programs : sequence of array of int64
+        Of ``"place"``: the ops of each queue in order, repeated every iteration; of a queue for each issuer
+        its tasks, as ``iteration * ops + op``, which are not repeated.
+    window : int or None
+        Of ``"place"``: how many places may be looked at from the oldest that nobody took; None is all.
+    per : str
+        Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or nobody (``"issuer"``). With
+        the last two the window is 1.
+    in_flight : int or None
+        Of a window of 1: how many tasks of a queue may be taken and not done with, which they are when they
+        end, or, launched under ``synchronisation = "issue"``, when they are on their stream.
+    label : array of int64, optional
+        Of ``"keep"``, one for each op: an issuer keeps those with the label of the op that made them
+        eligible. Without it, it keeps the first.
+    apart, apart_issuers : arrays of int64 of 0 and 1
+        Of ``"keep"``: ops that only some issuers of a group take, and these, which take no others.
+    """
+
+    kind: Literal["fifo", "lifo", "place", "keep"]
+    programs: Sequence[IntArray] = field(default=())
+    window: int | None = None
+    per: Literal["group", "machine", "issuer"] = "group"
+    in_flight: int | None = None
+    label: IntArray | None = None
+    apart: IntArray | None = None
+    apart_issuers: IntArray | None = None
+
+    @classmethod
+    def by_rank(cls, job: Job, rank: IntArray) -> Order:
+        """Return the order in which of all eligible tasks that of the least rank comes first.
+
+        Earlier iterations come before later ones, whatever their ranks.
+
+        Parameters
+        ----------
+        job : Job
+        rank : array of int64
+            One for each op, all different.
+        """
+        by_rank = np.argsort(rank, kind="stable")
+        group = job.group_of[by_rank]
+        return cls("place", [by_rank[group == g] for g in range(job.n_groups)])

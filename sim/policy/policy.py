@@ -1,0 +1,78 @@
+"""The policy: told what happened, asked what next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.job.job import Job
+    from sim.machine.task import Issuer, Task
+    from sim.policy.order import Order
+
+__all__ = ["Policy"]
+
+
+class Policy:
+    """Decides what is issued next. Override `ready` and `next`; the rest has defaults.
+
+    A policy holds no clock, starts nothing and imports no simpy; the same object drives the
+    simulator and the real executors. First in, first out is::
+
+        class Fifo(Policy):
+            def prepare(self, job):
+                self.queues = [deque() for _ in range(job.n_groups)]
+            def ready(self, task):
+                self.queues[task.group].append(task)
+            def next(self, issuer):
+                queue = self.queues[issuer.group]
+                return queue.popleft() if queue else None
+
+    Attributes
+    ----------
+    synchronisation : str
+        What *eligible* means. ``"completion"``: all inputs are computed (TensorFlow on CPU, TVM).
+        ``"issue"``: all inputs are issued; streams and events keep the order on the device
+        (CUDA). Data that a CPU worker reads or writes always waits for completion.
+    scope : str
+        ``"group"`` promises that `next` depends only on tasks of the issuer's own group and
+        answers alike for all issuers of a group, so that the engine asks only where something
+        changed. ``"machine"`` (the default) promises nothing: every free issuer is asked.
+    """
+
+    synchronisation: str = "completion"
+    scope: str = "machine"
+
+    def prepare(self, job: Job) -> None:
+        """Look at the job before time 0."""
+
+    def ready(self, task: Task) -> None:
+        """Note that `task` has become eligible."""
+        raise TypeError(f"{type(self).__name__} must define ready() or ended()")
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the task that `issuer`, which is free, takes now; None: nothing yet."""
+        raise TypeError(f"{type(self).__name__} must define next()")
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Note that `task` ended (or, under ``"issue"``, was issued) and made `now_ready` eligible.
+
+        `now_ready` is in edge order and may be empty. `issuer` ran or issued `task`; it is None
+        for a transfer. Under ``"issue"`` this is called again at the end of a task only when
+        that made further tasks eligible.
+        """
+        for t in now_ready:
+            self.ready(t)
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the policy as data, which the kernel can run without asking it; None: it has to be asked.
+
+        Called in place of `prepare`, and may refuse the job as that does. A class that inherits from one with
+        an order and changes anything but its ``__init__`` has to define this again.
+
+        Raises
+        ------
+        InputError
+            A job that `prepare` refuses.
+        """
+        return None

@@ -1,0 +1,1 @@
+"""Which tasks become eligible when one ends: counters, tokens, rendezvous."""

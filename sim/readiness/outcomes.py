@@ -1,0 +1,108 @@
+"""What predicates say: branch outcomes and trip counts, which ops do not compute here.
+
+An op that produces a predicate carries one of these attributes:
+
+``outcome``
+    ``true`` or ``false``; a list, one entry each time the op runs (the last one repeats); or
+    ``{"probability": p}``, true with probability p, drawn with the seed.
+``trips``
+    For a ``loop_cond``: how many iterations its loop makes; a list has one entry for each time
+    the loop is entered (the last one repeats).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.words.errors import GraphError
+
+if TYPE_CHECKING:
+    from sim.job.job import Job
+
+__all__ = ["Outcomes"]
+
+
+class Outcomes:
+    """The outcomes of one run, drawn in the order in which predicates are asked.
+
+    Parameters
+    ----------
+    job : Job
+        Its graph carries the attributes, its seed the randomness.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder()
+    >>> _ = b.op("p", attributes={"outcome": [True, False]})
+    >>> outcomes = Outcomes(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=1),))))
+    >>> [outcomes.branch(0), outcomes.branch(0), outcomes.branch(0)]
+    [True, False, False]
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.attributes = job.graph.attributes
+        self.asked: dict[int, int] = defaultdict(int)
+        self.draws: dict[int, np.random.Generator] = {}
+
+    def branch(self, op: int) -> bool:
+        """Return what predicate `op` says this time.
+
+        Raises
+        ------
+        GraphError
+            When the op carries no outcome, or one that is none of the forms above.
+        """
+        attributes = self.attributes.get(op, {})
+        name = self.job.graph.op_names[op]
+        if "outcome" not in attributes:
+            raise GraphError(
+                f"op {name!r} decides a branch and carries no outcome; give it "
+                "attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
+            )
+        outcome: Any = attributes["outcome"]
+        nth = self.asked[op]
+        self.asked[op] += 1
+        if isinstance(outcome, bool):
+            return outcome
+        if isinstance(outcome, Mapping) and set(outcome) == {"probability"}:
+            p = outcome["probability"]
+            if isinstance(p, int | float) and 0 <= p <= 1:
+                if op not in self.draws:
+                    self.draws[op] = self.job.rng(f"outcome of {name}")
+                return bool(self.draws[op].random() < p)
+        if isinstance(outcome, Sequence) and outcome and all(isinstance(x, bool) for x in outcome):
+            return bool(outcome[min(nth, len(outcome) - 1)])
+        raise GraphError(
+            f"op {name!r} has outcome {outcome!r}; give true, false, a list of them or {{probability: p}}"
+        )
+
+    def continues(self, op: int, entry: int, iteration: int) -> bool:
+        """Return whether loop condition `op` lets iteration `iteration` run.
+
+        Parameters
+        ----------
+        op : int
+            The ``loop_cond``.
+        entry : int
+            How many times the loop was entered before.
+        iteration : int
+            The iteration that would run, from 0.
+        """
+        trips: Any = self.attributes.get(op, {}).get("trips")
+        if trips is None:
+            return self.branch(op)
+        if isinstance(trips, Sequence) and not isinstance(trips, str) and trips:
+            trips = trips[min(entry, len(trips) - 1)]
+        if not isinstance(trips, int) or isinstance(trips, bool) or trips < 0:
+            name = self.job.graph.op_names[op]
+            raise GraphError(
+                f"loop condition {name!r} has trips {trips!r}; give a count >= 0, or a list of counts"
+            )
+        return iteration < trips

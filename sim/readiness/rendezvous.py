@@ -1,0 +1,275 @@
+"""Rendezvous: Sends and Recvs that no edge connects meet at run time, by key.
+
+::
+
+    send k ──► offers:  s1 s2 ─┐
+                               ├─ the n-th offer meets the n-th request of a key ──► (transfer) ──► recv
+    recv k ──► requests: r1 ───┘
+
+A key is ``source;destination;tensor``, and frame and iteration follow it at run time, so that iterations of
+a loop, and repetitions of the graph, do not mix. Of each key there is one queue, of offers or of requests:
+whoever comes first waits. A Send never blocks: it ends, and what it offers stays. A Recv asks when all that
+it follows is there, and runs when it has what it asked for, dead if that is dead. Between devices with
+links, the bytes go when offer and request have met; over a link that is ``on_request`` (between processes:
+gRPC over TCP, or RDMA) only when the request has travelled to the producer, which takes the latency of the
+route.
+
+It stands in front of the readiness of a run and looks at what becomes eligible; a graph without such Recvs
+has none and pays nothing.
+
+Source: tensorflow/core/framework/rendezvous.cc (``LocalRendezvous``) and
+tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.cc.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+
+import numpy as np
+
+from sim.graph.rendezvous_keys import Meetings, sent_nbytes
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.transfers import Flow
+from sim.machine.task import Task
+from sim.readiness.counters import Readiness
+from sim.words.arrays import IntArray
+from sim.words.errors import GraphError
+
+__all__ = ["Rendezvous", "with_meeting_transfers"]
+
+
+def with_meeting_transfers(job: Job, flow: Flow, meetings: Meetings) -> Flow:
+    """Return `flow` with a transfer for each Send whose Recv is on another device.
+
+    The transfer follows its Send; to which Recv it brings its bytes is known only at run time.
+
+    Raises
+    ------
+    GraphError
+        A key that is received on two devices.
+    """
+    graph, machine = job.graph, job.machine
+    where: dict[str, int] = {}
+    for op, key in meetings.recvs.items():
+        here = int(job.device_of[op])
+        if where.setdefault(key, here) != here:
+            names = " and ".join(machine.devices[d].name for d in (where[key], here))
+            raise GraphError(f"what is sent with key {key!r} is received on {names}; give each a key")
+    away = [op for op, key in meetings.sends.items() if where[key] != int(job.device_of[op])]
+    if not away or not machine.links:
+        return flow
+    count = len(away)
+    sends = np.array(away)
+    nodes = flow.n_nodes + np.arange(count)
+    tensor = graph.outputs.indices[graph.outputs.indptr[sends]]
+
+    def more(column: IntArray, new: object) -> IntArray:
+        return np.concatenate((column, np.asarray(new, np.int64)))
+
+    return Flow(
+        n_ops=flow.n_ops,
+        n_nodes=flow.n_nodes + count,
+        producer=more(flow.producer, sends),
+        consumer=more(flow.consumer, nodes),
+        distance=more(flow.distance, np.zeros(count)),
+        carries=more(flow.carries, tensor),
+        tensor=more(flow.tensor, tensor),
+        source=more(flow.source, job.device_of[sends]),
+        destination=more(flow.destination, [where[meetings.sends[op]] for op in away]),
+        nbytes=more(flow.nbytes, [sent_nbytes(graph, op) for op in away]),
+    )
+
+
+_Key = tuple[str, int, str]
+"""Key, repetition of the graph, and frame with iteration."""
+
+
+class Rendezvous:
+    """A `sim.readiness.counters.Readiness` in which Recvs wait for Sends by key (see the module).
+
+    Parameters
+    ----------
+    inner : Readiness
+        Of the same graph; it knows nothing of keys.
+    job : Job
+    flow : Flow
+        With the transfers of `with_meeting_transfers`.
+    meetings : Meetings
+    context : Context
+        The run, for its clock.
+
+    Attributes
+    ----------
+    met : list of (int, int)
+        Ids of who met: the Send, or the transfer that it caused, and the Recv.
+    """
+
+    def __init__(self, inner: Readiness, job: Job, flow: Flow, meetings: Meetings, context: Context) -> None:
+        self.inner, self.asynchronous = inner, inner.asynchronous
+        self.met: list[tuple[int, int]] = []
+        self._context, self._recvs = context, meetings.recvs
+        machine, n_ops = job.machine, flow.n_ops
+        by_transfer = {
+            int(send): int(node)
+            for send, node in zip(flow.producer, flow.consumer, strict=True)
+            if int(send) in meetings.sends and node >= n_ops
+        }
+        self._transfers = {node: meetings.sends[send] for send, node in by_transfer.items()}
+        self._sends = {op: key for op, key in meetings.sends.items() if op not in by_transfer}
+        self._request_ns = {
+            node: _request_ns(job, int(flow.source[node - n_ops]), int(flow.destination[node - n_ops]))
+            for node in self._transfers
+        }
+        launched = job.launched.tolist()
+        receiver = {key: op for op, key in meetings.recvs.items()}
+        sources = {**self._sends, **self._transfers}
+        self._at_issue = frozenset(
+            source
+            for source, key in sources.items()
+            if inner.asynchronous and launched[receiver[key]] and (source >= n_ops or launched[source])
+        )
+        self._event_ns = {op: machine.devices[int(job.device_of[op])].event_ns for op in meetings.recvs}
+        self._offers: dict[_Key, deque[Task]] = {}
+        self._requests: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs, and when they asked
+        self._brings: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it
+        self._event: dict[int, Task] = {}  # id of a Recv → what has to end before it starts
+        self._refused: list[Task] = []
+
+    # -- sim.readiness.counters.Readiness ---------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """Tasks that have to end: a transfer that nobody asks for need not."""
+        return self.inner.total - len(self._unasked())
+
+    def roots(self) -> list[Task]:
+        """Return the tasks that are eligible at time 0; Recvs among them ask."""
+        return self._sift(self.inner.roots())
+
+    def issued(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` was issued."""
+        ready: list[Task] = []
+        if task.op in self._at_issue and not task.dead:
+            self._pass(task, ready)
+        return ready + self._sift(self.inner.issued(task))
+
+    def ended(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` ended: what it met, then its successors."""
+        ready: list[Task] = []
+        if task.op not in self._at_issue or task.dead:
+            self._pass(task, ready)
+        return ready + self._sift(self.inner.ended(task))
+
+    def may_start(self, task: Task) -> bool:
+        """Whether what the task waits for has ended, what was sent to it included."""
+        source = self._event.get(task.id)
+        if source is not None and source.end_ns < 0:
+            self._refused.append(task)
+            return False
+        if not self.inner.may_start(task):
+            return False
+        if source is not None:
+            del self._event[task.id]
+            if source.stream != task.stream:
+                task.floor_ns = max(task.floor_ns, source.end_ns + self._event_ns[task.op])
+        return True
+
+    def released(self) -> list[Task]:
+        """Return (and forget) the tasks that were refused by `may_start` and may start now."""
+        free = [task for task in self._refused if self._event[task.id].end_ns >= 0]
+        if free:
+            self._refused = [task for task in self._refused if self._event[task.id].end_ns < 0]
+        return free + self.inner.released()
+
+    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
+        unasked = {task.id for task in self._unasked()}
+        for id, producers in self.inner.unfinished(over):
+            if id not in unasked:
+                yield id, producers
+
+    def name(self, id: int) -> str:
+        """Return what the task with that id is called in messages."""
+        return self.inner.name(id)
+
+    def lacks(self) -> Mapping[int, str]:
+        """Return for each Recv (id) that still asks what it waits for."""
+        return {
+            recv.id: f"a send with key '{key};{frame or f'0:{repetition}'}'"
+            for (key, repetition, frame), requests in self._requests.items()
+            for recv, _ in requests
+        }
+
+    # -- who comes, and who meets ----------------------------------------------------------------
+
+    def _sift(self, tasks: list[Task]) -> list[Task]:
+        """Let Recvs ask and transfers offer; return the other tasks, and in their places what that freed."""
+        recvs, transfers = self._recvs, self._transfers
+        ready: list[Task] = []
+        for task in tasks:
+            if task.op in recvs:
+                self._ask(task, recvs[task.op], ready)
+            elif task.op in transfers:
+                self._offer(task, transfers[task.op], ready)
+            else:
+                ready.append(task)
+        return ready
+
+    def _ask(self, recv: Task, key: str, ready: list[Task]) -> None:
+        place, now = (key, recv.iteration, str(recv.frame or "")), self._context.now_ns
+        offers = self._offers.get(place)
+        if offers is None:
+            self._requests.setdefault(place, deque()).append((recv, now))
+            return
+        source = offers.popleft()
+        if not offers:
+            del self._offers[place]
+        self._meet(source, recv, now, ready)
+
+    def _offer(self, source: Task, key: str, ready: list[Task]) -> None:
+        place = (key, source.iteration, str(source.frame or ""))
+        requests = self._requests.get(place)
+        if requests is None:
+            self._offers.setdefault(place, deque()).append(source)
+            return
+        recv, asked_ns = requests.popleft()
+        if not requests:
+            del self._requests[place]
+        self._meet(source, recv, asked_ns, ready)
+
+    def _meet(self, source: Task, recv: Task, asked_ns: int, ready: list[Task]) -> None:
+        self.met.append((source.id, recv.id))
+        recv.dead = recv.dead or source.dead
+        if source.op not in self._transfers:
+            self._give(source, recv, ready)
+            return
+        self._brings[source.id] = recv
+        if not source.dead and self._request_ns[source.op]:
+            source.floor_ns = asked_ns + self._request_ns[source.op]
+        ready.append(source)
+
+    def _pass(self, task: Task, ready: list[Task]) -> None:
+        """`task` is issued or has ended: a Send offers, a transfer gives the Recv what it asked for."""
+        key = self._sends.get(task.op)
+        if key is not None:
+            self._offer(task, key, ready)
+        recv = self._brings.pop(task.id, None)
+        if recv is not None:
+            self._give(task, recv, ready)
+
+    def _give(self, source: Task, recv: Task, ready: list[Task]) -> None:
+        if source.op in self._at_issue:
+            self._event[recv.id] = source
+        ready.append(recv)
+
+    def _unasked(self) -> list[Task]:
+        """Return the transfers that nobody has asked for."""
+        return [t for offers in self._offers.values() for t in offers if t.op in self._transfers]
+
+
+def _request_ns(job: Job, source: int, destination: int) -> int:
+    """Return how long a request travels to `source`; 0 over links that need none."""
+    links = [job.machine.links[k] for k in job.machine.route(source, destination)]
+    return sum(link.latency_ns for link in links) if any(link.on_request for link in links) else 0

@@ -1,0 +1,218 @@
+"""Edges between the rows of a trace: which run of an op fed which run of another.
+
+::
+
+    graph     a ──► b      a ──distance 1──► a
+    rows      a0 ──► b0    a1 ──► b1    a0 ──► a1    ...
+
+Tasks and transfers are numbered together here: row r of the tasks is r, row r of the transfers is
+``len(trace) + r``.
+
+On a static graph iteration and distance say exactly who fed whom. Where control flow runs an op many
+times, the trace does not keep the tags of tokens, and the latest run of the producer that ended before
+the consumer started stands for the one that fed it.
+
+What comes too late for an op that did not wait for it (`sim.readiness.strictness`) feeds nobody, and is no
+edge. Who met by key (`sim.readiness.rendezvous`) stands in the trace, and is one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.csr import Csr
+from sim.graph.frames import has_control_flow
+from sim.readiness.strictness import inputs_from_the_start, non_strict_ops
+from sim.record.record import Record
+from sim.words.arrays import UNSET, IntArray
+
+__all__ = ["Dependencies", "dependencies", "unroll", "waited_for"]
+
+
+class Dependencies(NamedTuple):
+    """Edges between tasks and transfers, as parallel arrays.
+
+    Attributes
+    ----------
+    producer, consumer : arrays of int64
+        Rows.
+    tensor : array of int64
+        What goes from one to the other; -1 for a control edge.
+    """
+
+    producer: IntArray
+    consumer: IntArray
+    tensor: IntArray
+
+
+def unroll(distance: IntArray, iterations: int) -> tuple[IntArray, IntArray]:
+    """Return (edge, iteration of its consumer) for every edge, in every iteration where it exists.
+
+    Parameters
+    ----------
+    distance : array of int64
+        How many iterations earlier each edge's producer ran.
+    iterations : int
+
+    Examples
+    --------
+    >>> edge, iteration = unroll(np.array([0, 1]), 2)
+    >>> list(zip(edge.tolist(), iteration.tolist()))
+    [(0, 0), (0, 1), (1, 1)]
+    """
+    edge = np.tile(np.arange(len(distance)), iterations)
+    iteration = np.repeat(np.arange(iterations), len(distance))
+    if distance.any():
+        exists = iteration >= distance[edge]
+        return edge[exists], iteration[exists]
+    return edge, iteration
+
+
+def dependencies(trace: Record) -> Dependencies:
+    """Return the edges of a run, transfers included.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("v")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> edges = dependencies(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    >>> list(zip(edges.producer.tolist(), edges.consumer.tolist()))
+    [(0, 1), (0, 2)]
+    """
+    known: Dependencies | None = trace.__dict__.get("_dependencies")
+    if known is None:  # memory, bounds, idle reasons and blame all ask
+        known = trace.__dict__["_dependencies"] = _dependencies(trace)
+    return known
+
+
+def _dependencies(trace: Record) -> Dependencies:
+    flow, moved = trace.flow, trace.transfers
+    n_devices = len(trace.job.machine.devices)
+    key = flow.tensor * n_devices + flow.destination
+    by_key = np.argsort(key)
+    which = np.searchsorted(key[by_key], moved["tensor"] * n_devices + moved["destination"])
+    node = np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which]))
+    iteration = np.concatenate((trace.tasks["iteration"], moved["iteration"]))
+    if has_control_flow(trace.job.graph):
+        return _with_met(trace, _latest_before(trace, node, iteration))
+    rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
+    rows[iteration * flow.n_nodes + node] = np.arange(len(node))
+    edge, at = unroll(flow.distance, trace.job.iterations)
+    producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
+    consumer = rows[at * flow.n_nodes + flow.consumer[edge]]
+    both = (producer != UNSET) & (consumer != UNSET)
+    found = Dependencies(producer[both], consumer[both], flow.carries[edge[both]])
+    data = _into_non_strict(trace, found)
+    if data.any():
+        _, end = _times(trace)
+        late = data.copy()
+        late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
+        found = Dependencies(*(column[~late] for column in found))
+    return _with_met(trace, found)
+
+
+def _with_met(trace: Record, found: Dependencies) -> Dependencies:
+    """Add who met by key: the Send, or the transfer that it caused, feeds the Recv."""
+    if not len(trace.met):
+        return found
+    ids = np.concatenate((trace.tasks["id"], trace.transfers["id"]))
+    by_id = np.argsort(ids)
+    source, recv = by_id[np.searchsorted(ids[by_id], trace.met)].T
+    graph, n = trace.job.graph, len(trace)
+    sent = graph.outputs.indices[graph.outputs.indptr[trace.tasks["op"][np.minimum(source, n - 1)]]]
+    moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
+    tensor = np.where(source < n, sent, moved[source])
+    new = (source, recv, tensor)
+    return Dependencies(*(np.concatenate(pair) for pair in zip(found, new, strict=True)))
+
+
+def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
+    """Return the edges that held their consumer back: into a non-strict op, of its inputs only the first.
+
+    An input that was there from the start leaves none of them. With control flow all that had come stay, as
+    those of a merge do: which of the runs of a producer was first in its iteration, a trace does not tell.
+
+    Parameters
+    ----------
+    trace : Trace
+    edges : Dependencies
+        What `dependencies` returned.
+    """
+    data = np.flatnonzero(_into_non_strict(trace, edges))
+    if not len(data) or has_control_flow(trace.job.graph):
+        return edges
+    flow, iterations = trace.flow, trace.job.iterations
+    rows = min(iterations, int(flow.distance.max(initial=0)) + 1)
+    there = np.array([inputs_from_the_start(trace.job.graph, flow, i) for i in range(rows)])
+    _, end = _times(trace)
+    consumer = edges.consumer[data]
+    by_arrival = np.lexsort((data, end[edges.producer[data]], consumer))
+    _, first = np.unique(consumer[by_arrival], return_index=True)
+    first = by_arrival[first]
+    task = consumer[first]
+    at = np.minimum(trace.tasks["iteration"][task], rows - 1)
+    keep = np.ones(len(edges.producer), dtype=bool)
+    keep[data] = False
+    keep[data[first[~there[at, trace.tasks["op"][task]]]]] = True
+    return Dependencies(*(column[keep] for column in edges))
+
+
+def _into_non_strict(trace: Record, edges: Dependencies) -> npt.NDArray[np.bool_]:
+    """Return which edges carry data to a non-strict op."""
+    non_strict = non_strict_ops(trace.job.graph)
+    if not non_strict.any():
+        return np.zeros(len(edges.producer), dtype=bool)
+    into: npt.NDArray[np.bool_] = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
+    into[into] = non_strict[trace.tasks["op"][edges.consumer[into]]]
+    return into
+
+
+def _times(trace: Record) -> tuple[IntArray, IntArray]:
+    """Return start and end of every row."""
+    moved = trace.transfers
+    return (
+        np.concatenate((trace.tasks["start_ns"], moved["start_ns"])),
+        np.concatenate((trace.tasks["end_ns"], moved["end_ns"])),
+    )
+
+
+def _latest_before(trace: Record, node: IntArray, iteration: IntArray) -> Dependencies:
+    """Pair every run with the latest run of each of its producers that had ended when it started.
+
+    Runs ("entries") and questions ("which run of this producer was the last before then?") are sorted
+    together; the answer is the nearest entry above the question.
+    """
+    flow = trace.flow
+    start, end = _times(trace)
+    runs = Csr.group(node, np.arange(len(node)), flow.n_nodes)
+    count = runs.counts()[flow.consumer]
+    edge = np.repeat(np.arange(len(flow.consumer)), count)
+    nth = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
+    consumer = runs.indices[runs.indptr[flow.consumer[edge]] + nth]
+
+    entry = np.arange(len(node))
+    owner = np.concatenate(
+        (iteration * flow.n_nodes + node, iteration[consumer] * flow.n_nodes + flow.producer[edge])
+    )
+    time = np.concatenate((end, start[consumer]))
+    row = np.concatenate((entry, consumer))  # at one instant, rows are in the order in which they started
+    order = np.lexsort((row, time, owner))
+    is_entry = order < len(entry)
+    above = np.maximum.accumulate(np.where(is_entry, np.arange(len(order)), 0))
+    found = order[above]
+    question = ~is_entry
+    producer = np.full(len(edge), UNSET)
+    same = (owner[found] == owner[order]) & (found < len(entry)) & question
+    producer[order[same] - len(entry)] = found[same]
+    fed = producer != UNSET
+    return Dependencies(producer[fed], consumer[fed], flow.carries[edge[fed]])

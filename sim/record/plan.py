@@ -1,0 +1,355 @@
+"""The plan of a run: who puts what where, in which order, and which events hold what back.
+
+::
+
+    host        a        b        c        d            order of issue, per issuer
+                │        │        │        │
+    stream 0    a ───────┼──────► c                     order on the stream
+                └record  │        ▲
+    stream 1             b ──wait─┘└record     d        c waits for b's event; on its own stream for
+                                                        nothing: order is enough
+
+A plan has no times and no numbers of its maker: ops, devices, streams and issuers go by name, so
+that the same plan can be followed by a policy (`policies.issue.replay`), executed on real threads
+and streams (`validation.real`), written to a file and compared by its hash. A wait that an earlier one
+of the same stream implies is left out, as a good runtime would.
+
+Only numpy is imported here, because the machine that measures real kernels has nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.csr import Csr
+from sim.graph.graph import Edges
+from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import InputError
+
+if TYPE_CHECKING:
+    from sim.record.record import Record
+
+__all__ = ["SCHEMA", "Plan", "PlannedTask", "plan_of"]
+
+SCHEMA: Final = "sim.plan/1"
+
+
+class PlannedTask(NamedTuple):
+    """One task of a plan.
+
+    Attributes
+    ----------
+    op : str
+    iteration : int
+    device, stream, issuer : str
+        Where it runs and who puts it there; for the task of a CPU worker all but the device name the
+        worker.
+    waits : tuple of int
+        Tasks of other streams (numbers in the plan) that must have ended before it starts.
+    records : bool
+        Whether some task waits for it.
+    """
+
+    op: str
+    iteration: int
+    device: str
+    stream: str
+    issuer: str
+    waits: tuple[int, ...]
+    records: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Tasks in the order in which they are issued; numbers are positions in that order.
+
+    Attributes
+    ----------
+    graph : str
+        Name of the graph.
+    ops, streams, issuers : tuple of str
+        Names, in order of first use.
+    devices : tuple of str
+        Device of each stream.
+    op, iteration, stream, issuer : arrays of int64, one entry per task
+        Indices into the names, and the iteration.
+    waits : Csr
+        task → tasks of other streams that must have ended before it starts, all of them issued
+        before it; ascending.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("fork")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> machine = Machine((Device("cpu0", "cpu", workers=2),))
+    >>> plan = simulate(b.build(), machine, ReadyQueue()).plan()
+    >>> for task in plan:
+    ...     print(task.op, task.stream, task.waits, task.records)
+    a cpu0/w0 () True
+    b cpu0/w0 () False
+    c cpu0/w1 (0,) False
+    >>> Plan.from_json(plan.to_json()).digest == plan.digest
+    True
+    """
+
+    graph: str
+    ops: tuple[str, ...]
+    streams: tuple[str, ...]
+    devices: tuple[str, ...]
+    issuers: tuple[str, ...]
+    op: IntArray
+    iteration: IntArray
+    stream: IntArray
+    issuer: IntArray
+    waits: Csr
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        return len(self.op)
+
+    def __repr__(self) -> str:
+        """Return sizes and the beginning of the hash."""
+        return (
+            f"<Plan of {self.graph!r}: {len(self)} tasks on {len(self.streams)} streams, "
+            f"{len(self.waits.indices)} waits, {self.digest[:12]}>"
+        )
+
+    def __getitem__(self, k: int) -> PlannedTask:
+        """Return task number `k`."""
+        stream = int(self.stream[k])
+        return PlannedTask(
+            self.ops[int(self.op[k])],
+            int(self.iteration[k]),
+            self.devices[stream],
+            self.streams[stream],
+            self.issuers[int(self.issuer[k])],
+            tuple(self.waits.row(k).tolist()),
+            bool(self.records[k]),
+        )
+
+    def __iter__(self) -> Iterator[PlannedTask]:
+        """Yield the tasks in issue order."""
+        return map(self.__getitem__, range(len(self)))
+
+    @cached_property
+    def records(self) -> npt.NDArray[np.bool_]:
+        """Whether some task waits for each one, so that its event has to be recorded."""
+        records = np.zeros(len(self), dtype=bool)
+        records[self.waits.indices] = True
+        return records
+
+    @cached_property
+    def by_stream(self) -> dict[str, IntArray]:
+        """The tasks of each stream, in the order in which they start."""
+        return {name: np.flatnonzero(self.stream == s) for s, name in enumerate(self.streams)}
+
+    @cached_property
+    def by_issuer(self) -> dict[str, IntArray]:
+        """The tasks of each issuer, in the order in which it issues them."""
+        return {name: np.flatnonzero(self.issuer == i) for i, name in enumerate(self.issuers)}
+
+    # -- files --------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """Return the plan as JSON, the same text for the same plan."""
+        waiting = np.repeat(np.arange(len(self)), self.waits.counts())
+        content = {
+            "schema": SCHEMA,
+            "graph": self.graph,
+            "ops": self.ops,
+            "streams": self.streams,
+            "devices": self.devices,
+            "issuers": self.issuers,
+            "tasks": {name: getattr(self, name).tolist() for name in _COLUMNS},
+            "waits": {"task": waiting.tolist(), "for": self.waits.indices.tolist()},
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the plan's JSON, in hexadecimal: equal for equal plans, on any machine."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            The text is no JSON or no plan, or a task waits for itself or for one issued later.
+        """
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"a plan is JSON: line {error.lineno}: {error.msg}") from None
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise InputError(f'a plan has "schema": "{SCHEMA}"; this has none or another')
+        try:
+            return _from_content(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the plan lacks something or has it in the wrong form: {error!r}") from None
+
+
+_COLUMNS: Final = ("op", "iteration", "stream", "issuer")
+
+
+def _from_content(content: Mapping[str, Any]) -> Plan:
+    names = [tuple(map(str, content[what])) for what in ("ops", "streams", "devices", "issuers")]
+    ops, streams, devices, issuers = names
+    columns = {name: np.array(content["tasks"][name], np.int64) for name in _COLUMNS}
+    op, stream, issuer = columns["op"], columns["stream"], columns["issuer"]
+    task, event = (np.array(content["waits"][end], np.int64) for end in ("task", "for"))
+    for column, known, what in ((op, ops, "op"), (stream, streams, "stream"), (issuer, issuers, "issuer")):
+        if len(column) != len(op) or bool(((column < 0) | (column >= len(known))).any()):
+            raise InputError(f"the plan names {len(known)} {what}s, and its tasks do not fit to them")
+    if len(devices) != len(streams) or len(columns["iteration"]) != len(op) or len(task) != len(event):
+        raise InputError("the columns of the plan have different lengths")
+    wrong = (task < 0) | (task >= len(op)) | (event < 0) | (event >= task)
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise InputError(f"task {task[k]} of the plan waits for {event[k]}, which is not issued before it")
+    return Plan(
+        content["graph"], ops, streams, devices, issuers, **columns, waits=_rows(task, event, len(op))
+    )
+
+
+def plan_of(trace: Record) -> Plan:
+    """Return the plan that a run followed.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a graph without control flow.
+
+    Raises
+    ------
+    InputError
+        Control flow decided during the run what to run: no plan can say that beforehand.
+    """
+    from sim.graph.frames import has_control_flow
+    from sim.job.costs import issue_costs_ns
+    from sim.readiness.strictness import non_strict_ops
+    from sim.record.dependencies import unroll
+
+    job, tasks = trace.job, trace.tasks
+    if has_control_flow(job.graph):
+        raise InputError(
+            f"graph {job.graph.name!r} has control flow: what runs is decided during the run, "
+            "and a plan cannot say it beforehand"
+        )
+    n = len(job.graph)
+    # Rows: a producer starts first. But whoever had to be paid for was issued before what its issuer
+    # launched for nothing at the same instant.
+    paid = (job.launched & (issue_costs_ns(job) > 0))[tasks["op"]]
+    in_order = np.lexsort((np.arange(len(trace)), ~paid, tasks["issue_ns"]))
+    number = np.empty(n * job.iterations, np.int64)
+    number[(tasks["iteration"] * n + tasks["op"])[in_order]] = np.arange(len(trace))
+    edges = job.graph.edges
+    edge, at = unroll(edges.distance, job.iterations)
+    if non_strict_ops(job.graph).any():
+        held_back = _held_back(trace, edges, edge, at)
+        edge, at = edge[held_back], at[held_back]
+    producer = number[(at - edges.distance[edge]) * n + edges.producer[edge]]
+    consumer = number[at * n + edges.consumer[edge]]
+    if len(trace.met):
+        sends, recvs = _met(trace)
+        producer = np.concatenate((producer, number[sends]))
+        consumer = np.concatenate((consumer, number[recvs]))
+
+    op, ops = _by_first_use(tasks["op"][in_order])
+    stream, streams = _by_first_use(tasks["stream"][in_order])
+    issuer, issuers = _by_first_use(tasks["issuer"][in_order])
+    issuer_names = [each.name for each in job.machine.issuers()]
+    lanes = np.array(job.machine.first_stream)
+    device = np.searchsorted(lanes, streams, side="right") - 1
+    return Plan(
+        graph=job.graph.name,
+        ops=tuple(job.graph.op_names[k] for k in ops.tolist()),
+        streams=tuple(job.machine.stream_name(s) for s in streams.tolist()),
+        devices=tuple(job.machine.devices[d].name for d in device.tolist()),
+        issuers=tuple(issuer_names[i] for i in issuers.tolist()),
+        op=op,
+        iteration=tasks["iteration"][in_order],
+        stream=stream,
+        issuer=issuer,
+        waits=_needed_waits(producer, consumer, stream),
+    )
+
+
+def _met(trace: Record) -> tuple[IntArray, IntArray]:
+    """Return the Sends and the Recvs that met by key, as ``iteration * n + op``."""
+    n = len(trace.job.graph)
+    iteration, node = np.divmod(trace.met, trace.flow.n_nodes)
+    carried = node[:, 0] >= n  # by a transfer, which follows its Send
+    node[carried, 0] = trace.job.graph.tensor_producer[trace.flow.tensor[node[carried, 0] - n]]
+    sends, recvs = (iteration * n + node).T
+    return sends, recvs
+
+
+def _held_back(trace: Record, edges: Edges, edge: IntArray, at: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which edges of the graph, by edge and iteration, held their consumer back in the run.
+
+    Of the inputs of a non-strict op that is the first, sent by a transfer or not: it is known by its
+    consumer, the tensor, and the iteration in which that was made.
+    """
+    from sim.readiness.strictness import non_strict_ops
+    from sim.record.dependencies import dependencies, waited_for
+
+    job, tasks, n_tensors = trace.job, trace.tasks, trace.job.graph.n_tensors
+    rows = waited_for(trace, dependencies(trace))
+    data = (rows.consumer < len(trace)) & (rows.tensor != UNSET)
+    made_at = np.concatenate((tasks["iteration"], trace.transfers["iteration"]))[rows.producer[data]]
+    reader = rows.consumer[data]
+    task = tasks["iteration"][reader] * len(job.graph) + tasks["op"][reader]
+    known = (task * n_tensors + rows.tensor[data]) * job.iterations + made_at
+    task = at * len(job.graph) + edges.consumer[edge]
+    asked = (task * n_tensors + edges.tensor[edge]) * job.iterations + at - edges.distance[edge]
+    strict = ~non_strict_ops(job.graph)[edges.consumer[edge]]
+    held_back: npt.NDArray[np.bool_] = strict | (edges.tensor[edge] == UNSET) | np.isin(asked, known)
+    return held_back
+
+
+def _by_first_use(codes: IntArray) -> tuple[IntArray, IntArray]:
+    """Return (new codes, old code of each new one), numbered in order of first appearance."""
+    old, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(old), np.int64)
+    rank[order] = np.arange(len(old))
+    return rank[inverse], old[order]
+
+
+def _needed_waits(producer: IntArray, consumer: IntArray, stream: IntArray) -> Csr:
+    """Reduce "every consumer waits for its producers" to the waits that streams do not imply."""
+    other = stream[producer] != stream[consumer]
+    producer, consumer = producer[other], consumer[other]
+    # 1. Of several producers on one stream, the last: a stream ends its tasks in order.
+    order = np.lexsort((producer, stream[producer], consumer))
+    producer, consumer = producer[order], consumer[order]
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = (consumer[1:] != consumer[:-1]) | (stream[producer[1:]] != stream[producer[:-1]])
+    producer, consumer = producer[last], consumer[last]
+    # 2. What an earlier task of the consumer's stream has waited for, or for something after it, is over.
+    order = np.lexsort((consumer, stream[producer], stream[consumer]))
+    producer, consumer = producer[order], consumer[order]
+    pair = stream[consumer] * (int(stream.max(initial=0)) + 1) + stream[producer]
+    reached = np.maximum.accumulate(producer + pair * len(stream)) if len(producer) else producer
+    news = np.ones(len(producer), dtype=bool)
+    news[1:] = (pair[1:] != pair[:-1]) | (reached[1:] > reached[:-1])
+    return _rows(consumer[news], producer[news], len(stream))
+
+
+def _rows(task: IntArray, event: IntArray, n: int) -> Csr:
+    order = np.lexsort((event, task))
+    return Csr.group(task[order], event[order], n)

@@ -1,0 +1,1 @@
+"""What everything else is said in: errors, units, options, plugins, intervals, files."""

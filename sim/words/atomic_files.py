@@ -1,0 +1,77 @@
+"""Files that are written whole or not at all, with the same bytes for the same content."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from sim.words.errors import InputError
+
+__all__ = ["atomic_path", "atomic_text", "write_bytes", "write_text"]
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; put it in place when the block ends without an error.
+
+    Parameters
+    ----------
+    path : path
+        Where the file will be; an old one there is replaced.
+
+    Raises
+    ------
+    InputError
+        Its directory does not exist, or it is a directory itself.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the directory {target.parent} does not exist")
+    if target.is_dir():
+        raise InputError(f"{target}: is a directory")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix)
+    os.close(handle)
+    beside = Path(name)
+    try:
+        yield beside
+        beside.chmod(0o644)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """Yield a text file to write to, for content that is too large to be held; as `atomic_path`.
+
+    Gzipped when the name ends in ``.gz``.
+    """
+    with atomic_path(path) as beside, beside.open("wb") as raw:
+        if Path(path).suffix != ".gz":
+            with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file:
+                yield file
+            return
+        with (
+            gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file,
+        ):
+            yield file
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content`, gzipped when the name ends in ``.gz`` (without a time stamp in the header)."""
+    if Path(path).suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
+    with atomic_path(path) as beside:
+        beside.write_bytes(content)
+
+
+def write_text(path: str | os.PathLike[str], content: str) -> None:
+    """Write `content` as UTF-8; see `write_bytes`."""
+    write_bytes(path, content.encode())

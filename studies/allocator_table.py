@@ -1,0 +1,192 @@
+"""One training step under every allocator, in one table.
+
+::
+
+    python -m studies.allocator_table GRAPH [--device h200-sxm] [--lifetime issue]
+
+    simulate once an allocator ──► makespan, peaks, fragmentation
+                       │
+                       └──► its allocations and frees, in order ──replay in less and less memory──► fits into
+
+The same graph, in program order on one stream, launched ahead as a framework does; only who manages the
+memory differs. The makespan shows what it costs to ask the driver for every tensor (`counted`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from devices.machine import make_device
+from devices.memory.by_name import make_allocator
+from devices.memory.memory_description import MemorySpec
+from devices.memory.memory_event import MemoryEvent
+from devices.memory.run.tensors import tensor_memory
+from devices.memory.trace.memory_replay import replay
+from policies.issue.in_order import InOrder
+from scenarios.importers import load_graph
+from sim import Graph, Machine, simulate
+from sim.analysis.allocator_log import allocated
+from sim.trace import Trace
+from sim.words.errors import InfeasibleError, OutOfMemoryError, SimError
+from sim.words.units import format_bytes, format_duration
+
+__all__ = ["ALLOCATORS", "Row", "allocator_rows", "events_of", "markdown"]
+
+DEVICE_MALLOC_NS: Final = 50_000
+"""`cudaMalloc`: about 50 us a call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
+overhead*, University of Virginia, cs.virginia.edu/~mwb7w/cuda_support; an old GPU); 432 us were reported
+for 400 MB (github.com/kokkos/kokkos/issues/317). Larger blocks cost no more here: set your own if it matters.
+"""
+DEVICE_FREE_NS: Final = 50_000
+"""`cudaFree` without its wait for an idle device: assumed to take as long as `cudaMalloc`, as no published
+figure was found that tells the call from the wait."""
+
+ALLOCATORS: Final[Mapping[str, MemorySpec]] = {
+    "pool": MemorySpec("pool"),
+    "bfc": MemorySpec("bfc", options={"allow_growth": True}),
+    "caching": MemorySpec("caching", DEVICE_MALLOC_NS, DEVICE_FREE_NS),
+    "counted": MemorySpec("counted", DEVICE_MALLOC_NS, DEVICE_FREE_NS),
+    "planned (greedy by size)": MemorySpec("planned"),
+    "planned (TVM's tokens)": MemorySpec("planned", options={"planner": "tokens"}),
+}
+"""What is compared."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one allocator made of a step; sizes in bytes, times in ns.
+
+    Attributes
+    ----------
+    allocator : str
+    makespan_ns : int
+    peak_requested_bytes, peak_in_use_bytes, peak_reserved_bytes : int
+        Asked for, handed out as rounded, held from the device.
+    fragmentation_bytes : int
+        Held and not handed out when most was handed out.
+    fits_into_bytes : int
+        A device of so many bytes (whole MiB) is enough, and one of 1 MiB less was found not to be.
+    """
+
+    allocator: str
+    makespan_ns: int
+    peak_requested_bytes: int
+    peak_in_use_bytes: int
+    peak_reserved_bytes: int
+    fragmentation_bytes: int
+    fits_into_bytes: int
+
+
+def allocator_rows(
+    graph: Graph,
+    *,
+    device: Mapping[str, Any] | None = None,
+    lifetime: str = "issue",
+    allocators: Mapping[str, MemorySpec] = ALLOCATORS,
+) -> list[Row]:
+    """Simulate one step under each allocator.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : mapping, optional
+        Description of the only device; default: an H200.
+    lifetime : str
+        See `devices.memory.run.tensors`.
+    allocators : mapping of str to MemorySpec
+
+    Raises
+    ------
+    OutOfMemoryError
+        The step does not fit.
+    """
+    machine = Machine((make_device("gpu0", device or {"preset": "h200-sxm"}),))
+    rows = []
+    for name, spec in allocators.items():
+        memory = tensor_memory({"gpu0": spec}, lifetime=lifetime)
+        trace = simulate(graph, machine, InOrder(synchronisation="issue"), memory=memory)
+        use = allocated(trace)["gpu0"]
+        rows.append(
+            Row(
+                name,
+                trace.makespan_ns,
+                use.peak_requested_bytes,
+                use.peak_in_use_bytes,
+                use.peak_reserved_bytes,
+                use.fragmentation_bytes,
+                _fits_into(events_of(trace), spec, use.peak_in_use_bytes),
+            )
+        )
+    return rows
+
+
+def events_of(trace: Trace) -> list[MemoryEvent]:
+    """Return the allocations and frees of a run with one device, in order, for a replay."""
+    log, graph = trace.memory, trace.job.graph
+    assert log is not None
+    rows = zip(log["tensor"].tolist(), log["iteration"].tolist(), log["change"].tolist(), strict=True)
+    return [
+        MemoryEvent("alloc", f"{tensor}@{iteration}", int(graph.tensor_nbytes[tensor]))
+        if change > 0
+        else MemoryEvent("free", f"{tensor}@{iteration}")
+        for tensor, iteration, change in rows
+    ]
+
+
+def _fits_into(events: list[MemoryEvent], spec: MemorySpec, at_least: int) -> int:
+    """Bisect for a capacity, in whole MiB, between what must be in use and twice as much."""
+
+    def fits(mib: int) -> bool:
+        try:
+            made = make_allocator(spec.allocator, mib << 20, name="gpu0", events=events, **spec.options)
+            replay(events, made)
+        except (OutOfMemoryError, InfeasibleError):
+            return False
+        return True
+
+    too_little, enough = (at_least >> 20) - 1, (at_least >> 19) + 64
+    while enough - too_little > 1:
+        middle = (too_little + enough) // 2
+        too_little, enough = (too_little, middle) if fits(middle) else (middle, enough)
+    return enough << 20
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table."""
+
+    def size(nbytes: int) -> str:
+        return format_bytes(nbytes, iec=True)
+
+    lines = [
+        "| allocator | makespan | asked for | in use | reserved | unused at the peak | fits into |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row.allocator} | {format_duration(row.makespan_ns)} | {size(row.peak_requested_bytes)} "
+        f"| {size(row.peak_in_use_bytes)} | {size(row.peak_reserved_bytes)} "
+        f"| {size(row.fragmentation_bytes)} | {size(row.fits_into_bytes)} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="One step under every allocator, in one table.")
+    parser.add_argument("graph", help="a model in any known format")
+    parser.add_argument("--device", default="h200-sxm", help="a device preset")
+    parser.add_argument("--lifetime", default="issue", choices=("issue", "execution"))
+    given = parser.parse_args()
+    try:
+        graph = load_graph(given.graph)
+        rows = allocator_rows(graph, device={"preset": given.device}, lifetime=given.lifetime)
+    except SimError as error:
+        parser.exit(error.exit_status, f"{error}\n")
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

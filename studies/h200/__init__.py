@@ -1,0 +1,1 @@
+"""What fits the cost models to the measured H200 tables, and what the fits are worth."""

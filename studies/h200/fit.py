@@ -1,0 +1,192 @@
+"""Fit the cost models to the measured tables, and report how far each predictor is off on unseen shapes.
+
+::
+
+    python -m studies.h200.fit --data DIR --out devices/cost/h200_fit.json
+
+DIR holds the tables that :mod:`studies.h200.measured` reads. For each kind of op, every split and every
+fold, the interpolated table, the model, a fitted roofline and the plain roofline are trained on the other
+folds and predict this one. Then the models are fitted on all shapes, and everything is written to one JSON
+file; the table of errors goes to stdout, progress to stderr. The same data and seed give the same file. (On
+another machine numpy's logarithms may differ in the last bit, which moves parameters in their last digits.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.cost.fitted import SCHEMA
+from devices.cost.formulas.parameters import to_mapping
+from sim.words.errors import SimError
+from studies.h200.crossval import cross_validate, errors, folds_by
+from studies.h200.docs_tables import error_table
+from studies.h200.measured import (
+    ATTENTION_FILE,
+    COLLECTIVE_FILE,
+    GEMM_FILE,
+    attention_table,
+    collective_table,
+    gemm_table,
+)
+from studies.h200.predictors import (
+    BANDWIDTH_BYTES_PER_S,
+    KNOWN_REGIONS,
+    LINK_BYTES_PER_S,
+    PEAK_FLOP_PER_S,
+    Problem,
+    RooflineParameters,
+    attention_problem,
+    collective_problem,
+    fit,
+    gemm_problem,
+    roofline_model,
+    trainers,
+)
+
+__all__ = ["evaluate", "main"]
+
+IntArray = npt.NDArray[np.int64]
+_WORST = 5
+
+
+def evaluate(problem: Problem, *, folds: int, seed: int) -> dict[str, Any]:
+    """Return what the file records for a problem: errors by split, predictor and fold, and worst shapes.
+
+    Parameters
+    ----------
+    problem : Problem
+        Table, model and work.
+    folds : int
+        Number of folds in each split.
+    seed : int
+        Of the splits and of the samples that fits look at.
+    """
+    shapes, measured_ns = problem.table.shapes, problem.table.latency_ns
+    splits = {
+        "shape": shapes,
+        "layer": shapes[:, list(problem.layer)],
+        "size": shapes[:, [problem.size]],
+    }
+    record: dict[str, Any] = {}
+    for split, groups in splits.items():
+        fold = folds_by(groups, folds, seed)
+        record[split] = {}
+        for name, train in trainers(problem, seed).items():
+            print(f"{problem.name}: {name}, split by {split}", file=sys.stderr, flush=True)
+            predicted_ns, doubtful = np.zeros_like(measured_ns), np.zeros(len(measured_ns), np.bool_)
+            of_fold = []
+            for rows, found_ns, warned in cross_validate(train, shapes, measured_ns, fold):
+                predicted_ns[rows], doubtful[rows] = found_ns, warned
+                of_fold.append(errors(found_ns, measured_ns[rows]).to_mapping())
+            needless = errors(predicted_ns[doubtful], measured_ns[doubtful]) if doubtful.any() else None
+            record[split][name] = {
+                "all": errors(predicted_ns, measured_ns).to_mapping(),
+                "announced": int(doubtful.sum()),
+                "announced_within_2x": 0 if needless is None else needless.count - needless.beyond_2x,
+                "unannounced_beyond_2x": errors(
+                    np.where(doubtful, measured_ns, predicted_ns), measured_ns
+                ).beyond_2x,
+                "folds": of_fold,
+                "worst": _worst(problem, predicted_ns),
+            }
+    return record
+
+
+def _worst(problem: Problem, predicted_ns: IntArray) -> list[dict[str, Any]]:
+    """Return the shapes with the largest factor between prediction and measurement."""
+    factor = np.abs(np.log(np.maximum(predicted_ns, 1) / problem.table.latency_ns))
+    return [
+        _point(problem, row, predicted_ns) for row in np.argsort(-factor, kind="stable")[:_WORST].tolist()
+    ]
+
+
+def _point(problem: Problem, row: int, predicted_ns: IntArray) -> dict[str, Any]:
+    names = [axis.name for axis in problem.table.axes]
+    return {
+        "shape": dict(zip(names, problem.table.shapes[row].tolist(), strict=True)),
+        "measured_ns": int(problem.table.latency_ns[row]),
+        "predicted_ns": int(predicted_ns[row]),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m studies.h200.fit", description=__doc__.split("\n")[0])
+    files = ", ".join((GEMM_FILE, ATTENTION_FILE, COLLECTIVE_FILE))
+    parser.add_argument("--data", type=Path, required=True, help=f"folder with {files}")
+    parser.add_argument("--out", type=Path, required=True, help="file of fitted values to write")
+    parser.add_argument(
+        "--folds",
+        type=int,
+        default=10,
+        help="folds of each split (default: 10); the fewer, the likelier that one holds out all of a variant",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of splits and samples (default: 0)")
+    given = parser.parse_args(arguments)
+    try:
+        record = _record(given.data, folds=given.folds, seed=given.seed)
+    except SimError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    given.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(error_table(record))
+    return 0
+
+
+def _record(data: Path, *, folds: int, seed: int) -> dict[str, Any]:
+    problems = [
+        gemm_problem(gemm_table(data / GEMM_FILE)),
+        attention_problem(attention_table(data / ATTENTION_FILE)),
+        collective_problem(collective_table(data / COLLECTIVE_FILE)),
+    ]
+    parameters, roofline, found = {}, {}, {}
+    for problem in problems:
+        shapes, latency_ns = problem.table.shapes, problem.table.latency_ns
+        found[problem.name] = evaluate(problem, folds=folds, seed=seed)
+        parameters[problem.name] = to_mapping(
+            fit(problem.parameters, problem.model_ns, shapes, latency_ns, seed)
+        )
+        if problem.bandwidth_bytes_per_s == BANDWIDTH_BYTES_PER_S:  # the device's roof, not that of its links
+            losses = fit(RooflineParameters, roofline_model(problem), shapes, latency_ns, seed)
+            roofline[problem.table.kind] = dataclasses.asdict(losses.to_kind_efficiency())
+    return {
+        "schema": SCHEMA,
+        "device": problems[0].table.device,
+        "peaks": {
+            "flop_per_s": PEAK_FLOP_PER_S,
+            "bandwidth_bytes_per_s": BANDWIDTH_BYTES_PER_S,
+            "link_bytes_per_s": LINK_BYTES_PER_S,
+            "source": "NVIDIA H200 data sheet: bf16 without sparsity, HBM3e, NVLink in one direction",
+        },
+        "data": {
+            problem.name: {**problem.table.provenance, "shapes": len(problem.table)} for problem in problems
+        },
+        "protocol": {
+            "program": "python -m studies.h200.fit",
+            "folds": folds,
+            "seed": seed,
+            "loss": "mean |log(predicted / measured)| over at most 3000 shapes of the training folds",
+            "splits": {
+                "shape": "shapes are dealt to folds at random",
+                "layer": "all shapes of a layer (n, k; head configuration; collective and ranks) in one fold",
+                "size": "all shapes of a size (k; seq_len; nbytes) in one fold",
+            },
+        },
+        "parameters": parameters,
+        "roofline": roofline,
+        "unreliable": [dataclasses.asdict(region) for region in KNOWN_REGIONS],
+        "errors": found,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,164 @@
+"""Greedy, HEFT and auto-tuned placement of one graph over a CPU and two GPUs, against a lower bound.
+
+    python -m studies.placements GRAPH.json.gz ... [--budget 30]
+    python -m studies.placements InceptionV3.json.gz ResNet50_train.json.gz --training --times 32
+
+A forward graph becomes a step of training with ``--training``, and a larger one with ``--times``; what is a
+step of training already stays as it is.
+
+HEFT and the greedy placer plan with durations and copies alone; the simulator adds what they do not see (a
+host that launches op after op, links that carry one copy at a time), so that a single GPU can be better than
+either. A search by simulation sees everything, and is never worse than where it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from devices.machine import make_machine
+from policies.compile.batch import Batch
+from policies.compile.simplify.batch_norm import BatchNorm
+from policies.compile.training.gradients import OPTIMISERS
+from policies.compile.training.training_step import Training
+from policies.issue.ready_queue import ReadyQueue
+from policies.placement.auto_tune import AutoTune
+from policies.placement.lists.greedy import Greedy
+from policies.placement.lists.heft import Heft
+from policies.placement.single import Single
+from scenarios.importers import load_graph
+from sim import Graph, Machine, simulate
+from sim.graph.graph import longest_path_ns
+from sim.job.costs import costs_ns
+from sim.job.job import Placement
+from sim.words.arrays import UNSET
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CPU_AND_TWO_GPUS", "compare_placements", "placement_bound_ns", "training_step"]
+
+CPU_AND_TWO_GPUS: Final[Mapping[str, Any]] = {
+    "devices": {
+        "gpu0": {"preset": "h200-sxm"},
+        "gpu1": {"preset": "h200-sxm"},
+        "cpu0": {"preset": "xeon-8480c"},
+    },
+    "links": [
+        {"from": "cpu0", "to": "gpu0", "latency": "10us", "bandwidth": "50GB/s"},
+        {"from": "cpu0", "to": "gpu1", "latency": "10us", "bandwidth": "50GB/s"},
+        {"from": "gpu0", "to": "gpu1", "latency": "3us", "bandwidth": "300GB/s"},
+    ],
+}
+"""Two H200 on NVLink (rounded down from 450 GB/s each way), each on PCIe 5.0 x16 to a Xeon."""
+
+
+def placement_bound_ns(graph: Graph, machine: Machine) -> int:
+    """Return a makespan that no placement can beat.
+
+    The longer of two: the longest path when every op takes the least time that any device offers; and the
+    work of all ops, each where it occupies the least share of a device, spread evenly over the devices.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> b = GraphBuilder("three")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_by_kind={"gpu": 10, "cpu": 30})
+    >>> placement_bound_ns(b.build(), Machine((Device("gpu0"), Device("cpu0", "cpu", workers=1))))
+    15
+    """
+    cost = np.array([costs_ns(graph, device) for device in machine.devices], dtype=float)
+    cost[cost == UNSET] = np.inf
+    lanes = np.array([device.lanes for device in machine.devices])
+    path = int(longest_path_ns(graph, cost.min(axis=0).astype(np.int64)).max())
+    work = float((cost / lanes[:, None]).min(axis=0).sum()) / len(machine.devices)
+    return max(path, int(work))
+
+
+def training_step(graph: Graph, times: int = 1) -> Graph:
+    """Return a step of training, with `times` the samples of a forward graph; a step remains what it is.
+
+    Parameters
+    ----------
+    graph : Graph
+        As imported, with no op of an optimiser or gradient when it is a forward graph.
+    times : int
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> step = training_step(b.build(), 2)
+    >>> step.op_names, len(training_step(step))
+    (['a', 'a/loss_grad', 'a/weight_grad', 'w/update'], 4)
+    """
+    updates = {"assign", "assign_sub", "assign_add", *OPTIMISERS}
+    if not updates.isdisjoint(graph.kinds):
+        return graph
+    return Training().apply(Batch(times).apply(BatchNorm().apply(graph)))
+
+
+def compare_placements(graph: Graph, machine: Machine, *, budget: int = 30, seed: int = 0) -> pd.DataFrame:
+    """Return one row a placement: makespan, how far above the bound, ops on each device.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    budget : int
+        Simulations of the search, which starts from the other three.
+    seed : int
+    """
+    import pandas as pd
+
+    fastest = machine.devices[0].name
+    placements: dict[str, Placement] = {
+        f"all on {fastest}": Single(fastest),
+        "greedy": Greedy(),
+        "HEFT": Heft(),
+    }
+    placements["auto-tuned"] = AutoTune(start=list(placements.values()), budget=budget, seed=seed)
+    bound = placement_bound_ns(graph, machine)
+    rows = []
+    for name, placement in placements.items():
+        trace = simulate(graph, machine, ReadyQueue(), placement=placement)
+        ops = np.bincount(trace.job.device_of, minlength=len(machine.devices))
+        rows.append(
+            {
+                "graph": graph.name,
+                "placement": name,
+                "makespan_ms": trace.makespan_ns / 1e6,
+                "bound_ms": bound / 1e6,
+                "of bound": round(trace.makespan_ns / bound, 2),
+                **{f"ops on {d.name}": int(n) for d, n in zip(machine.devices, ops, strict=True)},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    """Print the table for graph files."""
+    import pandas as pd
+
+    parser = argparse.ArgumentParser(description="Placements of graphs over a CPU and two GPUs.")
+    parser.add_argument("graphs", nargs="+", help="graph files of any known format")
+    parser.add_argument("--budget", type=int, default=30, help="simulations of the search")
+    parser.add_argument("--training", action="store_true", help="make steps of training of forward graphs")
+    parser.add_argument("--times", type=int, default=1, help="samples of those for each that was recorded")
+    given = parser.parse_args()
+    machine = make_machine(CPU_AND_TWO_GPUS)
+    graphs = [load_graph(path) for path in given.graphs]
+    if given.training:
+        graphs = [training_step(graph, given.times) for graph in graphs]
+    tables = [compare_placements(graph, machine, budget=given.budget) for graph in graphs]
+    print(pd.concat(tables).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The same graphs under every runtime: makespan, host time, why devices idle, peak memory.
+
+Three graphs that runtimes treat differently: one with branches, a transformer block (three products side by
+side, then a chain), and a loop whose body has a slow op beside the chain. The branchy one is a graph file:
+
+    python -m studies.runtimes_study scenarios/examples/graphs/inception_v1.json.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from devices.machine import make_machine
+from scenarios.fields.policy_fields import Policy
+from scenarios.file.document import Document
+from scenarios.file.yaml_read import Node, Place
+from scenarios.importers import load_graph
+from scenarios.ops.control_flow import while_loop
+from scenarios.run.decisions import resolve
+from scenarios.run.execute import run_case
+from scenarios.run.load import Case, Scenario
+from scenarios.schema import ScenarioFile
+from scenarios.work.workload import Work
+from sim import Graph, GraphBuilder, Machine, Trace
+from sim.job.costs import issue_costs_ns
+from sim.metrics import summary
+from sim.words import plugins
+from sim.words.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["MACHINES", "compare_runtimes", "frameworks", "loop", "run_under", "transformer_block"]
+
+MACHINES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "four cores": {
+        "devices": {
+            "cpu0": {
+                "kind": "cpu",
+                "cores": 4,
+                "peak": "400GFLOP/s",
+                "bandwidth": "100GB/s",
+                "issue_cost": "5us",
+            }
+        }
+    },
+    "one H200": {"devices": {"gpu0": {"preset": "h200-sxm", "streams": 4}}},
+}
+"""A CPU of four cores that hands an op to a thread in 5 us, and a GPU with its host."""
+
+
+def transformer_block(batch: int = 8, tokens: int = 512, hidden: int = 1024, heads: int = 16) -> Graph:
+    """Return the forward pass of a transformer block in 16 bit, fifteen ops.
+
+    Parameters
+    ----------
+    batch, tokens, hidden, heads : int
+        Sizes; the inner layer of the second half is four times as wide.
+
+    Examples
+    --------
+    >>> transformer_block()
+    <Graph 'transformer block': 15 ops, 22 tensors, 17 edges>
+    """
+    b = GraphBuilder("transformer block")
+    rows, token = batch * tokens, 2 * batch * tokens * hidden
+    scores = 2 * batch * heads * tokens * tokens
+    b.input("x", token)
+
+    def product(name: str, inputs: list[str], m: int, n: int, k: int, times: int = 1) -> str:
+        weights = b.parameter(f"{name}/w", 2 * n * k) if len(inputs) == 1 else None
+        return b.op(
+            name,
+            kind="matmul",
+            dtype="bf16",
+            inputs=[*inputs, *([weights] if weights else [])],
+            outputs=2 * times * m * n,
+            flops=2 * times * m * n * k,
+            attributes={"m": m, "n": n, "k": k, "batch": times},
+        )
+
+    def pointwise(name: str, kind: str, inputs: list[str], nbytes: int) -> str:
+        return b.op(name, kind=kind, dtype="bf16", inputs=inputs, outputs=nbytes, flops=nbytes // 2)
+
+    pointwise("norm1", "layer_norm", ["x"], token)
+    for name in ("query", "key", "value"):
+        product(name, ["norm1"], rows, hidden, hidden)
+    product("scores", ["query", "key"], tokens, tokens, hidden // heads, batch * heads)
+    pointwise("softmax", "softmax", ["scores"], scores)
+    product("context", ["softmax", "value"], tokens, hidden // heads, tokens, batch * heads)
+    product("project", ["context"], rows, hidden, hidden)
+    pointwise("add1", "add", ["project", "x"], token)
+    pointwise("norm2", "layer_norm", ["add1"], token)
+    product("wide", ["norm2"], rows, 4 * hidden, hidden)
+    pointwise("gelu", "gelu", ["wide"], 4 * token)
+    product("narrow", ["gelu"], rows, hidden, 4 * hidden)
+    pointwise("add2", "add", ["narrow", "add1"], token)
+    pointwise("out", "layer_norm", ["add2"], token)
+    return b.build()
+
+
+def loop(trips: int = 8, parallel_iterations: int = 10) -> Graph:
+    """Return a loop: a chain of 100 us an iteration, and an op of 600 us beside it that it does not need.
+
+    Parameters
+    ----------
+    trips : int
+    parallel_iterations : int
+    """
+
+    def body(b: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
+        b.op("slow", inputs=[inside["i"]], outputs=1 << 20, duration_ns=600_000)
+        return {"i": b.op("step", inputs=[inside["i"]], outputs=1 << 20, duration_ns=100_000)}
+
+    b = GraphBuilder("loop")
+    b.op("zero", outputs=1 << 20, duration_ns=1000)
+    while_loop(b, "loop", {"i": "zero"}, body, trips=trips, parallel_iterations=parallel_iterations)
+    return b.build()
+
+
+def frameworks() -> dict[str, Mapping[str, Any]]:
+    """Return the registered runtimes that run any graph; the others are of pipelines.
+
+    Examples
+    --------
+    >>> "tvm-vm" in frameworks(), "torchgpipe" in frameworks()
+    (True, False)
+    """
+    found = {name: plugins.lookup("sim.runtimes", name) for name in plugins.names("sim.runtimes")}
+    policies = plugins.names("sim.policies")
+    return {name: runtime for name, runtime in found.items() if runtime["name"] in policies}
+
+
+def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
+    """Run a graph under a runtime.
+
+    Parameters
+    ----------
+    runtime : str
+        As ``sim runtimes`` lists them.
+    graph, machine
+
+    Raises
+    ------
+    InputError
+        An unknown runtime.
+    """
+    document = Document(Node({}, Place(f"runtime {runtime}")), Path())
+    decisions = resolve(Policy(runtime=runtime), runtime, document, ())
+    nothing = ScenarioFile.model_validate({"workload": {"ops": {"replaced": {}}}})
+    work = Work(graph, machine, lambda trace: {}, lambda trace: None)
+    scenario = Scenario(nothing, document)
+    return run_case(Case(scenario, decisions, scenario, (), lambda: work)).trace
+
+
+def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.DataFrame:
+    """Return one row for each graph, machine of `MACHINES` and runtime.
+
+    Returns
+    -------
+    DataFrame
+        ``graph, machine, runtime, makespan_us, host_us`` (issuing, over all threads), ``idle_us`` of the
+        device over the whole run, the largest reason for it, ``peak_MB``; and ``cannot run``, why not, where
+        a runtime cannot run a graph.
+    """
+    import pandas as pd
+
+    rows = []
+    runtimes = list(runtimes)
+    machines = {name: make_machine(spec) for name, spec in MACHINES.items()}
+    for graph in graphs:
+        for name, machine in machines.items():
+            for runtime in runtimes:
+                row: dict[str, Any] = {"graph": graph.name, "machine": name, "runtime": runtime}
+                rows.append(row)
+                try:
+                    trace = run_under(runtime, graph, machine)
+                except InputError as error:  # a loop has no fixed order that could be captured
+                    row["cannot run"] = str(error)
+                    continue
+                [use] = summary(trace)["devices"].values()
+                live = trace.tasks["op"][trace.tasks["dead"] == 0]
+                reasons = sorted(use["idle_reasons"].items(), key=lambda item: -item[1])
+                row.update(
+                    {
+                        "makespan_us": round(trace.makespan_ns / 1000),
+                        "host_us": round(int(issue_costs_ns(trace.job)[live].sum()) / 1000),
+                        "idle_us": round(use["idle_ns"] / 1000),
+                        "why idle": reasons[0][0] if reasons and reasons[0][1] else "",
+                        "peak_MB": round(use["peak_memory_bytes"] / 1e6, 1),
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    """Print the table for graph files, the transformer block and the loop."""
+    parser = argparse.ArgumentParser(description="Graphs under every runtime.")
+    parser.add_argument("graphs", nargs="*", help="graph files of any known format")
+    graphs = [load_graph(path) for path in parser.parse_args().graphs]
+    table = compare_runtimes([*graphs, transformer_block(), loop()], frameworks())
+    print(table.drop(columns="cannot run").to_string(index=False, na_rep="-"))
+
+
+if __name__ == "__main__":
+    main()

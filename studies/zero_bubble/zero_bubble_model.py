@@ -1,0 +1,246 @@
+"""Real step time, and not only the bubble: 48 measured throughputs of zero-bubble schedules on A100s.
+
+The bare schedule (profiled F, I, W and transfer) promises 9 % more than was measured. What is missing::
+
+    every slot     ┌ d ┐┌──────── k · profiled time ────────┐     d: dispatch of a slot, fitted
+    a rank          F0   F1   ...  B0   F4   B1   ...             k: slow-down against the profile, fitted
+    the step       └───── schedule ─────┘└ optimizer ┘            from parameters and bandwidth, not fitted
+
+Two parameters are fitted on a third of the rows and judged on the rest
+(`studies.zero_bubble.zero_bubble_report`).
+
+Rows: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, tables 3, 4, 5 and 9, in
+``zero_bubble/measured.csv``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from policies.pipeline import Schedule, StageTimes, evaluate, generate, transformer_activations
+from scenarios.build.transformer import Transformer
+from sim.words.errors import InputError
+from sim.words.units import round_half_up
+
+__all__ = [
+    "BANDWIDTH_BYTES_PER_S",
+    "BARE",
+    "OPTIMIZER_BYTES",
+    "SCHEDULES",
+    "Fit",
+    "Measured",
+    "error",
+    "fit",
+    "mean_error",
+    "measured",
+    "predict",
+    "step_ns",
+]
+
+SCHEDULES: Final = ("1F1B", "1F1B-I", "ZB-1p", "ZB-2p")
+
+_FILE: Final = Path(__file__).resolve().parents[2] / "scenarios/examples/zero_bubble/measured.csv"
+_SEQUENCE: Final = 1024
+_VOCABULARY: Final = 50304
+
+OPTIMIZER_BYTES: Final = 30
+"""What Adam in mixed precision reads and writes a parameter: gradient, master weight and two moments are
+read (4 bytes each), the latter three and the 16-bit weight written."""
+
+BANDWIDTH_BYTES_PER_S: Final = 1_631_200_000_000
+"""80 % of an A100 80GB SXM's 2,039 GB/s (NVIDIA A100 datasheet), what streaming kernels reach."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One configuration under one schedule.
+
+    Attributes
+    ----------
+    schedule : str
+        One of `SCHEDULES`.
+    programs : Schedule
+        The order, made from the profiled times, as its authors made it.
+    model : str
+    devices, micro_batches, micro_batch : int
+    chunks : int
+        Stages a device.
+    times_ns : tuple of int
+        Profiled F, I, W of a device's layers.
+    transfer_ns, optimizer_ns : int
+    throughput : float
+        Measured samples per GPU and second.
+    group : int
+        0, 1, 2: least, middle, most micro-batches of the model.
+    """
+
+    schedule: str
+    programs: Schedule
+    model: str
+    devices: int
+    micro_batches: int
+    micro_batch: int
+    chunks: int
+    times_ns: tuple[int, int, int]
+    transfer_ns: int
+    optimizer_ns: int
+    throughput: float
+    group: int
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether all devices wait for the last one before the step; zero bubble's do not (section 4)."""
+        return not self.schedule.startswith("ZB")
+
+
+class Fit(NamedTuple):
+    """The two parameters: slow-down against the profile, and dispatch of a slot in ns."""
+
+    slow_down: float
+    dispatch_ns: float
+
+
+BARE: Final = Fit(1.0, 0.0)
+"""Nothing but the schedule."""
+
+
+def measured() -> list[Measured]:
+    """Return the 48 rows, with the order of each.
+
+    Examples
+    --------
+    >>> rows = measured()  # doctest: +SKIP
+    >>> len(rows), rows[0].throughput  # doctest: +SKIP
+    (48, 11.8)
+    """
+    with _FILE.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    return [_row(line, name, i % 3) for i, line in enumerate(lines) for name in SCHEDULES]
+
+
+def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
+    count = {key: int(line[key]) for key in ("layers", "hidden", "heads", "devices", "micro_batches")}
+    f, i, w, transfer = (
+        round_half_up(Fraction(line[f"{key}_ms"]) * 1_000_000)
+        for key in ("forward", "input_grad", "weight_grad", "transfer")
+    )
+    ranks, micro_batches = count["devices"], count["micro_batches"]
+    chunks = count["layers"] // ranks if name == "1F1B-I" else 1
+    model = Transformer(
+        layers=count["layers"],
+        hidden=count["hidden"],
+        heads=count["heads"],
+        sequence=_SEQUENCE,
+        vocabulary=_VOCABULARY,
+    )
+    if name == "1F1B":
+        programs = generate("1f1b", ranks=ranks, micro_batches=micro_batches)
+    elif name == "1F1B-I":
+        programs = generate("interleaved-1f1b", ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    else:
+        held = transformer_activations(hidden=model.hidden, heads=model.heads, sequence=_SEQUENCE)
+        programs = generate(
+            "zb-auto",
+            ranks=ranks,
+            micro_batches=micro_batches,
+            forward=f,
+            input_grad=i,
+            weight_grad=w,
+            transfer=transfer,
+            activation=held.full,
+            for_weight_grad=held.kept,
+            memory_limit=(1 if name == "ZB-1p" else 2) * ranks * held.full,
+        )
+    per_device = Fraction(OPTIMIZER_BYTES * model.parameters * 1_000_000_000, ranks * BANDWIDTH_BYTES_PER_S)
+    return Measured(
+        schedule=name,
+        programs=programs,
+        model=line["model"],
+        devices=ranks,
+        micro_batches=micro_batches,
+        micro_batch=int(line["micro_batch"]),
+        chunks=chunks,
+        times_ns=(f, i, w),
+        transfer_ns=transfer,
+        optimizer_ns=round_half_up(per_device),
+        throughput=float(line[name]),
+        group=group,
+    )
+
+
+def step_ns(row: Measured, by: Fit, *, optimizer: bool = True) -> int:
+    """Return the time from one step to the next.
+
+    With a wait of all devices for the last one it is the makespan, and without it the longest span of a
+    device: the next step's first forward follows at once. The optimizer comes on top.
+    """
+
+    def slot(ns: int, parts: int = 1) -> int:
+        return round(by.slow_down * ns / parts + by.dispatch_ns)
+
+    f, i, w = row.times_ns
+    if row.synchronous:
+        times = StageTimes(slot(f, row.chunks), slot(i + w, row.chunks))
+    else:
+        times = StageTimes(slot(f), None, slot(i), slot(w))
+    run = evaluate(row.programs, times, transfer=row.transfer_ns)
+    cost = run.makespan if row.synchronous else max(run.spans)
+    return cost + (row.optimizer_ns if optimizer else 0)
+
+
+def predict(row: Measured, by: Fit, *, optimizer: bool = True) -> float:
+    """Return predicted samples per GPU and second."""
+    samples = row.micro_batches * row.micro_batch
+    return samples * 1e9 / (row.devices * step_ns(row, by, optimizer=optimizer))
+
+
+def error(row: Measured, by: Fit, *, optimizer: bool = True) -> float:
+    """Return by which share the prediction is above (or, negative, below) what was measured."""
+    return predict(row, by, optimizer=optimizer) / row.throughput - 1
+
+
+def fit(rows: Sequence[Measured], *, rounds: int = 2) -> Fit:
+    """Fit the two parameters: least squares of relative errors, by Gauss-Newton from the bare schedule.
+
+    Parameters
+    ----------
+    rows : sequence of Measured
+    rounds : int
+        Times are piecewise linear in both parameters, so that two rounds suffice.
+
+    Raises
+    ------
+    InputError
+        Fewer than two rows.
+    """
+    if len(rows) < 2:
+        raise InputError("two parameters cannot be fitted on fewer than two rows")
+    at = np.array([BARE.slow_down, BARE.dispatch_ns])
+    width = np.array([0.01, 1e5])
+    wanted = (
+        np.array([row.micro_batches * row.micro_batch / (row.devices * row.throughput) for row in rows]) * 1e9
+    )
+
+    def steps(
+        x: np.ndarray[tuple[int], np.dtype[np.float64]],
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array([step_ns(row, Fit(float(x[0]), float(x[1]))) for row in rows], dtype=np.float64)
+
+    for _ in range(rounds):
+        now = steps(at)
+        slopes = [(steps(at + width * unit) - now) / wanted for unit in np.eye(2)]
+        change, *_ = np.linalg.lstsq(np.stack(slopes, axis=1), (wanted - now) / wanted, rcond=None)
+        at = at + change * width
+    return Fit(float(at[0]), float(at[1]))
+
+
+def mean_error(rows: Sequence[Measured], by: Fit, *, optimizer: bool = True) -> float:
+    """Return the mean absolute error of predictions, as a share of what was measured."""
+    return float(np.mean([abs(error(row, by, optimizer=optimizer)) for row in rows]))

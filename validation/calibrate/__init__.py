@@ -1,0 +1,133 @@
+"""Calibration: run small programs on a backend and write down what every step of them costs.
+
+Each *block* measures one thing. A sentinel runs before and after it; a block that the machine disturbed is
+thrown away (and kept in the record) and measured again, at most `ATTEMPTS` times; then calibrating fails
+and writes nothing. The loss is stated: the medians minimise the mean absolute error of one step, not of a
+makespan.
+
+::
+
+    durations    one op at a time, warm, every (kind, size) of a grid
+    busy         the same with a neighbour: what running side by side costs
+    launch       a full queue: what issuing costs the host, and the gap between kernels of one stream
+    latency      an empty queue: from issue to start
+    events       two streams take turns: from record to the start of who waits
+    decisions    workers under a policy: from readiness to start
+    reads        threads: what it costs to read a result instead of a constant
+    company      cuda: streams that share all SMs, parts of the SMs alone and while the others are busy
+    models       cuda: the segments of whole training steps, at some batch sizes
+    probes       cuda: launch queue, copies, allocator, kernels cold, warm and beside others, event hops
+
+On a GPU durations, hops and latencies are differences of makespans in which no op was looked at, and a policy
+that drives has costs of its own (`validation.calibrate.blocks.gpu_costs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.calibration import Calibration
+from validation.calibrate.blocks.calibration_probes import probes
+from validation.calibrate.blocks.company import busy_workers, partitions, shared_sms
+from validation.calibrate.blocks.gpu_costs import driven, frames, gpu_streams, or_say_so
+from validation.calibrate.blocks.grid import durations
+from validation.calibrate.blocks.lane_costs import decisions, streams
+from validation.calibrate.blocks.model_steps import models
+from validation.calibrate.blocks.reads import reads
+from validation.calibrate.journal import Journal
+from validation.calibrate.session import ATTEMPTS, CrowdedError, DisturbedError, Session
+from validation.cases.backends import Executor, make_backend, provenance, sentinel_ns
+from validation.host.statistics import summary
+
+__all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate"]
+
+STARTS: Final = 3
+"""How often a calibration of cores, whose speed comes in states, begins anew."""
+
+
+def calibrate(
+    backend: str,
+    executor: Executor | None = None,
+    *,
+    quick: bool = False,
+    journal: Path | None = None,
+    deadline: float | None = None,
+) -> Calibration:
+    """Measure everything that a backend has to tell.
+
+    Parameters
+    ----------
+    backend : str
+        ``"timer"``, ``"threads"`` or ``"cuda"``.
+    executor : Executor, optional
+        By default the one of that name.
+    quick : bool
+        Fewer samples, for a look.
+    journal : Path, optional
+        File of the blocks that are done: a calibration that is interrupted goes on where it was. It is left
+        there; who has written the calibration removes it.
+    deadline : float, optional
+        Of `time.monotonic`, on a GPU: what can be done without is not begun later, and says so.
+
+    Raises
+    ------
+    DisturbedError
+        The machine was not quiet; there is no calibration then.
+    """
+    executor = executor or make_backend(backend)
+    spoilt: list[dict[str, Any]] = []
+    for start in range(STARTS, 0, -1):
+        now_ns = sentinel_ns(backend, executor) if journal is not None else None
+        session = Session(backend, executor, quick, Journal(backend, journal, now_ns))
+        session.deadline = deadline
+        try:
+            _measure(session)
+            break
+        except CrowdedError:
+            raise
+        except DisturbedError:
+            if backend != "threads" or start == 1:
+                raise
+            # Its first blocks may have been those that were disturbed: all of them begin anew.
+            spoilt += [
+                {**one, "accepted": False, "why": one.get("why", "begun anew")} for one in session.sentinels
+            ]
+    session.keep({"sentinel_ns": session.quiet_ns})
+    facts = provenance(backend, executor)
+    return Calibration(
+        backend,
+        _device_name(backend, facts),
+        facts,
+        {name: summary(values).to_json() for name, values in sorted(session.samples.items())},
+        session.tables,
+        [*spoilt, *session.sentinels],
+    )
+
+
+def _measure(session: Session) -> None:
+    """Measure what the backend of a session has, block by block."""
+    backend, executor = session.backend, session.executor
+    if backend == "cuda":
+        frames(session)  # which durations are free of
+    durations(session)
+    if backend == "timer":
+        streams(session)
+    if backend != "cuda":
+        decisions(session)
+    if backend == "threads":
+        busy_workers(session)
+        reads(session)
+    if backend == "cuda":
+        gpu_streams(session)
+        or_say_so(session, "driven", lambda: driven(session))
+        or_say_so(session, "shared SMs", lambda: shared_sms(session))
+        or_say_so(session, "partitions", lambda: partitions(session))
+        or_say_so(session, "models", lambda: models(session))
+        probes(session, executor.torch)  # type: ignore[attr-defined]
+
+
+def _device_name(backend: str, facts: Mapping[str, Any]) -> str:
+    name = facts.get("gpu") or f"{facts['processor']} ({facts['cores']} cores)"
+    return f"{name}, {backend}"

@@ -1,0 +1,1 @@
+"""What a calibration measures, a block a file."""

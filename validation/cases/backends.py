@@ -1,0 +1,117 @@
+"""The backends by name, each with its sentinel and its provenance."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from sim.job.job import Job
+from sim.policy.policy import Policy
+from sim.record.plan import Plan
+from sim.words.errors import UnknownNameError
+from validation.host.clock import now_ns, prefer_this_thread, sleep_until
+from validation.real.threads import Threads
+from validation.real.timer import Timer
+from validation.real.work import Observation
+
+__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "sentinel_ns"]
+
+
+class Executor(Protocol):
+    """Runs jobs for real."""
+
+    name: str
+
+    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
+        """Execute a plan; `gated`: fill the queues of a GPU before the clock starts."""
+
+    def drive(self, job: Job, policy: Policy) -> Observation:
+        """Let a policy drive."""
+
+
+def _cuda() -> Executor:
+    from validation.gpu.cuda import Cuda
+
+    return Cuda()
+
+
+BACKENDS: Final[dict[str, Callable[[], Executor]]] = {"timer": Timer, "threads": Threads, "cuda": _cuda}
+"""name → how to make it."""
+
+
+def make_backend(name: str) -> Executor:
+    """Return a backend.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of that name.
+    InputError, RunError
+        It cannot run here: no torch, no CUDA.
+    """
+    if name not in BACKENDS:
+        raise UnknownNameError("backend", name, BACKENDS)
+    return BACKENDS[name]()
+
+
+def sentinel_ns(backend: str, executor: Executor) -> int | None:
+    """Return how long a fixed piece of work takes now; None where every run takes the pulse of its threads.
+
+    The median of five: a sleep of 2 ms and its waking up on the timer, what the GPU backend has.
+    """
+    if hasattr(executor, "sentinel_ns"):
+        return int(executor.sentinel_ns())
+    return _sleep_ns() if backend == "timer" else None
+
+
+def _sleep_ns() -> int:
+    """Return how long a sleep of 2 ms takes, on a thread like those of a run."""
+    taken: list[int] = []
+
+    def body() -> None:
+        prefer_this_thread()
+        for _ in range(6):
+            begin = now_ns()
+            sleep_until(begin + 2_000_000)
+            taken.append(now_ns() - begin)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return sorted(taken[1:])[2]
+
+
+def provenance(backend: str, executor: Executor) -> dict[str, Any]:
+    """Return what a measurement depends on and a number does not tell: device, versions, protocol, date."""
+    facts: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "modules": sorted(m for m in ("torch", "simpy") if m in sys.modules),
+        "protocol": "medians; sentinels before and after; run-queue delay at most 1 % of a makespan",
+    }
+    extra: Callable[[], dict[str, Any]] | None = getattr(executor, "provenance", None)
+    if extra is not None:
+        facts |= extra()
+    return facts
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

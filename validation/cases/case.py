@@ -1,0 +1,289 @@
+"""A case: one graph on one machine, executed under a plan or driven by a policy.
+
+It is data, so that it can be written to a file, hashed, and rebuilt where it is measured. Durations are not
+part of it: the simulator takes them from a calibration, a real machine takes its own time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.calibration import Calibration
+from devices.processor.cores.waking import Waking
+from policies.issue.critical_path import CriticalPath
+from policies.issue.in_order import InOrder
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from policies.linearize.user_order import Program
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+from sim.job.build_job import make_job
+from sim.job.job import Job
+from sim.machine.device import Device
+from sim.machine.device_details import Details
+from sim.machine.machine import Machine
+from sim.policy.policy import Policy
+from sim.record.plan import Plan
+from validation.real.follow import program_plan
+from validation.real.measured_kernels import HOLDS_HOST
+
+__all__ = ["Case", "CaseOp", "digest"]
+
+_POLICIES: Final[Mapping[str, Callable[..., Policy]]] = {
+    "critical-path": CriticalPath,
+    "in-order": InOrder,
+    "out-of-order": OutOfOrder,
+    "ready-queue": ReadyQueue,
+}
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, in hexadecimal."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CaseOp:
+    """One op: what it is called, which kernel it runs (`validation.real.measured_kernels`), what it reads,
+    where it runs.
+
+    Attributes
+    ----------
+    name, kind : str
+    inputs : sequence of str
+    facts : mapping
+        Attributes of the kernel.
+    device : str
+    lane : int
+        Stream of the device; of no meaning on workers.
+    """
+
+    name: str
+    kind: str
+    inputs: Sequence[str]
+    facts: Mapping[str, int]
+    device: str
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph on one machine under one plan or policy.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its experiment.
+    experiment, split : str
+        ``"e-random"``; ``"test"``, ``"development"`` or ``"calibration"``.
+    ops : sequence of CaseOp
+    devices : mapping of str to mapping
+        By name: ``{"workers": 2}`` or ``{"streams": 4, "sms": 32}``.
+    order : sequence of str
+        Program order; empty: as the ops are given.
+    policy : mapping, optional
+        Name and options of the policy that drives; None: a plan is executed.
+    group : str
+        Cases of a group differ in what decides alone: their makespans are compared with one another.
+    label : str
+        What decides, within the group.
+    """
+
+    name: str
+    experiment: str
+    split: str
+    ops: Sequence[CaseOp]
+    devices: Mapping[str, Mapping[str, int]]
+    order: Sequence[str] = ()
+    policy: Mapping[str, Any] | None = None
+    group: str = ""
+    label: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Case:
+        """Rebuild what `to_json` returned."""
+        return cls(**{**content, "ops": [CaseOp(**op) for op in content["ops"]]})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as a JSON value."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    @property
+    def digest(self) -> str:
+        """Hash of the case: equal for equal cases."""
+        return digest(self.to_json())
+
+    @property
+    def gated(self) -> bool:
+        """Whether a GPU's queues are filled before the clock starts: plans, but for cases about the host."""
+        return self.policy is None and bool(self.notes.get("gated", True))
+
+    def make_policy(self) -> Policy:
+        """Return the policy object: the one that drives, or issue in order when a plan is executed."""
+        if self.policy is None:
+            return InOrder(synchronisation="issue")
+        options = dict(self.policy)
+        return _POLICIES[options.pop("name")](**options)
+
+    def graph(self, duration_ns: Sequence[int] | None = None) -> Graph:
+        """Return the graph; ops take 1 ns where no durations are given."""
+        builder = GraphBuilder(self.name)
+        for k, op in enumerate(self.ops):
+            builder.op(
+                op.name,
+                kind=op.kind,
+                inputs=op.inputs,
+                device=op.device,
+                attributes=dict(op.facts),
+                duration_ns=1 if duration_ns is None else int(duration_ns[k]),
+            )
+        return builder.build()
+
+    def durations_ns(self, calibration: Calibration) -> list[int]:
+        """Return how long each op takes according to a calibration, each alone on its device."""
+        return self._looked_up(calibration, "warm" if self._whole(calibration) else self._part)
+
+    def busy_durations_ns(self, calibration: Calibration) -> list[int] | None:
+        """Return the same while the other partitions of a GPU are busy; None without any, or unmeasured."""
+        busy = f"{self._part} busy"
+        if self._whole(calibration) or not any(table["context"] == busy for table in calibration.tables):
+            return None
+        return self._looked_up(calibration, busy)
+
+    def _whole(self, calibration: Calibration) -> bool:
+        return calibration.backend != "cuda" or len(self.devices) == 1
+
+    @property
+    def _part(self) -> str:
+        return f"partition {len(self.devices)}"
+
+    def _looked_up(self, calibration: Calibration, context: str) -> list[int]:
+        return [
+            calibration.lookup(
+                op.kind, context=context, **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"}
+            )
+            for op in self.ops
+        ]
+
+    def frame_ns(self, calibration: Calibration) -> int:
+        """Return what the two events around a plan on a GPU add to its makespan: what an empty one takes.
+
+        Where the host or a policy is in the makespan, the latencies that were measured there have it in them.
+        """
+        if calibration.backend != "cuda" or not self.gated:
+            return 0
+        streams = sum(spec["streams"] for spec in self.devices.values())
+        return calibration.quantity(f"frame_{streams}_ns", 0)
+
+    def machine(self, calibration: Calibration | None = None, *, looked: bool = False) -> Machine:
+        """Return the machine: with the costs of a calibration, or without any.
+
+        Parameters
+        ----------
+        calibration : Calibration, optional
+        looked : bool
+            The costs of a GPU on which events around every op are recorded, as in a run that is replayed.
+        """
+        return Machine(
+            tuple(self._device(name, spec, calibration, looked) for name, spec in self.devices.items())
+        )
+
+    def _device(
+        self, name: str, spec: Mapping[str, int], calibration: Calibration | None, looked: bool = False
+    ) -> Device:
+        if "workers" in spec:
+            if calibration is None:
+                return Device(name, "cpu", workers=spec["workers"])
+            awake_ns = calibration.quantity("decision_ns")
+            wake_ns = calibration.quantity("woken_ns", awake_ns) - awake_ns
+            workers = Device(name, "cpu", workers=spec["workers"], issue_ns=awake_ns)
+            if wake_ns <= 0:
+                return workers
+            return replace(workers, processor=Waking, details=Details(wake_ns=wake_ns))
+        if calibration is None:
+            return Device(name, "gpu", streams=spec["streams"])
+        if calibration.backend == "cuda":
+            return Device(name, "gpu", streams=spec["streams"], **self._gpu_costs(calibration, looked))
+        issue_ns = calibration.quantity("issue_ns")
+        slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
+        if slept:  # all ops of a case alike: a device has one number
+            issue_ns += calibration.lookup("sleep", sleep_ns=slept.pop())
+        return Device(
+            name,
+            "gpu",
+            streams=spec["streams"],
+            issue_ns=issue_ns,
+            launch_latency_ns=calibration.quantity("launch_latency_ns"),
+            gap_ns=calibration.quantity("gap_ns"),
+            event_ns=calibration.quantity("event_ns"),
+        )
+
+    def _gpu_costs(self, calibration: Calibration, looked: bool) -> dict[str, Any]:
+        """Return the costs of a GPU: filled before the clock starts, fed by a host, or driven by a policy."""
+        look = "looked_" if looked else ""
+        depth = calibration.quantity("queue_depth", 0) or None
+        if self.policy is not None:
+            return {
+                "issue_ns": calibration.quantity("driven_issue_ns"),
+                "launch_latency_ns": calibration.quantity(f"driven_{look}latency_ns"),
+                "gap_ns": calibration.quantity(f"driven_{look}gap_ns"),
+                "event_ns": calibration.quantity(f"{look}event_ns"),
+                "queue_depth": depth,
+            }
+        costs: dict[str, Any] = {
+            "gap_ns": calibration.quantity(f"{look}gap_ns"),
+            "event_ns": calibration.quantity(f"{look}event_ns"),
+        }
+        if self.gated:  # nothing of the host is seen
+            return costs
+        return costs | {
+            "issue_ns": calibration.quantity("issue_ns"),
+            "launch_latency_ns": calibration.quantity("launch_latency_ns"),
+            "queue_depth": depth,
+        }
+
+    def job(self, duration_ns: Sequence[int] | None = None, calibration: Calibration | None = None) -> Job:
+        """Return the job, with given durations and the other costs of a calibration."""
+        return make_job(self.graph(duration_ns), self.machine(calibration), **self.decisions())
+
+    def decisions(self) -> dict[str, Any]:
+        """Return the decisions besides the policy, as `sim.simulate` takes them."""
+        return {"streams": _Lanes(self), "linearize": Program(self.order or [op.name for op in self.ops])}
+
+    def simulated(self) -> Case:
+        """Return the case as it is simulated: what a copy of pageable memory holds up, waits for it.
+
+        Such a copy holds the host, so that everything launched later starts later, on whatever stream; a
+        dependency says the same. The plan that is executed has none: there the host waits by itself.
+        """
+        if not any(op.kind in HOLDS_HOST for op in self.ops):
+            return self
+        ops: list[CaseOp] = []
+        holds = ""
+        for op in self.ops:
+            held = [holds] if holds and holds not in op.inputs else []
+            ops.append(replace(op, inputs=[*op.inputs, *held]))
+            holds = op.name if op.kind in HOLDS_HOST else holds
+        return replace(self, ops=ops)
+
+    def plan(self) -> Plan | None:
+        """Return the plan to execute; None when a policy drives."""
+        return None if self.policy is not None else program_plan(self.job())
+
+
+class _Lanes:
+    """The streams that a case names."""
+
+    def __init__(self, case: Case) -> None:
+        self.lanes = [op.lane for op in case.ops]
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return np.array(self.lanes).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Predicting and measuring: every experiment, and how far apart the two are."""

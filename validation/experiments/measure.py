@@ -1,0 +1,250 @@
+"""Measuring: run every case of a file of plans several times, and write down every run.
+
+Only numpy, torch and this project are imported here, so that it runs wherever torch does::
+
+    python -m validation.experiments.measure OUT --backend cuda [--calibration FILE] [EXPERIMENT ...]
+
+A run counts when the machine was quiet around it (`validation.real.gate`), whatever it measured. There are
+`RUNS` runs that count, of at most `ATTEMPTS`; a case with fewer than `ENOUGH` is inconclusive.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.calibration import Calibration, load_calibration
+from sim.record.plan import Plan
+from sim.words.errors import SimError
+from validation.cases import step_files
+from validation.cases.backends import Executor, make_backend, provenance, sentinel_ns
+from validation.cases.case import Case, digest
+from validation.experiments.contexts import durations_ns
+from validation.real.gate import Sentinel, verdict
+from validation.real.work import Observation
+
+__all__ = ["ATTEMPTS", "ENOUGH", "RUNS", "main", "measure"]
+
+RUNS: Final = 5
+ENOUGH: Final = 3
+ATTEMPTS: Final = 15
+PAUSE_S: Final = 0.4
+"""After a run that does not count: let pass what disturbed it."""
+
+PATIENCE_S: Final = 20.0
+"""How long the pauses of an experiment are in all, when they have grown: slow clocks may last."""
+
+
+class Patience:
+    """Pauses that grow while nothing comes of them, until they have used up their time in all."""
+
+    def __init__(self) -> None:
+        self.left_s = PATIENCE_S
+        self.next_s = PAUSE_S
+
+    def pause_s(self) -> float:
+        """Return how long to wait now."""
+        wait_s = min(self.next_s, max(PAUSE_S, self.left_s))
+        self.left_s -= wait_s
+        self.next_s = min(2 * self.next_s, 8 * PAUSE_S)
+        return wait_s
+
+    def reward(self) -> None:
+        """A run counted: begin with short pauses again."""
+        self.next_s = PAUSE_S
+
+
+def measure(
+    experiment: str,
+    out: Path,
+    backend: str,
+    executor: Executor,
+    calibration: Calibration | None = None,
+    *,
+    runs: int = RUNS,
+    attempts: int = ATTEMPTS,
+    deadline: float | None = None,
+    again: bool = False,
+) -> None:
+    """Measure an experiment whose plans are in `out`; every case is written when it is done.
+
+    Cases that `out` has already, of the same plans and predictions, are not measured again, so that what was
+    interrupted goes on with the next case.
+
+    Parameters
+    ----------
+    experiment, backend : str
+    out : Path
+    executor : Executor
+    calibration : Calibration, optional
+        Tells policies that ask for them how long ops take, as it told them in the simulator.
+    runs : int
+        Runs that count, of each case.
+    attempts : int
+        How many runs there are at most until so many count.
+    deadline : float, optional
+        Of `time.monotonic`: cases that would begin after it are skipped, and say so.
+    again : bool
+        Measure also the cases that were measured before.
+    """
+    plans = step_files.read(out, "plans", experiment)
+    if plans is None:
+        raise SimError(f"{step_files.step_path(out, 'plans', experiment)} is missing: draw the plans first")
+    predictions = step_files.read(out, "predictions", experiment)
+    content: dict[str, Any] = {
+        "plans": digest(plans),
+        "predictions": None if predictions is None else digest(predictions),
+        "provenance": provenance(backend, executor),
+        "cases": [
+            {"name": entry["name"], "skipped": "not reached yet", "runs": []} for entry in plans["cases"]
+        ],
+    }
+    known = {} if again else _measured(out, experiment, content)
+    entries, patience = content["cases"], Patience()
+    for k, (case, entry) in enumerate(zip(step_files.read_cases(plans), plans["cases"], strict=True)):
+        if case.name in known:
+            entries[k] = known[case.name]
+            continue
+        if deadline is not None and time.monotonic() > deadline:
+            entries[k]["skipped"] = "the time was up"
+            continue
+        plan = None if entry["plan"] is None else Plan.from_json(_text(entry["plan"]))
+        try:
+            done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
+            entries[k] = {"name": case.name, "runs": done}
+        except SimError as error:  # one case lost, not the experiment
+            entries[k]["skipped"] = str(error)
+        except Exception as error:  # the same, whatever a library raises
+            entries[k]["skipped"] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        step_files.write(out, "measurements", experiment, content)
+    step_files.write(out, "measurements", experiment, content)
+
+
+def _measured(out: Path, experiment: str, content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the cases by name that were measured before, against the same plans and predictions."""
+    before = step_files.read(out, "measurements", experiment)
+    if before is None or any(before[key] != content[key] for key in ("plans", "predictions")):
+        return {}
+    return {entry["name"]: entry for entry in before["cases"] if "skipped" not in entry}
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def _measure_case(
+    case: Case,
+    plan: Plan | None,
+    backend: str,
+    executor: Executor,
+    calibration: Calibration | None,
+    limits: tuple[int, int],
+    patience: Patience,
+) -> list[dict[str, Any]]:
+    runs, attempts = limits
+    # A policy may ask how long ops take; a plan has been made.
+    job = case.job(None if calibration is None or plan is not None else durations_ns(case, calibration))
+    # What a sleep takes has no states; cores that a hypervisor moves about, and clocks, have.
+    usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
+    done: list[dict[str, Any]] = []
+    good = 0
+    before = sentinel_ns(backend, executor)
+    _run(executor, case, job, plan)  # warm: threads, pages, caches; on a GPU everything that is made lazily
+    for _ in range(attempts):
+        seen = _run(executor, case, job, plan)
+        after = sentinel_ns(backend, executor)
+        sentinel = None if before is None or after is None else Sentinel(before, after)
+        why = verdict(backend, seen, sentinel, usual_ns)
+        done.append(_record(seen, sentinel, why))
+        before = after
+        good += not why
+        if good == runs:
+            break
+        if not why:
+            patience.reward()
+        else:
+            time.sleep(patience.pause_s())
+            before = sentinel_ns(backend, executor)
+    return done
+
+
+def _run(executor: Executor, case: Case, job: Any, plan: Plan | None) -> Observation:
+    return (
+        executor.drive(job, case.make_policy())
+        if plan is None
+        else executor.execute(job, plan, gated=case.gated)
+    )
+
+
+def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str, Any]:
+    """Return a run as JSON: times by op, on which lane, in which order issued."""
+    tasks = seen.trace.tasks
+    order = tasks["op"].argsort()
+    run: dict[str, Any] = {
+        "makespan_ns": seen.makespan_ns,
+        "clean": not why,
+        "why": why,
+        "wrong": seen.wrong,
+        "delayed_ns": seen.delayed_ns,
+        "sentinel": None if sentinel is None else list(sentinel),
+        "pulses": [list(pulse) for pulse in seen.pulses],
+        "priority": seen.priority,
+        "probe_error": seen.probe_error,
+    }
+    run |= {name: ns for name in ("looked_ns", "host_ns") if (ns := getattr(seen, name)) is not None}
+    for column in ("issue_ns", "start_ns", "end_ns", "stream"):
+        run[column] = tasks[column][order].tolist()
+    return run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what a folder holds plans of; return the exit status."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="python -m validation.experiments.measure", description=main.__doc__
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder with plans/")
+    parser.add_argument(
+        "experiments", nargs="*", metavar="EXPERIMENT", help="default: all there are plans of"
+    )
+    parser.add_argument("--backend", required=True, choices=("timer", "threads", "cuda"))
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS)
+    given = parser.parse_args(arguments)
+    status = 0
+    try:
+        executor = make_backend(given.backend)
+        calibration = load_calibration(given.calibration) if given.calibration else None
+        names = given.experiments or sorted(path.stem for path in (given.out / "plans").glob("*.json"))
+        for name in names:
+            try:
+                measure(
+                    name,
+                    given.out,
+                    given.backend,
+                    executor,
+                    calibration,
+                    runs=given.runs,
+                    attempts=given.attempts,
+                )
+                print(f"measured {name}", file=sys.stderr)
+            except SimError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                status = 1
+    except SimError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,257 @@
+"""g. Memory: allocations in host order through torch's caching allocator, against its model, to the byte.
+
+Nothing here takes time and nothing is calibrated, so nothing is noise: after every step the bytes allocated
+and the bytes reserved are the same, or a rule is wrong.
+
+::
+
+    draw     ["alloc", id, nbytes, stream]   ["free", id]   ["empty_cache"]
+    predict  devices.memory.allocators.caching                     allocated, reserved after every step
+    measure  torch.cuda.memory_allocated, memory_reserved      the same, twice
+    report   steps in which they differ, and the first of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from devices.memory.allocators.caching import CachingAllocator
+from devices.memory.blocks import Block
+from sim.words.errors import InputError, SimError
+from validation.cases import step_files
+from validation.cases.backends import Executor, provenance
+from validation.cases.case import digest
+from validation.gpu.torch_memory import MemoryStep, run_steps
+
+__all__ = ["GOALS", "NAME", "draw", "measure", "plan", "predict", "predicted", "report"]
+
+NAME: Final = "g-memory"
+
+RUNS: Final = 2
+
+GOALS: Final[Mapping[str, float]] = {"allocated.mismatches": 0}
+"""Allocated bytes are exact. What is reserved is compared and reported."""
+
+MIB: Final = 1 << 20
+MOST_LIVE_BYTES: Final = 1 << 30
+
+
+def draw(backend: str, split: str = "test") -> dict[str, list[MemoryStep]]:
+    """Return the programs of allocations by name, drawn by seed; none for backends without an allocator.
+
+    Examples
+    --------
+    >>> list(draw("cuda")), draw("timer")
+    (['random-1-0', 'random-1-1', 'random-1-2', 'random-3-0', 'random-3-1', 'training-0', 'training-1'], {})
+    """
+    if backend != "cuda":
+        return {}
+    programs = {}
+    for streams, number in ((1, 0), (1, 1), (1, 2), (3, 0), (3, 1)):
+        name = f"random-{streams}-{number}"
+        programs[name] = list(_random(_rng(name, split), streams))
+    for number in range(2):
+        name = f"training-{number}"
+        programs[name] = list(_training(_rng(name, split)))
+    return programs
+
+
+def _rng(name: str, split: str) -> np.random.Generator:
+    return np.random.default_rng([*f"{NAME}/{split}/{name}".encode()])
+
+
+def _random(rng: np.random.Generator, streams: int, n: int = 300) -> Iterator[MemoryStep]:
+    """Yield allocations of a byte to 64 MiB and frees in any order, and now and then an empty cache."""
+    live: dict[int, int] = {}
+    for id in range(n):
+        dice = rng.random()
+        if dice < 0.01:
+            yield ["empty_cache"]
+        nbytes = int(2 ** rng.uniform(0, 26))
+        while live and (dice > 0.6 or sum(live.values()) + nbytes > MOST_LIVE_BYTES):
+            victim = sorted(live)[int(rng.integers(len(live)))]
+            del live[victim]
+            yield ["free", victim]
+            dice = 0.0
+        live[id] = nbytes
+        yield ["alloc", id, nbytes, int(rng.integers(streams))]
+    for id in sorted(live):
+        yield ["free", id]
+
+
+def _training(rng: np.random.Generator, layers: int = 6, iterations: int = 3) -> Iterator[MemoryStep]:
+    """Yield training steps in host order: weights stay, activations die in the backward, last made first."""
+    width, tokens = 128 * int(rng.integers(3, 9)), 256 * int(rng.integers(2, 9))
+    ids = iter(range(10**9))
+    sizes = [2 * tokens * width, 2 * tokens * 4 * width, 2 * tokens * tokens, 4 * tokens]
+    for _ in range(layers):
+        for nbytes in (2 * 4 * width * width, 2 * 8 * width * width, 2 * width, 2 * width):
+            yield ["alloc", next(ids), nbytes, 0]
+    for _ in range(iterations):
+        kept: list[list[int]] = []
+        for _ in range(layers):
+            mine = []
+            for nbytes in sizes:
+                mine.append(next(ids))
+                yield ["alloc", mine[-1], nbytes, 0]
+                scratch = next(ids)
+                yield ["alloc", scratch, nbytes // 2, 0]
+                yield ["free", scratch]
+            kept.append(mine)
+        gradients = []
+        for mine in reversed(kept):
+            gradients.append(next(ids))
+            yield ["alloc", gradients[-1], 2 * 12 * width * width, 0]
+            for id in reversed(mine):
+                yield ["free", id]
+        for id in gradients:
+            yield ["free", id]
+
+
+def predicted(steps: Sequence[MemoryStep]) -> tuple[list[int], list[int]]:
+    """Return the bytes allocated and reserved after every step, according to the model.
+
+    Examples
+    --------
+    >>> predicted([["alloc", 0, 1000, 0], ["free", 0]])
+    ([1024, 0], [2097152, 2097152])
+    """
+    model = CachingAllocator()
+    live: dict[int, Block] = {}
+    allocated, reserved = [], []
+    for step in steps:
+        if step[0] == "alloc":
+            live[step[1]] = model.alloc(step[2], stream=step[3])
+        elif step[0] == "free":
+            model.free(live.pop(step[1]))
+        else:
+            model.empty_cache()
+        allocated.append(model.in_use)
+        reserved.append(model.reserved)
+    return allocated, reserved
+
+
+def plan(out: Path, backend: str, split: str = "test") -> None:
+    """Write the programs."""
+    cases = [{"name": name, "steps": steps} for name, steps in draw(backend, split).items()]
+    step_files.write(out, "plans", NAME, {"backend": backend, "split": split, "cases": cases})
+
+
+def predict(out: Path) -> None:
+    """Write what the model says of the programs that were drawn."""
+    plans = _read(out, "plans")
+    cases = []
+    for case in plans["cases"]:
+        allocated, reserved = predicted(case["steps"])
+        cases.append({"name": case["name"], "allocated": allocated, "reserved": reserved})
+    step_files.write(out, "predictions", NAME, {"plans": digest(plans), "cases": cases})
+
+
+def measure(out: Path, backend: str, executor: Executor) -> None:
+    """Run the programs and write what torch says; one that fails does not lose the others."""
+    plans, predictions = _read(out, "plans"), step_files.read(out, "predictions", NAME)
+    torch = executor.torch  # type: ignore[attr-defined]
+    executor.forget()  # type: ignore[attr-defined]
+    cases: list[dict[str, Any]] = []
+    for case in plans["cases"]:
+        entry: dict[str, Any] = {"name": case["name"], "runs": []}
+        try:
+            for _ in range(RUNS):
+                allocated, reserved = run_steps(torch, case["steps"])
+                entry["runs"].append({"allocated": allocated, "reserved": reserved})
+        except (SimError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+            entry["skipped"] = str(error).partition("\n")[0]
+        cases.append(entry)
+    content = {
+        "plans": digest(plans),
+        "predictions": None if predictions is None else digest(predictions),
+        "provenance": provenance(backend, executor),
+        "cases": cases,
+    }
+    step_files.write(out, "measurements", NAME, content)
+
+
+def _read(out: Path, step: str) -> dict[str, Any]:
+    found = step_files.read(out, step, NAME)
+    if found is None:
+        raise InputError(f"{step_files.step_path(out, step, NAME)} is missing")
+    return found
+
+
+def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
+    """Return what the programs have shown: in how many steps model and torch differ, and where first.
+
+    Raises
+    ------
+    InputError
+        The files do not belong together.
+    """
+    plans, predictions, measurements = (step_files.read(out, step, NAME) for step in step_files.STEPS)
+    if plans is None or measurements is None or (predictions is None and not recompute):
+        missing = [step for step in step_files.STEPS if step_files.read(out, step, NAME) is None]
+        return {"experiment": NAME, "status": "inconclusive", "why": f"no {', '.join(missing)}"}
+    if measurements["plans"] != digest(plans) or (predictions and predictions["plans"] != digest(plans)):
+        raise InputError(f"{NAME}: plans were changed after they were used; draw and measure again")
+    rows, left_out = [], []
+    for k, (case, measured) in enumerate(zip(plans["cases"], measurements["cases"], strict=True)):
+        if measured.get("skipped"):
+            left_out.append({"case": case["name"], "why": measured["skipped"]})
+            continue
+        if recompute or predictions is None:
+            allocated, reserved = predicted(case["steps"])
+        else:
+            allocated, reserved = (predictions["cases"][k][key] for key in ("allocated", "reserved"))
+        rows += [
+            _compare(case, {"allocated": allocated, "reserved": reserved}, run) for run in measured["runs"]
+        ]
+    result: dict[str, Any] = {
+        "experiment": NAME,
+        "predicted_before_measuring": predictions is not None
+        and measurements["predictions"] == digest(predictions),
+        "cases": len(plans["cases"]),
+        "inconclusive": left_out,
+        "wrong": [],
+    }
+    if not rows:
+        return {
+            **result,
+            "status": "inconclusive",
+            "why": left_out[0]["why"] if left_out else "nothing was run",
+        }
+    metrics: dict[str, float] = {"steps": sum(row["steps"] for row in rows)}
+    for what in ("allocated", "reserved"):
+        metrics[f"{what}.mismatches"] = sum(row[f"{what}.mismatches"] for row in rows)
+        metrics[f"{what}.max"] = max(row[f"{what}.max"] for row in rows)
+    missed = {name: bound for name, bound in GOALS.items() if metrics[name] > bound}
+    first = next((row["first"] for row in rows if row["first"]), "")
+    return {
+        **result,
+        "status": "missed" if missed else "met",
+        "why": first,
+        "goals": dict(GOALS),
+        "metrics": metrics,
+        "memory": rows,
+    }
+
+
+def _compare(
+    case: Mapping[str, Any], model: Mapping[str, Sequence[int]], run: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Return in how many steps a run differs, by how much of the peak at most, and where first."""
+    row: dict[str, Any] = {"case": case["name"], "steps": len(case["steps"]), "first": ""}
+    for what in ("allocated", "reserved"):
+        said, seen = np.asarray(model[what]), np.asarray(run[what])
+        away = np.abs(said - seen)
+        row[f"{what}.mismatches"] = int((away > 0).sum())
+        row[f"{what}.max"] = float(away.max() / max(1, seen.max()))
+        if away.any() and not row["first"]:
+            k = int(np.flatnonzero(away)[0])
+            step = " ".join(map(str, case["steps"][k]))
+            row["first"] = (
+                f"{case['name']}, step {k} ({step}): {what} {seen[k]} bytes, the model says {said[k]}"
+            )
+    return row

@@ -1,0 +1,164 @@
+"""Drawing and predicting: what will be run, and what the simulator says of it before it is measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.calibration import Calibration
+from devices.processor.cores.corun import CorunSlowdown
+from sim.job.job import Job
+from sim.machine.machine import Machine
+from sim.trace import Trace
+from sim.words.errors import InputError
+from validation.cases import step_files
+from validation.cases.case import Case, digest
+from validation.cases.draws import draw
+from validation.experiments.contexts import FloatArray, blended, durations_ns
+from validation.real.measured_kernels import HOLDS_HOST
+
+__all__ = ["draw_plans", "predict", "predict_case", "predict_or_say_why", "with_interference"]
+
+CORUN_SIZES: Final = (512, 1024, 2048)
+"""Sizes of products of which company was measured on a GPU; the nearest one is taken."""
+
+
+def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
+    """Write the cases of an experiment, with the plans that are executed."""
+    entries = []
+    for case in draw(experiment, backend, split):
+        plan = case.plan()
+        entries.append(
+            {
+                "name": case.name,
+                "case": case.to_json(),
+                "digest": case.digest,
+                "plan": None if plan is None else json.loads(plan.to_json()),
+                "plan_digest": None if plan is None else plan.digest,
+            }
+        )
+    step_files.write(out, "plans", experiment, {"backend": backend, "split": split, "cases": entries})
+
+
+def with_interference(machine: Machine, case: Case, calibration: Calibration) -> Machine:
+    """Return the machine with the slowdown of company that was measured on its lanes, if there was one.
+
+    Kernels slow kernels down, by how much of the device they fill, and copies to the device copies from it.
+    """
+    size = max((op.facts.get("size", 0) for op in case.ops), default=0)
+    measured = [n for n in CORUN_SIZES if f"corun_{n}_slowdown_ppm" in calibration.quantities]
+    fills = f"{min(measured, key=lambda n: abs(n - size))}_" if measured else ""
+    two = calibration.quantity(f"corun_{fills}slowdown_ppm", 1_000_000) / 1_000_000
+    four = calibration.quantity(f"corun_{fills}slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
+    copies = max(1.0, calibration.quantity("duplex_slowdown_ppm", 1_000_000) / 1_000_000)
+    if two == four == copies == 1:
+        return machine
+    factors = (1, two, (two + four) / 2, four)
+    devices = tuple(
+        replace(
+            device,
+            processor=device.processor or CorunSlowdown,
+            details=replace(
+                device.details,
+                corun_slowdown=factors,
+                corun_exempt=frozenset(("h2d", "d2h", *HOLDS_HOST)),
+                corun_exempt_slowdown=(1, copies),
+            ),
+        )
+        if device.lanes > 1
+        else device
+        for device in machine.devices
+    )
+    return replace(machine, devices=devices)
+
+
+def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration | None) -> Trace:
+    """Simulate a case; without a calibration nothing costs anything but the ops."""
+    from sim.simulation import simulate
+
+    case = case.simulated()
+    machine = case.machine(calibration)
+    if calibration is not None:
+        machine = with_interference(machine, case, calibration)
+    return simulate(case.graph(duration_ns), machine, case.make_policy(), **case.decisions())
+
+
+def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
+    """Return what the simulator predicts of a case, with what simpler predictors say.
+
+    Returns
+    -------
+    dict
+        ``makespan_ns``; ``order`` of starts (op indices); ``start_ns`` and ``end_ns`` by op; ``duration_ns``
+        given to the simulator; ``naive``: makespan by the sum of durations, by the critical path, and by
+        simulating without overheads.
+    """
+    duration_ns = durations_ns(case, calibration)
+    trace = simulate_case(case, duration_ns, calibration)
+    busy_ns = case.busy_durations_ns(calibration)
+    if busy_ns is not None:  # partitions: simulated once for how busy the others are, and once more
+        duration_ns = blended(duration_ns, busy_ns, trace.job.device_of, _busy_share(trace))
+        trace = simulate_case(case, duration_ns, calibration)
+    trace.check()
+    order = trace.tasks["op"]
+    start_ns, end_ns = by_op(trace, "start_ns"), by_op(trace, "end_ns")
+    job: Job = trace.job
+    return {
+        "name": case.name,
+        "digest": case.digest,
+        "makespan_ns": trace.makespan_ns + case.frame_ns(calibration),
+        "order": order.tolist(),
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "lane": by_op(trace, "stream"),
+        "duration_ns": duration_ns,
+        "naive": {
+            "sum of durations": sum(duration_ns),
+            "critical path": int(job.bottom_level_ns.max()),
+            "no overheads": simulate_case(case, duration_ns, None).makespan_ns,
+        },
+    }
+
+
+def predict_or_say_why(case: Case, calibration: Calibration) -> dict[str, Any]:
+    """Return the prediction of a case, or under ``not_predicted`` which kernel was not calibrated.
+
+    Such a case is measured all the same: there may be no second chance.
+    """
+    try:
+        return predict_case(case, calibration)
+    except InputError as error:
+        return {"name": case.name, "digest": case.digest, "not_predicted": str(error)}
+
+
+def _busy_share(trace: Trace) -> FloatArray:
+    """Return, by device, the share of the makespan in which it works."""
+    tasks = trace.tasks
+    lasted = tasks["end_ns"] - tasks["start_ns"]
+    work = np.bincount(trace.job.device_of[tasks["op"]], lasted, minlength=len(trace.job.machine.devices))
+    return np.asarray(work / max(1, trace.makespan_ns))
+
+
+def by_op(trace: Trace, column: str) -> list[int]:
+    """Return a column of a trace of one iteration, by op."""
+    values = [0] * len(trace)
+    for op, value in zip(trace.tasks["op"].tolist(), trace.tasks[column].tolist(), strict=True):
+        values[op] = value
+    return values
+
+
+def predict(experiment: str, out: Path, calibration: Calibration) -> None:
+    """Predict all cases of an experiment that was drawn, and write it down with digests."""
+    plans = step_files.read(out, "plans", experiment)
+    assert plans is not None
+    predictions = [predict_or_say_why(case, calibration) for case in step_files.read_cases(plans)]
+    content = {
+        "plans": digest(plans),
+        "calibration": digest([calibration.quantities, calibration.tables]),
+        "cases": predictions,
+    }
+    step_files.write(out, "predictions", experiment, content)

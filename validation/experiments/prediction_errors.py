@@ -1,0 +1,204 @@
+"""Errors: of the prediction, of a replay, and of the best predictor there could be; never mixed.
+
+For every run that counts, with measured makespan m::
+
+    prediction   (simulated with a calibration that never saw the graph - m) / m
+    replay       (simulated with the durations and decisions of that very run - m) / m
+    decided      (simulated with calibrated durations and the decisions of that run - m) / m
+    noise floor  (median of the other runs of the same case - m) / m
+
+A prediction error below the floor cannot be told from noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan
+from typing import Any
+
+import numpy as np
+
+from devices.cost.calibration import Calibration
+from sim.job.transfers import make_flow
+from sim.machine.task import Task
+from sim.policy.policy import Policy
+from sim.record.plan import Plan
+from sim.simulation import simulate
+from sim.trace import Trace
+from validation.cases.case import Case
+from validation.experiments.predict import with_interference
+from validation.experiments.redecide import Redecide
+from validation.host.statistics import kendall_tau
+from validation.real.gate import MAX_PROBE
+from validation.real.measured_kernels import HOLDS_HOST
+
+__all__ = ["GAP", "Point", "Spread", "inversions", "points_of", "rebuild", "spread"]
+
+GAP = 0.02
+"""Two starts further apart than this share of the makespan have to come in the predicted order."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run that counts.
+
+    Attributes
+    ----------
+    case, group, label : str
+    measured_ns, predicted_ns : int
+    prediction, replay, decided, floor : float
+        Signed errors as shares of the measured makespan.
+    naive : mapping of str to float
+        The errors of simpler predictors.
+    tau : float
+        Of the order of starts, predicted against measured.
+    inversions : int
+        Pairs of ops that started in the other order although the prediction has them far apart.
+    """
+
+    case: str
+    group: str
+    label: str
+    measured_ns: int
+    predicted_ns: int
+    prediction: float
+    replay: float
+    decided: float
+    floor: float
+    naive: Mapping[str, float]
+    tau: float
+    inversions: int
+
+
+class Spread(dict[str, float]):
+    """Mean and maximum of the absolute errors, and the bias (mean with sign), with the number of them."""
+
+
+def spread(errors: Sequence[float]) -> Spread:
+    """Summarise signed errors; no point is dropped but those that could not be measured (NaN).
+
+    Examples
+    --------
+    >>> spread([0.5, -0.25])
+    {'mean': 0.375, 'max': 0.5, 'bias': 0.125, 'n': 2}
+    """
+    errors = [error for error in errors if not isnan(error)]
+    if not errors:
+        return Spread()
+    size = [abs(error) for error in errors]
+    return Spread(mean=statistics.fmean(size), max=max(size), bias=statistics.fmean(errors), n=len(errors))
+
+
+def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
+    """Return the trace of a recorded run."""
+    duration_ns = np.subtract(run["end_ns"], run["start_ns"]).tolist()
+    job = case.job(duration_ns)
+    issuers = job.machine.issuers()
+    by_lane = {issuer.stream: issuer for issuer in issuers if issuer.executes}
+    by_group = {issuer.group: issuer for issuer in issuers}
+    group_of = job.group_of.tolist()
+    tasks = []
+    for op in range(len(job.graph)):
+        task = Task(op, op, 0, group_of[op])
+        task.stream = int(run["stream"][op])
+        task.issuer = by_lane.get(task.stream) or by_group[task.group]
+        task.ready_ns = task.issue_ns = int(run["issue_ns"][op])
+        task.start_ns, task.end_ns = int(run["start_ns"][op]), int(run["end_ns"][op])
+        tasks.append(task)
+    tasks.sort(key=lambda task: (task.start_ns, task.id))
+    return Trace.from_tasks(job, make_flow(job), Policy(), tasks)
+
+
+def _follow(
+    case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration,
+    *, issue_ns: int | None = None, alone: bool = False, looked: bool = False,
+) -> int:  # fmt: skip
+    """Simulate a plan with given durations and the overheads of a calibration; return the makespan.
+
+    Durations that were measured in company have its cost in them already: `alone` says that these have not.
+    With events around every op a GPU has other overheads: `looked` says that the durations come from there.
+    """
+    policy = Redecide(plan, case.make_policy().synchronisation)
+    case = case.simulated()
+    machine = case.machine(calibration, looked=looked)
+    if alone:
+        machine = with_interference(machine, case, calibration)
+    if issue_ns is not None:
+        machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
+    trace = simulate(case.graph(duration_ns), machine, policy, **case.decisions())
+    return trace.makespan_ns + case.frame_ns(calibration)
+
+
+def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
+    """Return how long issuing took the host of a run, each op alike; None where the host also had to wait."""
+    held = any(op.kind in HOLDS_HOST for op in case.ops)
+    if case.policy is not None or held or not max(run["issue_ns"]):
+        return None
+    return int(max(run["issue_ns"]) / len(run["issue_ns"]) + 0.5)
+
+
+def inversions(start_ns: Sequence[int], measured_ns: Sequence[int], gap_ns: float) -> int:
+    """Return how many pairs of ops start in another order than predicted, although far apart there."""
+    predicted, measured = np.asarray(start_ns), np.asarray(measured_ns)
+    later = predicted[None, :] - predicted[:, None] > gap_ns
+    return int((later & (measured[None, :] < measured[:, None])).sum())
+
+
+def points_of(
+    case: Case, plan: Plan | None, predicted: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
+    calibration: Calibration,
+) -> list[Point]:  # fmt: skip
+    """Return one point for each run that counts.
+
+    Parameters
+    ----------
+    case : Case
+    plan : Plan or None
+        The plan that was executed; None when a policy drove.
+    predicted : mapping
+        As `validation.experiments.predict.predict_case` returned it.
+    runs : sequence of mapping
+        As measured.
+    calibration : Calibration
+    """
+    clean = [run for run in runs if run["clean"]]
+    points = []
+    for k, run in enumerate(clean):
+        m = run["makespan_ns"]
+        others = [other["makespan_ns"] for i, other in enumerate(clean) if i != k]
+        followed = plan if plan is not None else rebuild(case, run).plan()
+        lasted = np.subtract(run["end_ns"], run["start_ns"]).tolist()
+
+        def error(ns: float, m: int = m) -> float:
+            return (ns - m) / m
+
+        order = np.argsort(run["start_ns"], kind="stable").tolist()
+        seen = (
+            run.get("probe_error", 0) <= MAX_PROBE
+        )  # else events around ops have changed what they measured
+        points.append(
+            Point(
+                case.name,
+                case.group,
+                case.label,
+                m,
+                predicted["makespan_ns"],
+                error(predicted["makespan_ns"]),
+                error(
+                    _follow(case, followed, lasted, calibration, issue_ns=_host_ns(case, run), looked=True),
+                    run.get("looked_ns") or m,
+                )
+                if seen
+                else nan,
+                error(_follow(case, followed, predicted["duration_ns"], calibration, alone=True)),
+                error(statistics.median(others)) if others else 0.0,
+                {name: error(ns) for name, ns in predicted["naive"].items()},
+                kendall_tau(predicted["order"], order) if seen else nan,
+                inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"])
+                if seen
+                else 0,
+            )
+        )
+    return points

@@ -1,0 +1,1 @@
+"""Real execution on a GPU, through torch."""

@@ -1,0 +1,396 @@
+"""The cuda backend: torch streams and events; torch is imported here, when the backend is made.
+
+::
+
+    gate stream   [ spin ]─start───────────────────────────────────────────wait all─end
+    stream 0              └wait start─ a ──record──────── c ──wait b──...──record──┘
+    stream 1              └wait start───────── b ─record─────────...───────record──┘
+
+The host fills the queues while the gate spins, so that what is measured is what the device does; a case
+that is about the host (`gated` false) has no spin. The spin ends by itself: a plan with more launches than a
+launch queue holds finds the gate open, and says so, instead of waiting for ever. The makespan between the two
+events is the truth. Events around each op come in a second run, which is believed only when it took as long
+as the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from sim.job.job import Job
+from sim.job.transfers import make_flow
+from sim.machine.task import Issuer, Task
+from sim.policy.policy import Policy
+from sim.record.plan import Plan
+from sim.trace import Trace
+from sim.words.errors import InfeasibleError, InputError, MissingExtraError, RunError, StuckError
+from validation.gpu.gpu_probes import elapsed_ns
+from validation.gpu.partitions import partition_streams
+from validation.gpu.torch_device import CYCLES_PER_NS, DeviceState, smi_facts
+from validation.gpu.torch_models import ModelWork
+from validation.gpu.torch_work import TorchWork
+from validation.host.clock import now_ns, quiet_interpreter, run_queue_ns
+from validation.real.driver import Driver
+from validation.real.follow import Follower
+from validation.real.work import Observation
+
+__all__ = ["Cuda"]
+
+_Work = TorchWork | ModelWork
+
+_LAUNCH_NS: Final = 20_000
+"""What the first gate of a plan allows the host for a launch, from Python; later ones know what it took."""
+
+_GATE_NS: Final = 500_000
+"""What a gate spins at least."""
+
+
+class _Ran(NamedTuple):
+    """One execution: between the two events, and what the host spent before the last launch."""
+
+    makespan_ns: int
+    host_ns: int
+    tasks: list[Task]
+
+
+class Cuda:
+    """Executes on the streams of one GPU.
+
+    Parameters
+    ----------
+    torch : module, optional
+        By default torch itself.
+    driver : module, optional
+        ``cuda.bindings.driver``, for partitions of SMs.
+
+    Raises
+    ------
+    MissingExtraError
+        There is no torch.
+    InfeasibleError
+        Torch finds no CUDA device.
+    RunError
+        There is one, and it cannot be used: another process has it, or its memory.
+    """
+
+    name = "cuda"
+
+    def __init__(self, torch: Any = None, driver: Any = None) -> None:
+        if torch is None:
+            try:
+                import torch  # type: ignore[no-redef]
+            except ImportError as error:
+                raise MissingExtraError("executing on a GPU", "torch") from error
+        if not torch.cuda.is_available():
+            raise InfeasibleError("torch finds no CUDA device here")
+        self.torch, self.driver = torch, driver
+        self.state = DeviceState(torch)
+        self.notes: dict[str, str] = {}
+        self._streams: dict[tuple[int, int], list[Any]] = {}
+        self._works: dict[int, tuple[Any, _Work]] = {}
+        self._host_ns: dict[tuple[Any, ...], int] = {}
+        with _told():  # a context is made when something first needs it: here, where it can be told
+            torch.cuda.synchronize()
+
+    # -- what a session asks of a backend ----------------------------------------------------
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what the numbers depend on."""
+        torch = self.torch
+        with _told():
+            self.state.wake()
+            properties = torch.cuda.get_device_properties(0)
+            return {
+                "gpu": torch.cuda.get_device_name(0),
+                "sms": properties.multi_processor_count,
+                "memory_bytes": properties.total_memory,
+                "l2_bytes": getattr(properties, "L2_cache_size", 0),
+                "torch": str(torch.__version__),
+                "cuda": torch.version.cuda,
+                "dtype": "bfloat16",
+                **smi_facts(),
+                **self.notes,
+            }
+
+    def sentinel_ns(self) -> int:
+        """Return how long a fixed product and a fixed copy take now; see `DeviceState`."""
+        with _told():
+            return self.state.sentinel_ns()
+
+    def frame_ns(self, streams: int, n: int) -> list[int]:
+        """Return samples of a makespan in which nothing is executed: what the events around a plan cost."""
+        with _told():
+            self.state.wake()
+            made = [self.torch.cuda.Stream() for _ in range(streams)]
+            samples = []
+            for _ in range(n):
+                self.torch.cuda.synchronize()
+                start, end, gate = self._begin(made, _GATE_NS)
+                self._finish(made, gate, end)
+                samples.append(elapsed_ns(start, end))
+            return samples
+
+    def forget(self) -> None:
+        """Let go of the matrices of the latest graph."""
+        self._works, self._host_ns = {}, {}
+
+    # -- running ------------------------------------------------------------------------------
+
+    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
+        """Execute `plan`: once for the makespan, and once with events around every op.
+
+        Raises
+        ------
+        InputError, UnknownNameError
+            See `validation.real.follow.Follower`; or the job has CPU workers.
+        InfeasibleError
+            The machine's devices stand for partitions of SMs, and there are none here; or the host could not
+            fill the queues before the gate opened.
+        RunError
+            Torch raised something: no memory, say.
+        """
+        with _told():
+            work, streams = self._work(job), self._streams_of(job)
+            self.state.wake()
+            self._capture(job, work, streams, plan)
+            waited = run_queue_ns()
+            truth = self._execute(job, plan, work, streams, gated, timed=False)
+            delayed = _since(waited)
+            wrong = work.wrong()
+            looked = self._execute(job, plan, work, streams, gated, timed=True)
+            wrong = wrong or work.wrong()
+            self.state.busy()
+        trace = Trace.from_tasks(job, make_flow(job), Policy(), looked.tasks)
+        return Observation(
+            dataclasses.replace(trace, policy="plan"),
+            wrong,
+            delayed_ns=0 if gated else delayed,  # behind a gate the device does not see what delays the host
+            truth_ns=truth.makespan_ns,
+            looked_ns=looked.makespan_ns,
+            host_ns=truth.host_ns,
+            probe_error=abs(looked.makespan_ns - truth.makespan_ns) / max(1, truth.makespan_ns),
+        )
+
+    def _execute(
+        self,
+        job: Job,
+        plan: Plan,
+        work: _Work,
+        streams: list[Any],
+        gated: bool,
+        *,
+        timed: bool,
+    ) -> _Ran:
+        """Execute once; a gate that opened before the queues were full is made longer, twice at most."""
+        key = (id(job.graph), plan.digest, timed)
+        for factor in (2, 8, 32):
+            expected = self._host_ns.get(key, _LAUNCH_NS * (work.launches + 4 * len(plan)))
+            spin_ns = _GATE_NS + factor * expected if gated else 0
+            done = self._execute_once(job, plan, work, streams, spin_ns, timed=timed)
+            if done is not None:
+                self._host_ns[key] = done.host_ns
+                return done
+        raise InfeasibleError(
+            f"the gate opened before {work.launches} launches were in the queues: the host was held up, or a "
+            "launch queue holds fewer"
+        )
+
+    def _execute_once(
+        self, job: Job, plan: Plan, work: _Work, streams: list[Any], spin_ns: int, *, timed: bool
+    ) -> _Ran | None:
+        torch = self.torch
+        follower = Follower(job, plan, lambda: 0)
+        number = {task.id: k for k, task in enumerate(follower.tasks)}
+        records = [self._event(timing=False) if needed else None for needed in plan.records.tolist()]
+        around = [(self._event(), self._event()) for _ in follower.tasks] if timed else []
+        work.reset()
+        torch.cuda.synchronize()
+        with quiet_interpreter():
+            start, end, gate = self._begin(streams, spin_ns)
+            zero = now_ns()
+            for k, task in enumerate(follower.tasks):
+                stream = streams[task.stream]
+                with torch.cuda.stream(stream):
+                    for id in follower.waits(task):
+                        stream.wait_event(records[number[id]])
+                    if timed:
+                        around[k][0].record(stream)
+                    work.launch(task.op)
+                    if timed:
+                        around[k][1].record(stream)
+                    if (event := records[k]) is not None:
+                        event.record(stream)
+                task.issue_ns = now_ns() - zero
+            host_ns = now_ns() - zero
+            too_early = bool(spin_ns) and start.query()
+            self._finish(streams, gate, end)
+        if too_early:
+            return None
+        for k, task in enumerate(follower.tasks):
+            if spin_ns:
+                task.issue_ns = 0
+            if timed:
+                task.start_ns = elapsed_ns(start, around[k][0])
+                task.end_ns = elapsed_ns(start, around[k][1])
+        tasks = sorted(follower.tasks, key=lambda task: (task.start_ns, task.id))
+        return _Ran(elapsed_ns(start, end), host_ns, tasks)
+
+    def drive(self, job: Job, policy: Policy) -> Observation:
+        """Let `policy` decide: the host launches what it says and asks the events what has ended.
+
+        An op starts when it is launched and what is before it on its stream has ended: an event before it, on
+        an idle stream, would be recorded while the host is still launching.
+
+        Raises
+        ------
+        InputError
+            See `validation.real.driver.Driver`; or the job has CPU workers.
+        StuckError
+            Nothing was issued any more while tasks remained.
+        RunError
+            Torch raised something: no memory, say.
+        """
+        with _told():
+            work, streams = self._work(job), self._streams_of(job)
+            self.state.wake()
+            for op, stream in enumerate(job.stream_of.tolist()):
+                work.capture(op, streams[stream])
+            return self._drive(job, policy, work, streams)
+
+    def _drive(self, job: Job, policy: Policy, work: _Work, streams: list[Any]) -> Observation:
+        torch = self.torch
+        work.reset()
+        torch.cuda.synchronize()
+        zero = [now_ns()]
+        driver = Driver(job, policy, lambda: now_ns() - zero[0])
+        ended: dict[int, Any] = {}
+        flying: list[deque[tuple[Task, Any]]] = [deque() for _ in streams]
+        done: list[tuple[Task, Any]] = []
+        todo: list[tuple[Issuer, Task]] = []
+        driver.prepare()
+        waited = run_queue_ns()
+        with quiet_interpreter():
+            start, end, gate = self._begin(streams, 0)
+            zero[0] = now_ns()
+            todo += driver.begin()
+            while len(done) < driver.total:
+                while todo:
+                    _, task = todo.pop(0)
+                    stream, over = streams[task.stream], self._event()
+                    with torch.cuda.stream(stream):
+                        for id in driver.waits(task):
+                            if id in ended:
+                                stream.wait_event(ended[id])
+                        work.launch(task.op)
+                        over.record(stream)
+                    task.issue_ns = now_ns() - zero[0]
+                    ended[task.id] = over
+                    flying[task.stream].append((task, over))
+                    todo += driver.issued(task)
+                if not any(flying):
+                    raise StuckError(f"the run is stuck: {driver.total - len(done)} tasks were never issued")
+                for line in flying:  # the first of a stream ends first
+                    if line and line[0][1].query():
+                        done.append(line.popleft())
+                        todo += driver.completed(done[-1][0])
+            host_ns = now_ns() - zero[0]
+            self._finish(streams, gate, end)
+        delayed = _since(waited)
+        free_ns = [0] * len(streams)
+        for task, over in done:  # those of a stream in order
+            task.end_ns = elapsed_ns(start, over)
+            task.start_ns = min(max(task.issue_ns, free_ns[task.stream]), task.end_ns)
+            free_ns[task.stream] = task.end_ns
+        tasks = sorted((task for task, _ in done), key=lambda task: (task.start_ns, task.id))
+        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
+        wrong = work.wrong()
+        self.state.busy()
+        return Observation(
+            dataclasses.replace(trace, policy=type(policy).__name__),
+            wrong,
+            delayed_ns=delayed,
+            truth_ns=elapsed_ns(start, end),
+            host_ns=host_ns,
+        )
+
+    # -- parts of a run -----------------------------------------------------------------------
+
+    def _event(self, *, timing: bool = True) -> Any:
+        return self.torch.cuda.Event(enable_timing=timing)
+
+    def _begin(self, streams: Sequence[Any], spin_ns: int) -> tuple[Any, Any, Any]:
+        """Let all streams wait for the start event behind the gate; return start, end, gate stream."""
+        torch = self.torch
+        start, end = self._event(), self._event()
+        gate = torch.cuda.current_stream()
+        if spin_ns:
+            torch.cuda._sleep(CYCLES_PER_NS * spin_ns)
+        start.record(gate)
+        for stream in streams:
+            stream.wait_event(start)
+        return start, end, gate
+
+    def _finish(self, streams: Sequence[Any], gate: Any, end: Any) -> None:
+        """Record the end when all streams are done, and wait for it."""
+        for stream in streams:
+            over = self._event(timing=False)
+            over.record(stream)
+            gate.wait_event(over)
+        end.record(gate)
+        self.torch.cuda.synchronize()
+
+    def _work(self, job: Job) -> _Work:
+        """Return the matrices of a graph, made once."""
+        if job.iterations != 1:
+            raise InputError("the cuda backend runs one iteration at a time")
+        if any(device.workers for device in job.machine.devices):
+            raise InputError("the cuda backend has streams, not CPU workers")
+        key = id(job.graph)
+        if key not in self._works:
+            self.forget()  # one graph at a time: memory
+            whole = job.graph.kind(0).startswith(("gpt-", "resnet-"))
+            made: Any = ModelWork if whole else TorchWork
+            self._works = {key: (job.graph, made(self.torch, job.graph))}
+        return self._works[key][1]
+
+    def _streams_of(self, job: Job) -> list[Any]:
+        """Return one stream for each of the machine's, made once; several devices are partitions of SMs."""
+        devices = job.machine.devices
+        shape = (len(devices), sum(device.streams for device in devices))
+        if shape not in self._streams:
+            if len(devices) == 1:
+                self._streams[shape] = [self.torch.cuda.Stream() for _ in range(shape[1])]
+            elif shape[0] != shape[1]:
+                raise InputError("partitions of SMs have one stream each")
+            else:
+                handles, _ = partition_streams(len(devices), driver=self.driver)
+                self._streams[shape] = [self.torch.cuda.ExternalStream(handle) for handle in handles]
+        return self._streams[shape]
+
+    def _capture(self, job: Job, work: _Work, streams: list[Any], plan: Plan) -> None:
+        number = {job.machine.stream_name(s): s for s in range(job.machine.first_stream[-1])}
+        for task in plan:
+            if task.stream in number:
+                work.capture(job.graph.index(task.op), streams[number[task.stream]])
+        if work.not_captured:
+            self.notes["not captured as CUDA graphs"] = work.not_captured
+
+
+def _since(waited_ns: int | None) -> int:
+    """Return how long this thread has been kept from running since `run_queue_ns` said `waited_ns`."""
+    now = run_queue_ns()
+    return 0 if waited_ns is None or now is None else now - waited_ns
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn torch's errors into ours, so that a case is lost and not an experiment."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's are: no memory, a launch that failed, a library that did
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"torch: {said}") from error

@@ -1,0 +1,316 @@
+"""What a CUDA device costs beside kernels: its launch queue, its copies, its allocator, its events.
+
+Every probe runs something small and returns what single samples took; none interprets. Where the device alone
+is asked, a spin gates the stream, so that the host is far ahead when the clock starts::
+
+    stream   [ spin ]─start─ what is measured ─end─        host: launch, launch, launch ......... wait
+
+Needs torch and numpy; `torch` is an argument, because tests pass another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sim.words.errors import RunError
+from validation.gpu.torch_memory import idle_streams
+from validation.host.clock import now_ns, quiet_interpreter
+
+__all__ = [
+    "Depth",
+    "allocated",
+    "allocation_ns",
+    "copy_ns",
+    "duplex_ns",
+    "event_hop_ns",
+    "kernel_ns",
+    "queue_depth",
+]  # fmt: skip
+
+GATE_CYCLES: Final = 400_000
+"""Some 200 us: longer than the few launches behind it take."""
+
+_QUEUE_GATE_CYCLES: Final = 200_000_000
+"""Some 100 ms: longer than `most` launches take, so that the queue fills first if it can be filled."""
+
+_BLOCKED_NS: Final = 1_000_000
+"""A launch that takes so long, and ends when the gate opens, has waited for a place in the queue."""
+
+
+class Depth(NamedTuple):
+    """How many launches fit in the queue.
+
+    Attributes
+    ----------
+    launches : int
+        Behind the spin and an event, before the host was held up.
+    held_up : bool
+        False: it never was, and `launches` is only a lower bound.
+    """
+
+    launches: int
+    held_up: bool
+
+
+def timed_ns(torch: Any, launch: Callable[[], Any], *, gate_cycles: int = GATE_CYCLES) -> int:
+    """Return how long the current stream is busy with what `launch` puts on it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if gate_cycles:
+        torch.cuda._sleep(gate_cycles)
+    start.record()
+    launch()
+    end.record()
+    torch.cuda.synchronize()
+    return elapsed_ns(start, end)
+
+
+def elapsed_ns(start: Any, end: Any) -> int:
+    """Return the time between two events, which torch tells in ms."""
+    return int(np.floor(start.elapsed_time(end) * 1e6 + 0.5))
+
+
+def queue_depth(torch: Any, most: int = 4096) -> Depth:
+    """Launch behind a spin until the host is held up, at most `most` times.
+
+    Raises
+    ------
+    RunError
+        The spin ended before either happened.
+    """
+    torch.cuda.synchronize()
+    opened = torch.cuda.Event()
+    with quiet_interpreter():
+        torch.cuda._sleep(_QUEUE_GATE_CYCLES)
+        opened.record()
+        for launched in range(most):
+            begin = now_ns()
+            torch.cuda._sleep(1)
+            took_ns = now_ns() - begin
+            if opened.query():
+                torch.cuda.synchronize()
+                if took_ns < _BLOCKED_NS:
+                    raise RunError(f"the spin ended after {launched} launches, and the queue was not full")
+                return Depth(launched, True)
+    torch.cuda.synchronize()
+    return Depth(most, False)
+
+
+def buffers(torch: Any, direction: str, nbytes: int, *, pinned: bool) -> tuple[Any, Any]:
+    """Return source and target of a copy: random bytes, and where they go.
+
+    Parameters
+    ----------
+    direction : str
+        ``"h2d"``, ``"d2h"`` or ``"d2d"``.
+    """
+    source, target = (end == "d" for end in (direction[0], direction[2]))
+    made = []
+    for on_device, random in ((source, True), (target, False)):
+        place = {"device": "cuda"} if on_device else {"pin_memory": pinned}
+        buffer = torch.empty(nbytes, dtype=torch.uint8, **place)
+        made.append(buffer.random_() if random else buffer.fill_(0))  # touched: its pages exist
+    return made[0], made[1]
+
+
+def copy_ns(torch: Any, direction: str, nbytes: int, n: int, *, pinned: bool = True) -> list[int]:
+    """Return samples of how long a copy takes, between events; two more come first and are left out.
+
+    A copy of pageable memory passes through the driver's own pinned buffers and holds the host up, so nothing
+    gates it.
+    """
+    source, target = buffers(torch, direction, nbytes, pinned=pinned)
+    gate = GATE_CYCLES if pinned or direction == "d2d" else 0
+    samples = [
+        timed_ns(torch, lambda: target.copy_(source, non_blocking=True), gate_cycles=gate)
+        for _ in range(n + 2)
+    ]
+    return samples[2:]
+
+
+def duplex_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[int]]:
+    """Return samples of pinned copies to the device, from it, and of both at once on two streams."""
+    pairs = [buffers(torch, direction, nbytes, pinned=True) for direction in ("h2d", "d2h")]
+    streams = [torch.cuda.Stream() for _ in pairs]
+
+    def launch(chosen: Sequence[int]) -> None:
+        gate = torch.cuda.current_stream()
+        begun = torch.cuda.Event()
+        begun.record(gate)
+        for k in chosen:
+            streams[k].wait_event(begun)
+            with torch.cuda.stream(streams[k]):
+                pairs[k][1].copy_(pairs[k][0], non_blocking=True)
+            over = torch.cuda.Event()
+            over.record(streams[k])
+            gate.wait_event(over)
+
+    samples: dict[str, list[int]] = {"h2d": [], "d2h": [], "both": []}
+    for k in range(n + 2):
+        for name, chosen in (("h2d", [0]), ("d2h", [1]), ("both", [0, 1])):
+            ns = timed_ns(torch, lambda chosen=chosen: launch(chosen))  # type: ignore[misc]
+            if k >= 2:
+                samples[name].append(ns)
+    return samples
+
+
+def allocation_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[int]]:
+    """Return samples of the host's time for an allocation from the device, for one from the cache, and for
+    giving the segment back to the device.
+    """  # fmt: skip
+    [stream] = idle_streams(torch, 1)
+    samples: dict[str, list[int]] = {"fresh": [], "reuse": [], "release": []}
+
+    def take(name: str) -> None:
+        begin = now_ns()
+        with torch.cuda.stream(stream):
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        samples[name].append(now_ns() - begin)
+        del block
+
+    with quiet_interpreter():
+        for _ in range(n + 1):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            take("fresh")
+            take("reuse")
+            begin = now_ns()
+            torch.cuda.empty_cache()
+            samples["release"].append(now_ns() - begin)
+    return {name: values[1:] for name, values in samples.items()}
+
+
+def allocated(torch: Any, requests: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return (bytes asked for, bytes allocated, bytes reserved for it), each on an empty cache."""
+    rows = []
+    [stream] = idle_streams(torch, 1)
+    for nbytes in requests:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        with torch.cuda.stream(stream):
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        after = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        del block
+        rows.append((nbytes, after[0] - before[0], after[1] - before[1]))
+    return rows
+
+
+def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> list[int]:
+    """Return samples of how long a kernel takes in a context.
+
+    Parameters
+    ----------
+    torch : module
+    launch : callable
+        Launches it on the current stream.
+    context : str
+        ``"warm"``: after itself. ``"cold"``: after a write over twice the L2 cache, which leaves nothing of
+        its inputs there. ``"neighbours busy"``: beside products that keep another stream busy all the while.
+    n : int
+
+    Raises
+    ------
+    RunError
+        The neighbours were not busy all the while.
+    """
+    flush = _flush(torch) if context == "cold" else None
+    busy = _Neighbours(torch) if context == "neighbours busy" else None
+    samples: list[int] = []
+    for _ in range(n + 2):
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(2 * GATE_CYCLES)
+        if context == "warm":
+            launch()
+        if flush is not None:
+            flush.fill_(len(samples))
+        if busy is not None:
+            busy.begin(torch.cuda.current_stream())
+            torch.cuda._sleep(GATE_CYCLES // 4)  # until they are there
+        start.record()
+        launch()
+        end.record()
+        torch.cuda.synchronize()
+        if busy is not None:
+            busy.check(start, end)
+        samples.append(elapsed_ns(start, end))
+    return samples[2:]
+
+
+def _flush(torch: Any) -> Any:
+    properties = torch.cuda.get_device_properties(0)
+    nbytes = 2 * getattr(properties, "L2_cache_size", 64 << 20)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+class _Neighbours:
+    """Products on another stream."""
+
+    _PRODUCTS: Final = 24
+
+    def __init__(self, torch: Any) -> None:
+        self.torch, self.stream = torch, torch.cuda.Stream()
+        self.a, self.b, self.out = (
+            torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+        )
+        self.first, self.last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def begin(self, gate: Any) -> None:
+        """Be busy from what `gate` has reached on."""
+        opened = self.torch.cuda.Event()
+        opened.record(gate)
+        self.stream.wait_event(opened)
+        with self.torch.cuda.stream(self.stream):
+            self.first.record(self.stream)
+            for _ in range(self._PRODUCTS):
+                self.torch.mm(self.a, self.b, out=self.out)
+            self.last.record(self.stream)
+
+    def check(self, start: Any, end: Any) -> None:
+        """Raise unless they were busy from `start` to `end`."""
+        if self.first.elapsed_time(start) < 0 or end.elapsed_time(self.last) < 0:
+            raise RunError("the neighbours were not busy while the kernel ran")
+
+
+def event_hop_ns(torch: Any, n: int, length: int = 40) -> dict[str, list[float]]:
+    """Return what an event recorded and waited for adds to a kernel, within a stream and across two.
+
+    From makespans alone, without events that measure: a chain with the hops less the same chain without, per
+    hop. Waiting within a stream, which orders nothing new, is what a careless program does.
+    """
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def chain(lanes: Sequence[int], *, hops: bool) -> Callable[[], None]:
+        def launch() -> None:
+            gate = torch.cuda.current_stream()
+            reached = torch.cuda.Event()
+            reached.record(gate)
+            for stream in {lanes[0]: 0, lanes[1]: 0}:
+                streams[stream].wait_event(reached)
+            for k in range(length):
+                stream = streams[lanes[k % 2]]
+                if hops and k:
+                    stream.wait_event(reached)
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(20_000)
+                if hops or k == length - 1:
+                    reached = torch.cuda.Event()
+                    reached.record(stream)
+            gate.wait_event(reached)
+
+        return launch
+
+    samples: dict[str, list[float]] = {"within": [], "across": []}
+    for k in range(n + 1):
+        plain, within, across = (
+            timed_ns(torch, chain(lanes, hops=hops), gate_cycles=10 * GATE_CYCLES)
+            for lanes, hops in (((0, 0), False), ((0, 0), True), ((0, 1), True))
+        )
+        if k:
+            samples["within"].append((within - plain) / (length - 1))
+            samples["across"].append((across - plain) / (length - 1))
+    return samples

@@ -1,0 +1,114 @@
+"""The state of a GPU: awake or not, how fast now, and what it says of itself.
+
+An idle GPU lowers its clocks within a second (an H200 from 1980 to 345 MHz) and takes milliseconds of work to
+raise them again, and this session idles whenever the simulator thinks. So nothing is timed before the device
+is awake, which it is when a fixed product takes as long twice in a row::
+
+    idle ─► [ spin 5 ms ]─ product ─[ spin 5 ms ]─ product ─ ... ─ alike ─► what is to be measured
+
+The spin is one thread: it raises the clocks without heating the chip, which would lower them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+from typing import Any, Final
+
+from validation.gpu.gpu_probes import elapsed_ns
+from validation.host.clock import now_ns
+
+__all__ = ["CYCLES_PER_NS", "DeviceState", "smi_facts"]
+
+CYCLES_PER_NS: Final = 2
+"""Of `torch.cuda._sleep`, which counts an SM's clocks: at most 1.98 on an H200. Slower clocks spin longer."""
+
+_GATE_NS: Final = 200_000
+"""Spun before a product is timed: longer than the few launches behind it take."""
+
+_IDLE_NS: Final = 300_000_000
+"""After so long without work the device may sleep."""
+
+_ALIKE: Final = 0.01
+"""How far two products in a row may be apart once the device is awake."""
+
+_ROUNDS: Final = 100
+"""How often waking is tried: half a second; what is measured then has its sentinels."""
+
+_SMI: Final = (
+    "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "temperature.gpu", "power.draw",
+    "power.limit",
+)  # fmt: skip
+
+
+class DeviceState:
+    """Wakes a device, and tells how fast it is.
+
+    Parameters
+    ----------
+    torch : module
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self._matrices: tuple[Any, ...] | None = None
+        self._busy_ns = -_IDLE_NS
+
+    def busy(self) -> None:
+        """Note that the device works now."""
+        self._busy_ns = now_ns()
+
+    def product_ns(self) -> int:
+        """Return how long a fixed product and a fixed copy take: 4096 x 4096, bfloat16, random data."""
+        torch = self.torch
+        if self._matrices is None:
+            self._matrices = tuple(
+                torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+            )
+        a, b, out = self._matrices
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(CYCLES_PER_NS * _GATE_NS)
+        start.record()
+        torch.mm(a, b, out=out)
+        out.copy_(a, non_blocking=True)
+        end.record()
+        torch.cuda.synchronize()
+        return elapsed_ns(start, end)
+
+    def wake(self) -> None:
+        """Keep the device busy until its clocks are up; return at once when it has just worked."""
+        if now_ns() - self._busy_ns < _IDLE_NS:
+            return
+        last = 0
+        for _ in range(_ROUNDS):
+            self.torch.cuda._sleep(CYCLES_PER_NS * 5_000_000)
+            ns = self.product_ns()
+            if abs(ns - last) <= _ALIKE * ns:
+                break
+            last = ns
+        self.busy()
+
+    def sentinel_ns(self) -> int:
+        """Return the median of fifteen products, awake: some ten milliseconds."""
+        self.wake()
+        median = statistics.median(self.product_ns() for _ in range(15))
+        self.busy()
+        return int(median)
+
+
+def smi_facts() -> dict[str, str]:
+    """Return what ``nvidia-smi`` says of the first GPU: driver, clocks, temperature, power.
+
+    For the provenance of a measurement; where the tool is missing or does not answer, that is what is noted.
+    """
+    query = [
+        "nvidia-smi", "--id=0", f"--query-gpu={','.join(_SMI)}", "--format=csv,noheader",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"clocks": f"nvidia-smi does not say: {type(error).__name__}"}
+    values = (
+        [value.strip() for value in done.stdout.strip().splitlines()[0].split(",")] if done.stdout else []
+    )
+    return dict(zip(_SMI, values, strict=False))

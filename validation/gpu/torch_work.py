@@ -1,0 +1,227 @@
+"""Torch kernels of one graph with their matrices, on whatever stream is current.
+
+Everything is allocated before a run, so that no run waits for an allocator. Results are filled with NaN
+before each run: a consumer that does not wait for its producer computes NaN, which a serial run never does.
+
+An op of several kernels is captured as one CUDA graph on the stream that it will run on::
+
+    host      one launch an op, however many kernels: what issuing costs does not depend on `repeat`
+    queue     one place an op: the longest plan stays far below the launch queue's depth
+    context   kernels captured on a stream of a green context keep its SMs (partitions)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.graph.graph import Graph
+from sim.words.errors import InputError
+from validation.real.measured_kernels import HOLDS_HOST, TIMED_KINDS, Kernel, kernels_of
+from validation.real.work import producers_of
+
+__all__ = ["TOLERANCE", "TorchWork"]
+
+TOLERANCE = 0.05
+"""Of results in bfloat16, relative to their norm: libraries may choose another kernel on another stream."""
+
+
+class TorchWork:
+    """Kernels of one graph.
+
+    Parameters
+    ----------
+    torch : module
+        Torch itself, or what stands for it in tests.
+    graph : Graph
+        Ops as `validation.real.measured_kernels` describes them.
+    seed : int
+        Of the data: random, never zeros, which save power and so run faster.
+    dtype : str
+        Torch's name of the data type of all matrices.
+
+    Raises
+    ------
+    InputError
+        A kind that torch does not do here.
+    """
+
+    def __init__(self, torch: Any, graph: Graph, seed: int = 0, dtype: str = "bfloat16") -> None:
+        self.torch, self.dtype = torch, getattr(torch, dtype)
+        self.names = graph.op_names
+        self.kernels = kernels_of(graph)
+        for name, kernel in zip(self.names, self.kernels, strict=True):
+            if kernel.kind == "sleep":
+                raise InputError(f"op {name!r}: a GPU does not sleep; use the kind spin, in clock cycles")
+        self.producers = producers_of(graph)
+        self.order = graph.topological_order.tolist()
+        torch.manual_seed(seed)
+        sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
+        self.constants = {n: (self._random(n), self._random(n)) for n in sizes}
+        moved = sorted({(k.kind, k.size) for k in self.kernels if k.kind.startswith("h2d")})
+        self.sources = {(kind, n): self._on_host(n, kind) for kind, n in moved}
+        for (_, n), source in self.sources.items():
+            source.copy_(self.constants[n][0])
+        self.results = [
+            self._on_host(k.size, k.kind) if k.kind.startswith("d2h") else self._empty(k.size)
+            for k in self.kernels
+        ]
+        self.scratch = [self._empty(kernel.size) for kernel in self.kernels]
+        self.graphs: dict[int, Any] = {}
+        self.pools: dict[int, Any] = {}
+        self.not_captured = ""
+        self.serial: list[Any] | None = None
+
+    def _random(self, n: int) -> Any:
+        return self.torch.randn(n, n, device="cuda", dtype=self.dtype) * n**-0.5
+
+    def _empty(self, n: int) -> Any:
+        return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.dtype)
+
+    def _on_host(self, n: int, kind: str) -> Any:
+        """Return a matrix in host memory: pageable, or page-locked as copies that overlap need it."""
+        pinned = kind not in HOLDS_HOST
+        return self.torch.full((n, n), float("nan"), dtype=self.dtype, pin_memory=pinned)
+
+    def reset(self) -> None:
+        """Fill all results with NaN."""
+        for result in self.results:
+            result.fill_(float("nan"))
+
+    def capture(self, op: int, stream: Any) -> None:
+        """Capture an op of several kernels as a CUDA graph on the stream it will run on.
+
+        The kernels run once on that stream before: modules are loaded lazily and libraries make their
+        workspaces, a handle and stream each, when they are first used, and neither may happen in a capture.
+        What cannot be captured (a driver may refuse the streams of its green contexts) is launched kernel by
+        kernel, all ops of the graph alike, and `not_captured` says why.
+        """
+        if op in self.graphs or _kernels(self.kernels[op]) == 1 or self.not_captured:
+            return
+        with self.torch.cuda.stream(stream):
+            self.compute(op)
+        self.torch.cuda.synchronize()
+        graph = self.torch.cuda.CUDAGraph()
+        # Ops of a stream run one after another and leave nothing in the pool, so they can share one. Not the
+        # context manager `torch.cuda.graph`: it empties the allocator's cache, some ms for each of 128 ops.
+        pool = self.pools.setdefault(stream.cuda_stream, self.torch.cuda.graph_pool_handle())
+        with self.torch.cuda.stream(stream):
+            try:
+                graph.capture_begin(pool=pool)
+                try:
+                    self.compute(op)
+                finally:
+                    graph.capture_end()
+            except RuntimeError as error:
+                self.not_captured = str(error).partition("\n")[0] or type(error).__name__
+                self.graphs = {}
+                return
+        self.graphs[op] = graph
+
+    def launch(self, op: int) -> None:
+        """Launch one op on the current stream."""
+        graph = self.graphs.get(op)
+        if graph is not None:
+            graph.replay()
+        else:
+            self.compute(op)
+
+    def compute(self, op: int) -> None:
+        """Launch the kernels of one op, from what its producers have left."""
+        kernel = self.kernels[op]
+        if kernel.kind in TIMED_KINDS:
+            self.torch.cuda._sleep(kernel.amount)
+            return
+        if kernel.kind.startswith("h2d"):
+            source = self.sources[kernel.kind, kernel.size]
+            self.results[op].copy_(source, non_blocking=kernel.kind not in HOLDS_HOST)
+            return
+        given = [
+            self.results[p]
+            for p in self.producers[op]
+            if self.kernels[p].size == kernel.size and not self.kernels[p].kind.startswith("d2h")
+        ]
+        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
+        _compute(self.torch, kernel, x, y, self.results[op], self.scratch[op])
+
+    @property
+    def launches(self) -> int:
+        """About how many launches one run is."""
+        return sum(1 if op in self.graphs else _kernels(kernel) for op, kernel in enumerate(self.kernels))
+
+    def wrong(self) -> list[str]:
+        """Return the ops whose result differs from that of a serial execution.
+
+        Compared on the device: norms of what copies have left in host memory take a CPU half a minute.
+        """
+        self.torch.cuda.synchronize()
+        left = self._on_device()
+        if self.serial is None:
+            for op in self.order:
+                self.compute(op)
+                self.torch.cuda.synchronize()
+            self.serial = self._on_device()
+        return [
+            name
+            for name, kernel, mine, right in zip(self.names, self.kernels, left, self.serial, strict=True)
+            if kernel.size and not _norm(mine - right) <= TOLERANCE * _norm(right)
+        ]
+
+    def _on_device(self) -> list[Any]:
+        """Return copies of all results in device memory."""
+        copies = []
+        for result in self.results:
+            copies.append(self.torch.empty_like(result, device="cuda"))
+            copies[-1].copy_(result)
+        return copies
+
+
+def _kernels(kernel: Kernel) -> int:
+    """Return about how many kernels an op launches; a copy from or to a host is one, and never captured."""
+    if kernel.kind in TIMED_KINDS or kernel.kind.startswith(("h2d", "d2h")):
+        return 1
+    return {"softmax": 2, "attention": 4, "block": 10}.get(kernel.kind, 1) * kernel.repeat
+
+
+def _norm(matrix: Any) -> float:
+    return float(matrix.float().norm().item())
+
+
+def _compute(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
+    if kernel.kind == "matmul":
+        there, other = (out, scratch) if kernel.repeat % 2 else (scratch, out)
+        torch.mm(x, y, out=there)
+        for _ in range(kernel.repeat - 1):
+            torch.mm(there, y, out=other)
+            there, other = other, there
+    elif kernel.kind == "elementwise":
+        source = x
+        for _ in range(kernel.repeat):
+            torch.lerp(source, y, 0.5, out=out)
+            source = out
+    elif kernel.kind in ("copy", "d2h", "d2h-pageable"):
+        for _ in range(kernel.repeat):
+            out.copy_(x, non_blocking=kernel.kind not in HOLDS_HOST)
+    elif kernel.kind == "softmax":
+        for _ in range(kernel.repeat):
+            out.copy_(torch.softmax(x, 1), non_blocking=True)
+    elif kernel.kind == "attention":
+        for _ in range(kernel.repeat):
+            _attend(torch, kernel, x, y, out, scratch)
+    else:
+        for _ in range(kernel.repeat):
+            _block(torch, kernel, x, y, out, scratch)
+
+
+def _attend(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
+    torch.mm(x, y.t(), out=scratch)
+    torch.mul(scratch, kernel.size**-0.5, out=scratch)
+    torch.mm(torch.softmax(scratch, 1), y, out=out)
+
+
+def _block(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
+    """Attention and a two-layer network with residual sums: the products and the traffic of a block."""
+    _attend(torch, kernel, x, y, out, scratch)
+    torch.lerp(out, x, 0.5, out=out)
+    torch.mm(out, y, out=scratch)
+    torch.mm(torch.relu(scratch), y.t(), out=scratch)
+    torch.lerp(out, scratch, 0.5, out=out)

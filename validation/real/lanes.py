@@ -1,0 +1,343 @@
+"""A machine made of threads: one a host, one a worker, one a stream.
+
+::
+
+    Brain ──assignment──► host thread ──issue, push──► stream thread ──wait events, run──► Event.record
+      ▲                        │                            │
+      └────── issued ──────────┘        completed ──────────┤
+      ▲                                                     │
+      └─────────────────────────────────────────────────────┘
+    A CPU worker is a host and its own stream in one thread: it runs what it is assigned.
+
+What a kernel is, is the `Work`'s business: a sleep (`validation.real.timer`) or numpy
+(`validation.real.threads`). All threads stand ready before the clock starts. Nobody spins, and every waiter
+has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from sim.job.job import Job
+from sim.job.transfers import make_flow
+from sim.machine.task import Issuer, Task
+from sim.policy.policy import Policy
+from sim.record.record import Wait
+from sim.trace import Trace
+from sim.words.errors import StuckError
+from validation.host.clock import (
+    Heart,
+    now_ns,
+    prefer_this_thread,
+    quiet_interpreter,
+    run_queue_ns,
+    stolen_ns,
+)
+from validation.real.driver import Assignments, Brain
+from validation.real.thread_events import Event
+from validation.real.work import Observation, Work
+
+__all__ = ["run_on_threads"]
+
+_Launch = tuple[Task, list[threading.Lock]]
+
+
+class _Seat:
+    """Where an issuer's thread sits: what it shall take next, and a lock that wakes it."""
+
+    __slots__ = ("task", "wake")
+
+    def __init__(self) -> None:
+        self.task: Task | None = None
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class _Run:
+    """One run; `run_on_threads` is the way in."""
+
+    def __init__(
+        self,
+        job: Job,
+        work: Work,
+        make_brain: Callable[[Callable[[], int]], Brain],
+        *,
+        pinned: bool,
+    ) -> None:
+        machine = job.machine
+        self.job, self.work, self.pinned = job, work, pinned
+        self.zero_ns = 0
+        self.brain = make_brain(self.now)
+        self.guard = threading.Lock()  # the brain thinks for one thread at a time
+        self.issuers = machine.issuers()
+        self.seats = [_Seat() for _ in self.issuers]
+        self.executed: list[bool] = (~job.launched).tolist()
+        self.device_of = job.device_of.tolist()
+        self.queues: dict[int, SimpleQueue[_Launch | None]] = {
+            first + lane: SimpleQueue()
+            for first, device in zip(machine.first_stream, machine.devices, strict=False)
+            for lane in range(0 if device.workers else device.streams)
+        }
+        self.slots = [
+            None if device.queue_depth is None else threading.Semaphore(device.queue_depth)
+            for device in machine.devices
+        ]
+        self.events = [Event() for _ in range(self.brain.total)]
+        self.done: list[Task] = []
+        self.active = 0
+        self.failure: BaseException | None = None
+        self.over = threading.Lock()
+        self.over.acquire()
+        self.is_over = False
+        self.delays: list[int | None] = []
+        self.pulses: dict[int, tuple[int, int]] = {}
+        self.priority = "normal"
+
+    def now(self) -> int:
+        """Return ns since the beginning of the run."""
+        return now_ns() - self.zero_ns
+
+    def run(self, timeout_s: float) -> list[Task]:
+        ready = threading.Barrier(1 + len(self.issuers) + len(self.queues))
+        bodies: list[tuple[int, Callable[..., None], Any]] = [
+            (k, self._sit, issuer) for k, issuer in enumerate(self.issuers)
+        ]
+        bodies += [(k, self._stream, stream) for k, stream in enumerate(self.queues)]
+        threads = [
+            threading.Thread(target=self._thread, args=(ready, number, *body), daemon=True)
+            for number, body in enumerate(bodies)
+        ]
+        threads.append(threading.Thread(target=self._open, args=(ready,), daemon=True))
+        with quiet_interpreter():
+            for thread in threads:
+                thread.start()
+            try:
+                in_time = self.over.acquire(timeout=timeout_s)
+            finally:
+                self._stop()
+                for thread in threads:
+                    thread.join(timeout=10)
+        if self.failure is not None:
+            raise self.failure
+        if not in_time:
+            raise StuckError(f"the real run did not end within {timeout_s:g} s: {self._remaining()}")
+        return self.done
+
+    def _open(self, ready: threading.Barrier) -> None:
+        """Start the clock and hand out what can begin.
+
+        On a thread with the priority of those it wakes: a lesser one loses its core to the first of them,
+        and wakes the second when that is done, a hundred milliseconds later.
+        """
+        prefer_this_thread()
+        ready.wait()
+        try:
+            self.brain.prepare()
+            self.zero_ns = now_ns()
+            with self.guard:
+                assigned = self.brain.begin()
+                self.active += len(assigned)
+            self._hand_out(assigned, None)
+            self._notice_stuck()
+        except BaseException as error:  # reported by the thread that waits for the run
+            with self.guard:
+                self.failure = self.failure or error
+            self._end()
+
+    def _remaining(self) -> str:
+        over = {task.id for task in self.done}
+        n = len(self.job.graph)
+        names = [self.job.graph.op_names[i % n] for i in range(self.brain.total) if i not in over]
+        return f"{len(names)} tasks remain, among them {', '.join(names[:5])}"
+
+    def _stop(self) -> None:
+        """Let every thread see that it is over."""
+        with self.guard:
+            if not self.is_over:
+                self.is_over = True
+                self.over.release()
+        for queue in self.queues.values():
+            queue.put(None)
+        for seat in self.seats:
+            if seat.wake.locked():
+                seat.wake.release()
+        for event in self.events:
+            event.record()
+        for slot in self.slots:
+            if slot is not None:
+                slot.release(len(self.issuers))
+
+    # -- threads -----------------------------------------------------------------------------
+
+    def _thread(
+        self, ready: threading.Barrier, number: int, core: int, body: Callable[..., None], what: object
+    ) -> None:
+        self.priority = prefer_this_thread(core if self.pinned else None)
+        pulse_ns = self.work.pulse_ns(number)
+        before = run_queue_ns()
+        ready.wait()
+        try:
+            body(what)
+        except BaseException as error:  # reported by the thread that waits for the run
+            with self.guard:
+                self.failure = self.failure or error
+            self._end()
+        after = run_queue_ns()
+        self.delays.append(None if before is None or after is None else after - before)
+        pulse_after_ns = self.work.pulse_ns(number)
+        if pulse_ns is not None and pulse_after_ns is not None:
+            self.pulses[number] = (pulse_ns, pulse_after_ns)
+
+    def _sit(self, issuer: Issuer) -> None:
+        """Issue, or execute, what is assigned to `issuer`, until the run is over."""
+        seat = self.seats[issuer.index]
+        while True:
+            seat.wake.acquire()
+            task, seat.task = seat.task, None
+            while task is not None and not self.is_over:
+                if self.executed[task.op]:
+                    task.issue_ns = self.now()
+                    self._execute(task, self._waiters(task))
+                    task = self._completed(task, issuer)
+                else:
+                    task = self._launch(task, issuer)
+            if self.is_over:
+                return
+
+    def _stream(self, stream: int) -> None:
+        """Execute what is put on `stream`, in order."""
+        queue = self.queues[stream]
+        while (item := queue.get()) is not None and not self.is_over:
+            self._execute(*item)
+            slot = self.slots[self.device_of[item[0].op]]
+            if slot is not None:
+                slot.release()
+            self._completed(item[0], None)
+
+    # -- what threads do with a task -----------------------------------------------------------
+
+    def _launch(self, task: Task, issuer: Issuer) -> Task | None:
+        self.work.issue(task)
+        slot = self.slots[self.device_of[task.op]]
+        if slot is not None:
+            slot.acquire()
+        task.issue_ns = self.now()
+        self.queues[task.stream].put((task, self._waiters(task)))
+        with self.guard:
+            assigned = self.brain.issued(task)
+            self.active += len(assigned)
+        return self._hand_out(assigned, issuer)
+
+    def _waiters(self, task: Task) -> list[threading.Lock]:
+        locks = (self.events[id].waiter() for id in self.brain.waits(task))
+        return [lock for lock in locks if lock is not None]
+
+    def _execute(self, task: Task, waiters: list[threading.Lock]) -> None:
+        for lock in waiters:
+            task.wait = Wait.EVENT
+            lock.acquire()
+        if self.is_over:
+            return
+        task.start_ns = self.now()
+        self.work.run(task)
+        task.end_ns = self.now()
+
+    def _completed(self, task: Task, worker: Issuer | None) -> Task | None:
+        """Tell waiters and the brain that `task` ended; return what `worker` takes next."""
+        if self.is_over:
+            return None
+        self.events[task.id].record()
+        with self.guard:
+            self.done.append(task)
+            assigned = self.brain.completed(task)
+            self.active += len(assigned) - 1
+        if len(self.done) == self.brain.total:
+            self._end()
+        mine = self._hand_out(assigned, worker)
+        self._notice_stuck()
+        return mine
+
+    def _hand_out(self, assigned: Assignments, me: Issuer | None) -> Task | None:
+        """Wake the issuers that got something; return what the calling thread got itself."""
+        mine = None
+        for issuer, task in assigned:
+            task.issuer = issuer
+            if issuer is me:
+                mine = task
+            else:
+                seat = self.seats[issuer.index]
+                seat.task = task
+                seat.wake.release()
+        return mine
+
+    def _notice_stuck(self) -> None:
+        with self.guard:
+            if self.active or len(self.done) == self.brain.total or self.failure is not None:
+                return
+            self.failure = StuckError(f"the run is stuck, nothing was issued: {self._remaining()}")
+        self._end()
+
+    def _end(self) -> None:
+        with self.guard:
+            if not self.is_over:
+                self.is_over = True
+                self.over.release()
+
+
+def run_on_threads(
+    job: Job,
+    work: Work,
+    make_brain: Callable[[Callable[[], int]], Brain],
+    decided_by: str,
+    *,
+    pinned: bool = False,
+    timeout_s: float = 60.0,
+) -> Observation:
+    """Run `job` on threads.
+
+    Parameters
+    ----------
+    job : Job
+    work : Work
+        What the ops do.
+    make_brain : callable
+        ``make_brain(now)`` returns who decides.
+    decided_by : str
+        For the column ``policy`` of the trace.
+    pinned : bool
+        Whether each thread is pinned to a core.
+    timeout_s : float
+
+    Returns
+    -------
+    Observation
+
+    Raises
+    ------
+    StuckError
+        Nothing was issued any more while tasks remained, or the time is up.
+    """
+    work.reset()
+    run = _Run(job, work, make_brain, pinned=pinned)
+    before = stolen_ns()
+    if pinned:  # every core has its thread, and a heart would have to wait for one
+        done, late_ns = run.run(timeout_s), 0
+    else:
+        with Heart() as heart:
+            done = run.run(timeout_s)
+        late_ns = heart.latest_ns
+    stolen = stolen_ns() - before
+    tasks = sorted(done, key=lambda task: (task.start_ns, task.id))
+    trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
+    delays = [delay for delay in run.delays if delay is not None]
+    return Observation(
+        dataclasses.replace(trace, policy=decided_by),
+        work.wrong(),
+        max([*delays, stolen, late_ns]),
+        run.priority,
+        pulses=tuple(pulse for _, pulse in sorted(run.pulses.items())),
+    )

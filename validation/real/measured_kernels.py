@@ -1,0 +1,104 @@
+"""What the measured kernels are, for every backend: kinds, sizes, and what they read.
+
+Ops that compute leave a square matrix of `size` x `size` and read what their producers left, so the data
+dependencies of a plan cost nothing extra and are real::
+
+    kind         computes (x, y: results of the first and second producer, else constants of random data)
+    matmul       x @ y, again and again: ((x @ y) @ y) ...      `repeat` times
+    elementwise  x * 0.5 + y * 0.5                              `repeat` times
+    copy         x
+    softmax      row by row of x
+    attention    softmax(x @ y^T / sqrt(size)) @ y
+    block        a transformer block on x (cuda)
+    h2d, d2h     nothing: a pinned matrix moves to the device, x moves to a pinned one (cuda)
+    *-pageable   the same from and to memory that may be paged out, which holds the host up (cuda)
+    spin, sleep  nothing, for a while
+
+All constants are normal with variance 1 / size, so that products of any depth neither vanish nor explode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sim.graph.graph import Graph
+from sim.words.errors import InputError, UnknownNameError
+
+__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "TIMED_KINDS", "Kernel", "kernel_axes", "kernels_of"]
+
+MATRIX_KINDS: Final = (
+    "matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h",
+    "h2d-pageable", "d2h-pageable",
+)  # fmt: skip
+"""Kinds whose result is a matrix."""
+
+HOLDS_HOST: Final = ("h2d-pageable", "d2h-pageable")
+"""Copies of pageable memory: the host makes them itself, and launches nothing meanwhile."""
+
+TIMED_KINDS: Final = {"sleep": "sleep_ns", "spin": "spin_cycles"}
+"""Kinds that only take time, and the attribute that says how much."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One op as a backend executes it.
+
+    Attributes
+    ----------
+    kind : str
+    size : int
+        Rows and columns of the matrices; 0 for kinds that only take time.
+    repeat : int
+        How often the kernel runs in one op.
+    amount : int
+        Of a kind that only takes time: ns of a sleep, clock cycles of a spin.
+    """
+
+    kind: str
+    size: int = 0
+    repeat: int = 1
+    amount: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, as usually counted."""
+        per = {"matmul": 2 * self.size, "attention": 4 * self.size, "elementwise": 3, "softmax": 4}
+        return per.get(self.kind, 0) * self.size**2 * self.repeat
+
+
+def kernel_axes(kind: str) -> tuple[str, ...]:
+    """Return the attributes of an op that determine how long a kernel of `kind` takes."""
+    if kind in TIMED_KINDS:
+        return (TIMED_KINDS[kind],)
+    return ("size", "repeat")
+
+
+def kernels_of(graph: Graph) -> list[Kernel]:
+    """Return the kernel of every op, read from its kind and attributes.
+
+    Raises
+    ------
+    UnknownNameError
+        A kind that is not in `MATRIX_KINDS` or `TIMED_KINDS`.
+    InputError
+        An attribute is missing, or is not a whole positive number.
+    """
+    return [
+        _kernel(graph.op_names[op], graph.kind(op), graph.attributes.get(op, {})) for op in range(len(graph))
+    ]
+
+
+def _kernel(name: str, kind: str, facts: Mapping[str, Any]) -> Kernel:
+    def whole(key: str, default: int | None = None) -> int:
+        value = facts.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"op {name!r} ({kind}): {key} must be a whole positive number, found {value!r}")
+        return value
+
+    if kind in TIMED_KINDS:
+        return Kernel(kind, amount=whole(TIMED_KINDS[kind]))
+    if kind not in MATRIX_KINDS:
+        raise UnknownNameError("kind of real kernel", kind, (*MATRIX_KINDS, *TIMED_KINDS))
+    return Kernel(kind, size=whole("size"), repeat=whole("repeat", 1))

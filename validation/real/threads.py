@@ -1,0 +1,212 @@
+"""The threads backend: numpy kernels that release the interpreter's lock, on pinned threads.
+
+Every op has its own result, filled with NaN before a run, so that a consumer which does not wait for its
+producer leaves NaN or numbers of another op, and the comparison with a serial execution finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.graph.graph import Graph
+from sim.job.job import Job
+from sim.machine.task import Task
+from sim.policy.policy import Policy
+from sim.record.plan import Plan
+from sim.words.errors import InputError
+from validation.host.blas import single_threaded_blas
+from validation.host.pulse import Products
+from validation.real.driver import Brain, Driver
+from validation.real.follow import Follower
+from validation.real.lanes import run_on_threads
+from validation.real.measured_kernels import TIMED_KINDS, Kernel, kernels_of
+from validation.real.work import Observation, producers_of
+
+__all__ = ["NumpyWork", "Threads"]
+
+Matrix = npt.NDArray[np.float64]
+
+
+class NumpyWork:
+    """Numpy kernels of one graph with their matrices.
+
+    Parameters
+    ----------
+    graph : Graph
+        Ops as `validation.real.measured_kernels` describes them.
+    seed : int
+        Of the constants.
+
+    Raises
+    ------
+    InputError
+        A kind that numpy does not do here.
+    """
+
+    def __init__(self, graph: Graph, seed: int = 0) -> None:
+        self.names = graph.op_names
+        self.kernels = kernels_of(graph)
+        for name, kernel in zip(self.names, self.kernels, strict=True):
+            if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
+                raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
+        self.producers = producers_of(graph)
+        self.order = graph.topological_order.tolist()
+        rng = np.random.default_rng(seed)
+        sizes = sorted({kernel.size for kernel in self.kernels})
+        self.constants: dict[int, tuple[Matrix, Matrix]] = {
+            n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in sizes
+        }
+        self.results = [np.full((k.size, k.size), np.nan) for k in self.kernels]
+        self.scratch = [np.zeros_like(result) for result in self.results]
+        for scratch in self.scratch:
+            scratch.fill(0.0)  # touches the pages: the first touch takes longer than a product
+        self.serial: list[Matrix] | None = None
+        self.products: dict[int, Products] = {}
+
+    def reset(self) -> None:
+        """Fill all results with NaN."""
+        for result in self.results:
+            result.fill(np.nan)
+
+    def issue(self, task: Task) -> None:
+        """Do nothing: issuing costs what it costs."""
+
+    def run(self, task: Task) -> None:
+        """Compute the op of `task`."""
+        self.compute(task.op)
+
+    def compute(self, op: int) -> None:
+        """Compute one op from what its producers have left."""
+        kernel = self.kernels[op]
+        given = [self.results[p] for p in self.producers[op] if self.kernels[p].size == kernel.size]
+        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
+        _compute(kernel, x, y, self.results[op], self.scratch[op])
+
+    def pulse_ns(self, thread: int) -> int:
+        """Return how long a product takes on the calling thread now."""
+        if thread not in self.products:
+            self.products[thread] = Products()  # made by the thread that uses it, near its core
+        taken_ns = self.products[thread].pulse_ns()
+        for pair in self.constants.values():
+            for constant in pair:
+                constant.sum()  # into this core's caches, where later ops find them, too
+        return taken_ns
+
+    def wrong(self) -> list[str]:
+        """Return the ops whose result differs from that of a serial execution."""
+        left = [result.copy() for result in self.results]
+        if self.serial is None:
+            for op in self.order:
+                self.compute(op)
+            self.serial = [result.copy() for result in self.results]
+        return [
+            name
+            for name, mine, right in zip(self.names, left, self.serial, strict=True)
+            if not np.allclose(mine, right, rtol=1e-9, atol=1e-12)
+        ]
+
+
+def _compute(kernel: Kernel, x: Matrix, y: Matrix, out: Matrix, scratch: Matrix) -> None:
+    """Run one kernel, allocating nothing, so that the interpreter's lock is free while numpy computes."""
+    if kernel.kind == "matmul":
+        # Alternate between two buffers such that the last product lands in `out`.
+        there, other = (out, scratch) if kernel.repeat % 2 else (scratch, out)
+        np.matmul(x, y, out=there)
+        for _ in range(kernel.repeat - 1):
+            np.matmul(there, y, out=other)
+            there, other = other, there
+    elif kernel.kind == "elementwise":
+        source = x
+        for _ in range(kernel.repeat):
+            np.multiply(y, 0.5, out=scratch)
+            np.multiply(source, 0.5, out=out)
+            np.add(out, scratch, out=out)
+            source = out
+    elif kernel.kind == "copy":
+        for _ in range(kernel.repeat):
+            np.copyto(out, x)
+    elif kernel.kind == "softmax":
+        source = x
+        for _ in range(kernel.repeat):
+            _softmax(source, out)
+            source = out
+    else:  # attention
+        for _ in range(kernel.repeat):
+            np.matmul(x, y.T, out=scratch)
+            np.multiply(scratch, kernel.size**-0.5, out=scratch)
+            _softmax(scratch, scratch)
+            np.matmul(scratch, y, out=out)
+
+
+def _softmax(x: Matrix, out: Matrix) -> None:
+    np.subtract(x, x.max(axis=1, keepdims=True), out=out)
+    np.exp(out, out=out)
+    np.divide(out, out.sum(axis=1, keepdims=True), out=out)
+
+
+class Threads:
+    """Executes numpy kernels on pinned threads, BLAS on one thread.
+
+    Parameters
+    ----------
+    seed : int
+        Of the data.
+
+    Examples
+    --------
+    >>> from policies.issue.in_order import InOrder
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two products")
+    >>> _ = b.op("a", kind="matmul", duration_ns=1, attributes={"size": 32})
+    >>> _ = b.op("b", kind="matmul", inputs=["a"], duration_ns=1, attributes={"size": 32})
+    >>> job = make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),)))
+    >>> Threads().drive(job, InOrder()).wrong
+    []
+    """
+
+    name = "threads"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._works: dict[int, tuple[Any, NumpyWork]] = {}
+
+    def drive(self, job: Job, policy: Policy) -> Observation:
+        """Let `policy` decide while the tasks run for real.
+
+        Raises
+        ------
+        InputError, StuckError
+            See `validation.real.driver.Driver` and `validation.real.lanes.run_on_threads`.
+        """
+        return self._run(job, lambda now: Driver(job, policy, now), type(policy).__name__)
+
+    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
+        """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
+
+        Raises
+        ------
+        InputError, UnknownNameError, StuckError
+            See `validation.real.follow.Follower` and `validation.real.lanes.run_on_threads`.
+        """
+        return self._run(job, lambda now: Follower(job, plan, now), "plan")
+
+    def _run(
+        self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
+    ) -> Observation:
+        work = self._work(job)
+        with single_threaded_blas():
+            return run_on_threads(job, work, make_brain, decided_by, pinned=True)
+
+    def _work(self, job: Job) -> NumpyWork:
+        """Return the matrices of a graph, made once: their pages have to be touched before a measurement."""
+        if job.iterations != 1:
+            raise InputError("the threads backend runs one iteration at a time")
+        key = id(job.graph)
+        if key not in self._works:
+            self._works = {key: (job.graph, NumpyWork(job.graph, self.seed))}  # one at a time: memory
+        return self._works[key][1]

@@ -1,0 +1,223 @@
+"""The report: every experiment's errors beside its noise floor and its goals, as JSON.
+
+`validation.report.markdown` writes it for people and `validation.report.figures` draws it. An experiment is
+*met*, *missed*, or *inconclusive* when too few quiet runs came; wrong results always fail it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.calibration import Calibration
+from sim.record.plan import Plan
+from sim.words.errors import InputError
+from validation.cases import step_files
+from validation.cases.case import digest
+from validation.experiments import memory_experiment
+from validation.experiments.beside import own_calibration
+from validation.experiments.measure import ENOUGH
+from validation.experiments.predict import predict_or_say_why
+from validation.experiments.prediction_errors import Point, points_of, spread
+from validation.host.statistics import kendall_tau
+
+__all__ = ["GOALS", "SCHEMA", "experiment_report", "report"]
+
+SCHEMA: Final = "sim.validation/1"
+
+_ALL: Final = {"replay.max": 0.02, "prediction.mean": 0.05, "inversions": 0}
+
+GOALS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
+    "timer": {
+        "a-chain": _ALL,
+        "b-fork-join": _ALL,
+        "d-head-of-line": {**_ALL, "ratio.max": 0.03},
+        "e-random": {"replay.max": 0.02, "prediction.max": 0.05, "inversions": 0},
+        "f-pipeline": {"replay.max": 0.02, "prediction.max": 0.03, "ratio.max": 0.02, "inversions": 0},
+        "i-ranking": {"replay.max": 0.02, "prediction.mean": 0.05, "regret.max": 0.02},
+    },
+    "threads": {name: {"prediction.mean": 0.05} for name in ("a-chain", "b-fork-join", "e-random")}
+    | {name: {"prediction.mean": 0.05, "ratio.max": 0.05} for name in ("d-head-of-line", "f-pipeline")}
+    | {"i-ranking": {"prediction.mean": 0.05, "regret.max": 0.05}},
+    "cuda": {
+        name: {"replay.mean": 0.01, "prediction.mean": 0.03}
+        for name in ("a-chain", "b-fork-join", "c-overlap", "d-head-of-line", "e-random", "h-models")
+    }
+    | {
+        "f-pipeline": {"replay.mean": 0.01, "prediction.mean": 0.05, "ratio.max": 0.05},
+        "i-ranking": {"replay.mean": 0.01, "prediction.mean": 0.10, "regret.max": 0.02},
+    },
+}
+"""Bounds by backend, experiment and metric; from the method of validation (docs/design.md)."""
+
+
+def _groups(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Compare the cases of each group: ratios, order, and what believing the prediction costs."""
+    found = []
+    for group in dict.fromkeys(point.group for point in points if point.group):
+        mine = [point for point in points if point.group == group]
+        labels = list(dict.fromkeys(point.label for point in mine))
+        if len(labels) < 2:
+            continue
+        measured = {
+            label: statistics.median(p.measured_ns for p in mine if p.label == label) for label in labels
+        }
+        predicted = {label: next(p.predicted_ns for p in mine if p.label == label) for label in labels}
+        by_prediction = sorted(range(len(labels)), key=lambda k: predicted[labels[k]])
+        by_measurement = sorted(range(len(labels)), key=lambda k: measured[labels[k]])
+        first, second = labels[0], labels[1]
+        chosen = labels[by_prediction[0]]
+        row: dict[str, Any] = {
+            "group": group,
+            "labels": labels,
+            "predicted_ns": [predicted[label] for label in labels],
+            "measured_ns": [measured[label] for label in labels],
+            "tau": kendall_tau(by_prediction, by_measurement),
+            "regret": measured[chosen] / min(measured.values()) - 1,
+        }
+        if len(labels) == 2:
+            real = measured[first] / measured[second]
+            row["ratio"] = (predicted[first] / predicted[second] - real) / real
+        found.append(row)
+    return found
+
+
+def _metrics(points: Sequence[Point], groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name in ("prediction", "replay", "decided", "floor"):
+        for what, value in spread([getattr(point, name) for point in points]).items():
+            metrics[f"{name}.{what}"] = value
+    for name in points[0].naive:
+        metrics[f"naive {name}.mean"] = spread([point.naive[name] for point in points])["mean"]
+    if taus := [point.tau for point in points if not isnan(point.tau)]:
+        metrics["tau.min"], metrics["tau.mean"] = min(taus), statistics.fmean(taus)
+    metrics["inversions"] = sum(point.inversions for point in points)
+    if ratios := [abs(group["ratio"]) for group in groups if "ratio" in group]:
+        metrics["ratio.max"] = max(ratios)
+    if groups:
+        metrics["regret.max"] = max(group["regret"] for group in groups)
+        metrics["policies.tau"] = statistics.fmean(group["tau"] for group in groups)
+    return metrics
+
+
+def experiment_report(
+    experiment: str, out: Path, backend: str, calibration: Calibration, *, recompute: bool = False
+) -> dict[str, Any]:
+    """Return what one experiment has shown.
+
+    Parameters
+    ----------
+    experiment : str
+    out : Path
+        With the files of the steps.
+    backend : str
+    calibration : Calibration
+    recompute : bool
+        Predict anew instead of reading what was predicted: to see what a change of the simulator did.
+
+    Raises
+    ------
+    InputError
+        Predictions, plans and measurements do not belong together.
+    """
+    plans, predictions, measurements = (step_files.read(out, step, experiment) for step in step_files.STEPS)
+    if plans is None or measurements is None or (predictions is None and not recompute):
+        missing = [step for step in step_files.STEPS if step_files.read(out, step, experiment) is None]
+        return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(missing)}"}
+    if measurements["plans"] != digest(plans) or (predictions and predictions["plans"] != digest(plans)):
+        raise InputError(f"{experiment}: plans were changed after they were used; draw and measure again")
+    own = own_calibration(out, experiment)
+    calibration = own or calibration
+    points: list[Point] = []
+    left_out: list[dict[str, str]] = []
+    wrong: list[str] = []
+    rejected = 0
+    for k, case in enumerate(step_files.read_cases(plans)):
+        entry, measured = plans["cases"][k], measurements["cases"][k]
+        predicted = (
+            predict_or_say_why(case, calibration) if recompute else predictions["cases"][k]  # type: ignore[index]
+        )
+        runs = measured["runs"]
+        wrong += [f"{case.name}: {', '.join(run['wrong'][:3])}" for run in runs if run["wrong"]]
+        if "not_predicted" in predicted:
+            left_out.append({"case": case.name, "why": predicted["not_predicted"]})
+            continue
+        clean = sum(run["clean"] for run in runs)
+        rejected += len(runs) - clean
+        if clean < ENOUGH:
+            whys = [run["why"] for run in runs if run["why"]]
+            why = measured.get("skipped") or f"{clean} quiet runs of {len(runs)}; {whys[-1] if whys else ''}"
+            left_out.append({"case": case.name, "why": why})
+            continue
+        plan = None if entry["plan"] is None else Plan.from_json(json.dumps(entry["plan"]))
+        points += points_of(case, plan, predicted, runs, calibration)
+    before = predictions is not None and measurements["predictions"] == digest(predictions)
+    result: dict[str, Any] = {
+        "experiment": experiment,
+        "predicted_before_measuring": before,
+        "calibrated_anew": own is not None,
+        "cases": len(plans["cases"]),
+        "inconclusive": left_out,
+        "runs_rejected": rejected,
+        "wrong": wrong,
+    }
+    if not points:
+        why = left_out[0]["why"] if left_out else "no run"
+        return {**result, "status": "missed" if wrong else "inconclusive", "why": why}
+    groups = _groups(points)
+    metrics = _metrics(points, groups)
+    goals = GOALS.get(backend, {}).get(experiment, {})
+    missed = {name: bound for name, bound in goals.items() if name in metrics and metrics[name] > bound}
+    unknown = [name for name in goals if name not in metrics]  # a group lacks a case, say
+    return {
+        **result,
+        "status": "missed" if missed or wrong else "inconclusive" if unknown else "met",
+        "why": "; ".join(
+            [f"{name} is {metrics[name]:.4g}, the goal {bound:g}" for name, bound in missed.items()]
+            + [f"{name} could not be told" for name in unknown]
+            + (["wrong results"] if wrong else [])
+        ),
+        "goals": dict(goals),
+        "metrics": metrics,
+        "groups": groups,
+        "points": [
+            [p.case, p.predicted_ns, p.measured_ns, p.prediction, p.replay, p.floor, p.tau] for p in points
+        ],
+    }
+
+
+def not_calibrated(calibration: Calibration) -> dict[str, str]:
+    """Return the blocks of a calibration that never came out, with the last reason: what they were for is
+    predicted without, or not at all.
+    """  # fmt: skip
+    done = {one["block"] for one in calibration.sentinels if one["accepted"]}
+    return {one["block"]: one.get("why", "") for one in calibration.sentinels if one["block"] not in done}
+
+
+def report(
+    out: Path, backend: str, calibration: Calibration, experiments: Sequence[str], *, recompute: bool = False
+) -> dict[str, Any]:
+    """Return the report of all experiments; one that cannot be reported does not lose the others."""
+    results = []
+    for experiment in experiments:
+        try:
+            results.append(
+                memory_experiment.report(out, recompute=recompute)
+                if experiment == memory_experiment.NAME
+                else experiment_report(experiment, out, backend, calibration, recompute=recompute)
+            )
+        except InputError as error:
+            results.append({"experiment": experiment, "status": "missed", "why": str(error)})
+    return {
+        "schema": SCHEMA,
+        "backend": backend,
+        "device": calibration.device,
+        "calibrated": dict(calibration.provenance),
+        "not_calibrated": not_calibrated(calibration),
+        "failed": any(result["status"] == "missed" for result in results),
+        "experiments": results,
+    }

@@ -1,0 +1,392 @@
+"""`sim validate` as a list of steps that can be looked at before they are taken.
+
+::
+
+    for step in steps(...):  step.does, step.writes, step.budget_s      what a dry run prints
+    run(...)                                                            takes them one by one
+
+A step whose files are there is skipped, so an interrupted run goes on where it was; a step that fails does
+not lose those that do not need it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.calibration import Calibration, load_calibration, save_calibration
+from sim.words.atomic_files import write_text
+from sim.words.errors import InputError, RunError, SimError, UnknownNameError
+from validation.calibrate import DisturbedError, calibrate
+from validation.cases import step_files
+from validation.cases.backends import Executor, make_backend, provenance
+from validation.cases.draws import EXPERIMENTS, NOT_MEASURED
+from validation.experiments import days, memory_experiment
+from validation.experiments.beside import Beside
+from validation.experiments.measure import ATTEMPTS, RUNS, measure
+
+__all__ = ["ALL", "BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
+
+ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
+"""Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
+
+BUDGET_S: Final[dict[str, dict[str, int]]] = {
+    "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
+    "threads": {"calibrate": 60, **dict.fromkeys(EXPERIMENTS, 45)},
+    "cuda": {
+        "calibrate": 150,
+        "a-chain": 15,
+        "b-fork-join": 20,
+        "c-overlap": 45,
+        "d-head-of-line": 25,
+        "e-random": 30,
+        "f-pipeline": 60,
+        memory_experiment.NAME: 10,
+        "h-models": 50,
+        "i-ranking": 30,
+    },
+}
+"""Seconds a step may take; on a GPU they add up to less than nine minutes.
+
+There they are more than twice what a fake H200 counts (8 us a launch, 600 TFLOP/s, 3 TB/s, 50 GB/s: 30 s to
+calibrate, 15 s for `c-overlap`, whose results come back over the link, 6 s for `f-pipeline`, below 3 s else),
+to leave room for blocks and runs that are repeated, and for the models, which the fake does not know.
+"""
+
+
+GPU_ATTEMPTS: Final = 8
+"""Runs of a case at most where the time is short and the machine is alone: noise is rare, and a state that is
+not the calibrated one does not come back by itself. What was refused is kept, with its sentinels."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes
+    ----------
+    name, does : str
+    writes : str
+        Relative to the output folder.
+    budget_s : int
+        How long it is expected to take at most.
+    needs : str
+        What has to be importable.
+    """
+
+    name: str
+    does: str
+    writes: str
+    budget_s: int
+    needs: str
+
+
+def choose(experiments: str | None) -> list[str]:
+    """Return the experiments that ``a,b,f`` or ``a-chain,e-random`` names; all by default.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of that letter or name.
+
+    Examples
+    --------
+    >>> choose("e,a")
+    ['a-chain', 'e-random']
+    """
+    if experiments is None:
+        return list(ALL)
+    letters = {name[0]: name for name in ALL}
+    chosen = set()
+    for word in filter(None, (part.strip() for part in experiments.split(","))):
+        name = letters.get(word, word)
+        if name not in ALL:
+            raise UnknownNameError("experiment", word, [*letters, *ALL])
+        chosen.add(name)
+    return [name for name in ALL if name in chosen]
+
+
+def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list[Step]:
+    """Return what `run` does, in order."""
+    budget = BUDGET_S.get(backend)
+    if budget is None:
+        raise UnknownNameError("backend", backend, BUDGET_S)
+    listed = []
+    if not calibrated:
+        listed.append(
+            Step(
+                "calibrate",
+                "measure what single steps cost, warm and in company; refuse to go on when disturbed",
+                "calibration.json",
+                budget["calibrate"],
+                "torch" if backend == "cuda" else "numpy",
+            )
+        )
+    for name in experiments:
+        cases = _count(name, backend)
+        if not cases:
+            continue
+        bytes_only = name == memory_experiment.NAME
+        writes = f"predictions/{name}.json"
+        predicting = (
+            ("ask the model", writes, 1, "numpy") if bytes_only else ("simulate them", writes, 5, "simpy")
+        )
+        listed += [
+            Step(f"{name}: draw", f"draw {cases} cases by seed", f"plans/{name}.json", 1, "numpy"),
+            Step(f"{name}: predict", *predicting),
+            Step(
+                f"{name}: measure",
+                f"run each {memory_experiment.RUNS} times"
+                if bytes_only
+                else f"run each until {RUNS} quiet runs came",
+                f"measurements/{name}.json",
+                budget[name],
+                "torch" if backend == "cuda" else "numpy",
+            ),
+        ]
+    listed.append(
+        Step(
+            "report",
+            "errors, tables, figures",
+            "report.json, report.md, *.png",
+            20,
+            "simpy, matplotlib, pandas",
+        )
+    )
+    return listed
+
+
+def _count(name: str, backend: str) -> int:
+    """Return how many cases an experiment has on a backend."""
+    return len(
+        memory_experiment.draw(backend)
+        if name == memory_experiment.NAME
+        else list(EXPERIMENTS[name](backend, "test"))
+    )
+
+
+def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: bool) -> str:
+    """Return the list of steps as text: what each does, its budget, what it needs and writes."""
+    listed = steps(backend, experiments, calibrated=calibrated)
+    lines = []
+    for step in listed:
+        words = [f"{word}{_lack(word)}" for word in step.needs.split(", ")]
+        lines += [
+            f"{step.name:26} {step.budget_s:4d} s  {step.does}",
+            f"{'':34}needs {', '.join(words)}; writes {out / step.writes}",
+        ]
+    lines += [f"{what:26}   not  {why}" for what, why in NOT_MEASURED.items()]
+    lines.append(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
+    lines += [
+        f"Nothing is written outside {out} but matplotlib's cache of fonts.",
+        "What is interrupted goes on where it was when the command is given again: calibration.part has the",
+        "blocks that are done, measurements/ every case that is done. A step that needs what is not here is",
+        "left out: without simpy, measurements are predicted and reported afterwards, with --report-only.",
+    ]
+    return "\n".join(lines)
+
+
+def _lack(module: str) -> str:
+    """Return what stands in the way of using a module, in brackets; nothing if it can be used."""
+    try:
+        if find_spec(module) is None:
+            return " (not here)"
+        if module != "torch":
+            return ""
+        return "" if import_module("torch").cuda.is_available() else " (finds no CUDA device here)"
+    except ImportError:  # somebody keeps it from being imported
+        return " (not here)"
+
+
+def default_folder(backend: str, executor: Executor | None = None) -> Path:
+    """Return ``validation/data/DEVICE-DATE``, as short and plain as a file name should be."""
+    facts = provenance(backend, executor or make_backend(backend))
+    device = str(facts.get("gpu") or f"{facts['processor']} {facts['cores']} cores {backend}").lower()
+    plain = re.sub("[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", device)).strip("-")
+    return Path("validation/data") / f"{plain}-{facts['date']}"
+
+
+def run(
+    backend: str,
+    out: Path,
+    experiments: Sequence[str],
+    *,
+    calibration_file: Path | None = None,
+    runs: int = RUNS,
+    limit_s: float | None = None,
+    again: bool = False,
+    executor: Executor | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Calibrate, draw, predict, measure and report.
+
+    Parameters
+    ----------
+    backend : str
+    out : Path
+    experiments : sequence of str
+    calibration_file : Path, optional
+        By default ``calibration.json`` in `out`, made when it is not there.
+    runs : int
+        Quiet runs of each case.
+    limit_s : float, optional
+        Cases that would begin later are skipped, and say so; a further run takes them up.
+    again : bool
+        Measure also what has been measured.
+    executor : Executor, optional
+    say : callable
+        Told what happens.
+
+    Returns
+    -------
+    dict
+        The report.
+
+    Raises
+    ------
+    RunError
+        The machine was too disturbed to calibrate, or the simulator cannot be imported.
+    """
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    executor = executor or make_backend(backend)
+    out.mkdir(parents=True, exist_ok=True)
+    file = calibration_file or out / "calibration.json"
+    if not file.exists() and calibration_file is None:
+        say(f"calibrating {backend}")
+        _calibrate(backend, executor, file, limit_s, deadline, say)
+    calibration = load_calibration(file)
+    if calibration.backend != backend:
+        raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
+    experiments = [name for name in experiments if _count(name, backend)]
+    aging = again or calibration_file is not None  # then one calibration is asked about, whatever its age
+    beside = Beside(out, calibration, executor, say, anew=not aging)
+    for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
+        for k, name in enumerate(experiments):
+            if once_more and not _unfinished(out, name):
+                continue
+            until = deadline if once_more else _share(backend, experiments[k:], deadline)
+            try:
+                _experiment(name, backend, out, executor, beside, runs, until, again and not once_more, say)
+            except SimError as error:
+                say(f"{name}: {error}")
+            except Exception:  # whatever a library raises loses one experiment, and not the others
+                say(f"{name}: {traceback.format_exc()}")
+    return write_report(out, backend, calibration, experiments)
+
+
+def _calibrate(
+    backend: str, executor: Executor, file: Path, limit_s: float | None, deadline: float | None,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Calibrate and write it; when the machine was disturbed, go on from the last good block if time is left.
+
+    With a limit, half of it is for calibrating; then what can be done without is left out.
+    """
+    half = None if deadline is None or limit_s is None else deadline - limit_s / 2
+    journal = file.with_suffix(".part")
+    while True:
+        try:
+            save_calibration(calibrate(backend, executor, journal=journal, deadline=half), file)
+            break
+        except DisturbedError as error:
+            say(str(error))
+            if half is None or time.monotonic() > half:
+                raise
+    journal.unlink(missing_ok=True)
+
+
+def _share(backend: str, experiments: Sequence[str], deadline: float | None) -> float | None:
+    """Return until when the first of some experiments may begin cases, so that the others get their share."""
+    if deadline is None:
+        return None
+    budget = [BUDGET_S[backend][name] for name in experiments]
+    now = time.monotonic()
+    return now + max(0.0, deadline - now) * budget[0] / sum(budget)
+
+
+def _experiment(
+    name: str, backend: str, out: Path, executor: Executor, beside: Beside,
+    runs: int, deadline: float | None, again: bool, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    from validation.experiments.predict import draw_plans
+
+    fresh = again or _unfinished(out, name)
+    if not fresh:
+        say(f"{name}: measured before")
+        return
+    if again and days.keep_day(out, name) is not None:
+        say(f"{name}: the earlier measurement is kept")
+    if name == memory_experiment.NAME:
+        say(f"{name}: measuring")
+        memory_experiment.plan(out, backend)
+        memory_experiment.predict(out)
+        memory_experiment.measure(out, backend, executor)
+        return
+    draw_plans(name, backend, out)
+    calibration = beside.choose(name)
+    try:
+        import simpy  # noqa: F401
+    except ImportError:
+        say(f"{name}: measured without a prediction: the simulator needs simpy")
+    else:
+        from validation.experiments.predict import predict
+
+        say(f"{name}: predicting")
+        predict(name, out, calibration)
+    say(f"{name}: measuring")
+    attempts = GPU_ATTEMPTS if backend == "cuda" else ATTEMPTS
+    measure(
+        name,
+        out,
+        backend,
+        executor,
+        calibration,
+        runs=runs,
+        attempts=attempts,
+        deadline=deadline,
+        again=again,
+    )
+
+
+def _unfinished(out: Path, name: str) -> bool:
+    measured = step_files.read(out, "measurements", name)
+    return measured is None or any("skipped" in entry for entry in measured["cases"])
+
+
+def write_report(
+    out: Path, backend: str, calibration: Calibration, experiments: Sequence[str], *, recompute: bool = False
+) -> dict[str, Any]:
+    """Report on what a folder holds, and write the report in it.
+
+    Raises
+    ------
+    RunError
+        The simulator cannot be imported here.
+    """
+    try:
+        from validation.report.experiment_report import report
+        from validation.report.figures import draw_scatter, draw_worst
+        from validation.report.markdown import to_markdown
+    except ImportError as error:
+        raise RunError(
+            f"measured, and not reported: {error.name} is missing here. Copy {out} to a machine with the "
+            "simulator and run `sim validate` there with --report-only"
+        ) from error
+    result = report(out, backend, calibration, experiments, recompute=recompute)
+    result["days"] = {name: days.compare_days(out, name) for name in experiments}
+    drawn = []
+    if draw_scatter(result, out / "scatter.png"):
+        drawn.append("scatter.png")
+    if draw_worst(result, out, calibration, out / "worst.png"):
+        drawn.append("worst.png")
+    write_text(out / "report.json", json.dumps(result, indent=1) + "\n")
+    write_text(out / "report.md", to_markdown(result, drawn) + days.to_markdown(result["days"]))
+    return result

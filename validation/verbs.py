@@ -1,0 +1,95 @@
+"""``sim calibrate`` and ``sim validate``: measure a machine, and measure the simulator against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import Json
+
+__all__ = ["add_to"]
+
+Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, threads or cuda.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verbs."""
+    app.command("calibrate", short_help="Measure the cost of single steps on this machine.")(calibrate)
+    app.command("validate", short_help="Predict plans, run them for real, and compare.")(validate)
+
+
+def calibrate(
+    backend: Backend,
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="Where to write the calibration.")],
+) -> None:
+    """Measure a backend; if the machine was disturbed, write nothing and exit with status 1.
+
+    A scenario uses the file's tables with `cost: {table: FILE}`.
+    """
+    from devices.cost.calibration import save_calibration
+    from scenarios.cli.progress import progress
+    from scenarios.report.outputs import check_path
+    from validation.calibrate import calibrate as measure
+
+    check_path("out", out, (".json",))  # before minutes are spent
+    with progress(f"calibrating {backend}"):
+        found = measure(backend)
+    save_calibration(found, out)
+    typer.echo(f"{out}: {len(found.quantities)} quantities, {len(found.tables)} tables of {found.device}")
+
+
+def validate(
+    backend: Backend,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where to write plans, runs and the report.")
+    ],
+    experiments: Annotated[
+        str | None,
+        typer.Option(
+            "--experiments", metavar="A,B,...", help="Letters or names of experiments; default: all."
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="The calibration; default: DIR/calibration.json."),
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", min=3, help="Number of quiet runs per case.")] = 5,
+    limit: Annotated[
+        float | None, typer.Option("--limit", metavar="SECONDS", help="Start no new case after this time.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again what has already been measured.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the steps without running them.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Predict again and report on the recorded measurements.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Predict, measure and report, resuming where an earlier run stopped.
+
+    Exit status: 0 if no goal was missed (some may be undecided), 1 if one was missed.
+    """
+    from devices.cost.calibration import load_calibration
+    from scenarios.cli.output import print_json
+    from validation import steps
+
+    chosen = steps.choose(experiments)
+    if dry_run:
+        typer.echo(steps.dry_run(backend, out, chosen, calibrated=calibration is not None))
+        return
+    if report_only:
+        found = load_calibration(calibration or out / "calibration.json")
+        result = steps.write_report(out, backend, found, chosen, recompute=True)
+    else:
+        result = steps.run(
+            backend, out, chosen, calibration_file=calibration, runs=runs, limit_s=limit, again=again,
+            say=lambda text: typer.echo(text, err=True),
+        )  # fmt: skip
+    if json:
+        print_json(result)
+    else:
+        typer.echo((out / "report.md").read_text().partition("\n## ")[0])
+    raise typer.Exit(1 if result["failed"] else 0)
