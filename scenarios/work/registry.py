@@ -3,7 +3,7 @@
 ::
 
     entry point of group sim.workloads        workload: {ops: {...}}         the name is the key that
-    ops = "scenarios.work.registry...:InlineOps"            ───                  tells the kind, and a field
+    ops = "scenarios.work...:InlineOps"                 ───                  tells the kind, and a field
 
 The kinds of this project and of other packages are found alike, by name, and one is loaded when a scenario
 names it: ``sim run`` of a few ops imports no pipelines and no importers. The schema is made of all of them.
