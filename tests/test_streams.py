@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import dags, gpu, graph_of, job_of
 
-from policies.dag import dag_of
 from policies.streams.per_branch import PerBranch
 from policies.streams.per_kind import PerKind
 from policies.streams.round_robin import RoundRobin
@@ -96,7 +95,7 @@ def test_a_chain_stays_on_one_stream(graph: Graph, n: int, spread: str) -> None:
     """Where an op is the only consumer of its only producer, both are on one stream."""
     job = job_of(graph, gpu(n))
     stream = PerBranch(spread).assign(job)
-    dag = dag_of(graph)
+    dag = graph.dag()
     for op, producers in enumerate(dag.predecessors):
         if len(set(producers)) == 1 and set(dag.successors[producers[0]]) == {op}:
             assert stream[op] == stream[producers[0]]
@@ -106,7 +105,7 @@ def test_a_chain_stays_on_one_stream(graph: Graph, n: int, spread: str) -> None:
 def test_with_streams_enough_each_is_a_chain(graph: Graph) -> None:
     """Each op on a stream reads from the one before it, so a stream orders nothing that is independent."""
     stream = PerBranch().assign(job_of(graph, gpu(20)))
-    dag = dag_of(graph)
+    dag = graph.dag()
     for s in set(stream):
         ops = [op for op in graph.topological_order.tolist() if stream[op] == s]
         for before, op in itertools.pairwise(ops):

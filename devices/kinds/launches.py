@@ -213,8 +213,8 @@ def _one_after_another(job: Job, device: int) -> list[tuple[int, int, int]]:
     here = job.device_of == device
     if len(np.unique(job.stream_of[here])) < 2:
         return []  # the stream sees to it
-    edges = job.graph.edges
-    inside = (edges.distance == 0) & here[edges.producer] & here[edges.consumer]
+    edges = job.graph.edges.within_iteration()
+    inside = here[edges.producer] & here[edges.consumer]
     first, last = here.copy(), here.copy()
     first[edges.consumer[inside]] = False
     last[edges.producer[inside]] = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.dag import dag_of, least_first
 from sim import Job
+from sim.graph.walks import least_first
 
 __all__ = ["CriticalPathFirst"]
 
@@ -29,4 +29,4 @@ class CriticalPathFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        return least_first(dag_of(job.graph), (-job.bottom_level_ns).tolist())
+        return least_first(job.graph.dag(), (-job.bottom_level_ns).tolist())

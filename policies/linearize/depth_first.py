@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.dag import dag_of
 from sim import Job
 
 __all__ = ["DepthFirst"]
@@ -30,17 +29,12 @@ class DepthFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        dag = dag_of(job.graph)
+        dag = job.graph.dag()
         pending = dag.pending()
         stack = dag.sources()[::-1]
         order = []
         while stack:
             op = stack.pop()
             order.append(op)
-            free = []
-            for s in dag.successors[op]:
-                pending[s] -= 1
-                if not pending[s]:
-                    free.append(s)
-            stack.extend(reversed(free))
+            stack.extend(reversed(dag.freed_by(op, pending)))
         return order

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from policies.dag import dag_of
 from sim import Job
 
 __all__ = ["MemoryAware"]
@@ -42,7 +41,7 @@ class MemoryAware:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        graph, dag = job.graph, dag_of(job.graph)
+        graph, dag = job.graph, job.graph.dag()
         nbytes = graph.tensor_nbytes.tolist()
         # Each reader counts once; a tensor read across iterations, or produced by nobody, is never freed.
         reads = [sorted(set(row)) for row in graph.inputs.lists()]
@@ -74,8 +73,6 @@ class MemoryAware:
                     adds[last] -= nbytes[t]
                     if not pending[last]:
                         heappush(heap, (adds[last], last))
-            for s in dag.successors[op]:
-                pending[s] -= 1
-                if not pending[s]:
-                    heappush(heap, (adds[s], s))
+            for freed in dag.freed_by(op, pending):
+                heappush(heap, (adds[freed], freed))
         return order

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policies.dag import dag_of, least_first
 from sim import Job
+from sim.graph.walks import least_first
 from sim.words.errors import InputError
 
 __all__ = ["Priority"]
@@ -57,4 +57,4 @@ class Priority:
                     f"found {priority!r}"
                 )
             keys[op] = (keys[op][0], priority)  # type: ignore[assignment]
-        return least_first(dag_of(graph), keys)
+        return least_first(graph.dag(), keys)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.dag import dag_of
 from sim import Job
 
 __all__ = ["ReverseDepthFirst"]
@@ -32,7 +31,7 @@ class ReverseDepthFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        dag = dag_of(job.graph)
+        dag = job.graph.dag()
         visited = bytearray(len(job.graph))
         order = []
         stack = [op for op, row in enumerate(dag.successors) if not row]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from policies.dag import dag_of
 from policies.option_checks import one_of
 from sim import Job
 
@@ -46,15 +45,12 @@ class Topological:
         """Return every op once, in program order."""
         if self.ties == "least-index":
             return job.graph.topological_order.tolist()  # type: ignore[no-any-return]
-        dag = dag_of(job.graph)
+        dag = job.graph.dag()
         pending = dag.pending()
         free = deque(dag.sources())
         order = []
         while free:
             op = free.popleft()
             order.append(op)
-            for s in dag.successors[op]:
-                pending[s] -= 1
-                if not pending[s]:
-                    free.append(s)
+            free.extend(dag.freed_by(op, pending))
         return order

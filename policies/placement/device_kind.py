@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.dag import dag_of
 from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Machine
@@ -90,7 +89,7 @@ class DeviceKind(Placement):
         self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]
     ) -> list[int]:
         """Let shape ops follow their input and sources their consumers."""
-        dag = dag_of(graph)
+        dag = graph.dag()
         alone = np.bincount(group_of, minlength=len(graph))[group_of] == 1
         free = (alone & (graph.pin_code == UNSET)).tolist()
         metadata = [graph.kinds[code].lower() in _METADATA for code in graph.kind_code.tolist()]

@@ -85,12 +85,9 @@ class Problem:
                 self.devices_of[op].append(device)
         self.producers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
         self.consumers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
-        edges = graph.edges
+        edges = graph.edges.within_iteration()
         size = np.where(edges.tensor == UNSET, _CONTROL, graph.tensor_nbytes[edges.tensor])
-        now = edges.distance == 0
-        for p, c, nbytes in zip(
-            edges.producer[now].tolist(), edges.consumer[now].tolist(), size[now].tolist(), strict=True
-        ):
+        for p, c, nbytes in zip(edges.producer.tolist(), edges.consumer.tolist(), size.tolist(), strict=True):
             self.producers[c].append((p, nbytes))
             self.consumers[p].append((c, nbytes))
         self.arrivals = _arrivals(graph, machine)

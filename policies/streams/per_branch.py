@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.dag import dag_of
 from policies.option_checks import one_of
 from sim import Job
 
@@ -54,7 +53,7 @@ class PerBranch:
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op, counted within the op's device."""
-        producers = dag_of(job.graph).predecessors
+        producers = job.graph.dag().predecessors
         device_of, known_ns = job.device_of.tolist(), job.known_ns.tolist()
         work = [[0] * device.lanes for device in job.machine.devices]
         chains = [[0] * device.lanes for device in job.machine.devices]

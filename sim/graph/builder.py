@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.graph.csr import Csr, _indptr
-from sim.graph.graph import Graph, Role, _topological_order, describe_cycle
+from sim.graph.graph import Graph, Role
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import GraphError, UnknownNameError, nearest
 
@@ -439,10 +439,7 @@ class GraphBuilder:
             external_names=list(self._externals),
             attributes=dict(self._attributes),
         )
-        order = _topological_order(graph)
-        if order is None:
-            raise GraphError(describe_cycle(graph))
-        graph.__dict__["topological_order"] = order  # what the cached property would compute again
+        _ = graph.topological_order  # refuses a cycle
         return graph
 
     def _refer(

@@ -18,15 +18,15 @@ TensorFlow's executor, for example, activates data edges before control edges, e
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sim.graph.csr import Csr
+from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import GraphError, UnknownNameError
 
@@ -215,48 +215,17 @@ class Graph:
 
         Among the ops whose producers are all placed, the least index comes first.
         """
-        order = _topological_order(self)
+        order = least_index_first(self.edges, len(self))
         if order is None:
-            raise GraphError(describe_cycle(self))
+            raise GraphError(_describe_cycle(self))
         return order
 
-
-class Edges(NamedTuple):
-    """Edges as parallel arrays; `tensor` is -1 for a control edge."""
-
-    producer: IntArray
-    consumer: IntArray
-    distance: IntArray
-    tensor: IntArray
+    def dag(self) -> Dag:
+        """Return the edges of distance 0 as plain lists."""
+        return Dag.of(self.edges, len(self))
 
 
-def _zero_distance(graph: Graph) -> tuple[IntArray, IntArray]:
-    edges = graph.edges
-    now = edges.distance == 0
-    return edges.producer[now], edges.consumer[now]
-
-
-def _topological_order(graph: Graph) -> IntArray | None:
-    """Return Kahn's order with the least index first, or None when there is a cycle."""
-    n = len(graph)
-    producer, consumer = _zero_distance(graph)
-    if bool((producer < consumer).all()):  # the usual case: ops were added in such an order
-        return np.arange(n)
-    succ = Csr.group(producer, consumer, n).lists()
-    pending = np.bincount(consumer, minlength=n).tolist()
-    heap = [i for i, count in enumerate(pending) if count == 0]
-    order: list[int] = []
-    while heap:
-        op = heapq.heappop(heap)
-        order.append(op)
-        for s in succ[op]:
-            pending[s] -= 1
-            if pending[s] == 0:
-                heapq.heappush(heap, s)
-    return np.array(order, dtype=np.int64) if len(order) == n else None
-
-
-def describe_cycle(graph: Graph) -> str:
+def _describe_cycle(graph: Graph) -> str:
     """Return a message that names one cycle of `graph` (which must have one).
 
     Examples
@@ -269,28 +238,7 @@ def describe_cycle(graph: Graph) -> str:
         ...
     sim.words.errors.GraphError: graph 'loop' has a cycle: a -> b -> a
     """
-    producer, consumer = _zero_distance(graph)
-    n = len(graph)
-    pending = np.bincount(consumer, minlength=n).tolist()
-    succ = Csr.group(producer, consumer, n).lists()
-    free = [i for i, count in enumerate(pending) if count == 0]
-    while free:  # strip what lies before any cycle
-        for s in succ[free.pop()]:
-            pending[s] -= 1
-            if pending[s] == 0:
-                free.append(s)
-    pred = Csr.group(consumer, producer, n).lists()
-    at = next(i for i, count in enumerate(pending) if count > 0)
-    seen: dict[int, int] = {}
-    walk: list[int] = []
-    while at not in seen:  # every remaining op has a remaining producer, so this closes
-        seen[at] = len(walk)
-        walk.append(at)
-        at = next(p for p in pred[at] if pending[p] > 0)
-    cycle = [*reversed(walk[seen[at] :])]
-    first = cycle.index(min(cycle))
-    cycle = cycle[first:] + cycle[: first + 1]
-    names = [graph.op_names[i] for i in cycle]
+    names = [graph.op_names[i] for i in a_cycle(graph.dag())]
     if len(names) > 12:
         names = [*names[:6], f"... {len(names) - 11} more ...", *names[-5:]]
     return f"graph {graph.name!r} has a cycle: " + " -> ".join(names)
@@ -321,8 +269,8 @@ def longest_path_ns(graph: Graph, duration_ns: Sequence[int] | IntArray) -> IntA
     >>> longest_path_ns(b.build(), [1, 5, 2]).tolist()
     [6, 5, 2]
     """
-    producer, consumer = _zero_distance(graph)
-    succ = Csr.group(producer, consumer, len(graph)).lists()
+    edges = graph.edges.within_iteration()
+    succ = Csr.group(edges.producer, edges.consumer, len(graph)).lists()
     own = np.asarray(duration_ns).tolist()
     level = [0] * len(own)
     for op in reversed(graph.topological_order.tolist()):

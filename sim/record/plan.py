@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.graph.csr import Csr
-from sim.graph.graph import Edges
+from sim.graph.walks import Edges
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InputError
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from sim.graph.graph import Graph
 from sim.machine.task import Task
 from sim.trace import Trace
@@ -92,12 +90,4 @@ class Observation:
 
 def producers_of(graph: Graph) -> list[list[int]]:
     """Return the producers of every op within an iteration, data edges first, without repetition."""
-    edges = graph.edges
-    producers: list[list[int]] = [[] for _ in range(len(graph))]
-    now = edges.distance == 0
-    for producer, consumer in zip(
-        np.asarray(edges.producer[now]).tolist(), np.asarray(edges.consumer[now]).tolist(), strict=True
-    ):
-        if producer not in producers[consumer]:
-            producers[consumer].append(producer)
-    return producers
+    return [list(dict.fromkeys(row)) for row in graph.dag().predecessors]

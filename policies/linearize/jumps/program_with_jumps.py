@@ -130,9 +130,8 @@ class _Compiler:
 
     def _dependencies(self) -> dict[int, tuple[dict[int, set[int]], dict[int, list[int]]]]:
         """Return for each frame: item → items it waits for, and item → items that wait for it."""
-        edges = self.graph.edges
-        now = edges.distance == 0
-        pairs = list(zip(edges.producer[now].tolist(), edges.consumer[now].tolist(), strict=True))
+        edges = self.graph.edges.within_iteration()
+        pairs = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
         out: dict[int, tuple[dict[int, set[int]], dict[int, list[int]]]] = {}
         for frame in range(len(self.parent)):
             items = (self._item(op, frame) for op in range(len(self.graph)))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from policies.dag import dag_of, least_first
 from policies.placement.lists.list_schedule import Builder, ListPlacement, Schedule
 from policies.placement.lists.ranks import downward_ranks, upward_ranks
 from policies.placement.problem import Problem
+from sim.graph.walks import least_first
 
 __all__ = ["Cpop"]
 
@@ -28,7 +28,7 @@ class Cpop(ListPlacement):
         device = _fastest(problem, path)
         on_path = set(path)
         builder = Builder(problem)
-        for op in least_first(dag_of(problem.graph), [-p for p in priority]):
+        for op in least_first(problem.graph.dag(), [-p for p in priority]):
             slots = builder.slots(op)
             here = [slot for slot in slots if slot.device == device] if op in on_path else []
             builder.put(op, min(here or slots))

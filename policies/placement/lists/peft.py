@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from policies.dag import dag_of, least_first
 from policies.placement.lists.list_schedule import Builder, ListPlacement, Schedule
 from policies.placement.problem import Problem
+from sim.graph.walks import least_first
 
 __all__ = ["Peft", "optimistic_costs"]
 
@@ -28,7 +28,7 @@ class Peft(ListPlacement):
         table = optimistic_costs(problem)
         rank = [Fraction(sum(row.values())) / len(row) for row in table]
         builder = Builder(problem)
-        for op in least_first(dag_of(problem.graph), [-r for r in rank]):
+        for op in least_first(problem.graph.dag(), [-r for r in rank]):
             row = table[op]
             builder.put(op, min(builder.slots(op), key=lambda slot: (slot.end_ns + row[slot.device], slot)))
         return builder.schedule()
