@@ -177,7 +177,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
     schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))
-    if schema is not None and str(schema.value).startswith("sim.graph.graph/"):
+    if schema is not None and str(schema.value).startswith("sim.graph/"):
         raise root.place.error("is a graph file, no scenario; a scenario names it: workload: {graph: FILE}")
     if version is not None and (version.value not in VERSIONS or isinstance(version.value, bool)):
         known = ", ".join(map(str, VERSIONS))
