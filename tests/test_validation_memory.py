@@ -70,6 +70,7 @@ def test_programs_are_drawn_alike_every_time_and_apart_by_split() -> None:
         assert set(freed) <= set(made)
 
 
+@pytest.mark.slow
 def test_what_else_is_allocated_does_not_matter(tmp_path: Path) -> None:
     torch = Torch()
     held = []
@@ -99,6 +100,7 @@ def test_a_planted_rule_lets_recorded_errors_grow(
     assert grown[f"{what}.mismatches"] > memory_experiment.report(once)["metrics"][f"{what}.mismatches"]
 
 
+@pytest.mark.slow
 def test_an_allocator_that_rounds_otherwise_misses_the_goal(tmp_path: Path) -> None:
     torch = Torch()
     right = torch.cuda.allocator.alloc
