@@ -37,6 +37,15 @@ TOO_LONG: Final = "the run may last longer than 64 bits can count"
 _LATEST: Final = 2.0**61
 """Times stay below, in ns: the kernel counts in 64 bits, at times in half nanoseconds."""
 
+_MOST: Final = 2**31 - 1
+"""Numbers of tasks, and of edges, stay below."""
+
+_NARROW: Final = (
+    *("device", "lane_of", "first_edge", "edge", "pending", "running", "follower"),
+    *("stream", "issuer", "wait", "slots", "program", "place", "rows"),
+)
+"""Columns of 32 bits: much of what a task costs is fetching it from memory."""
+
 
 def why_not(
     job: Job,
@@ -102,7 +111,15 @@ def obstacle(
             return f"the tasks of {device.name} share its cores, SMs or bandwidth"
     if _longest_ns(job) > _LATEST:
         return TOO_LONG
+    if _most_tasks(job) > _MOST:
+        return "the run may have more tasks than 32 bits can count"
     return None
+
+
+def _most_tasks(job: Job) -> int:
+    """Return how many tasks and streams there are, or edges, or more: a transfer has an edge of its own."""
+    each = len(job.graph) + 2 * len(job.graph.edges.producer)
+    return each * (job.iterations + 1) + int(job.machine.first_stream[-1])
 
 
 def _longest_ns(job: Job) -> float:
@@ -229,6 +246,8 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order, shared: Sequence
         out[name] = 0
     for name in ("n_rows", "n_fresh", "n_coming", "n_done", "something", "tangled"):
         out[name] = 0
+    for name in _NARROW:
+        out[name] = np.asarray(out[name], np.int32)
     return out
 
 
@@ -269,9 +288,12 @@ def _edges(job: Job, flow: Flow, at_issue: bool) -> Columns:
     launched = np.ones(flow.n_nodes, bool)
     launched[: flow.n_ops] = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
     early = launched[flow.producer] & launched[flow.consumer] & at_issue
-    row = np.where(early, flow.producer, flow.n_nodes + flow.producer)
-    edges = Csr.group(row, flow.distance * flow.n_nodes + flow.consumer, 2 * flow.n_nodes)
+    ends = flow.n_nodes if at_issue else 0
+    row = np.where(early, flow.producer, ends + flow.producer)
+    distance = np.minimum(flow.distance, job.iterations)  # what is further away is not in this run
+    edges = Csr.group(row, distance * flow.n_nodes + flow.consumer, ends + flow.n_nodes)
     return {
+        "ends": ends,
         "first_edge": edges.indptr,
         "edge": edges.indices,
         "pending": _counts(job, flow, np.ones(len(early), bool)),

@@ -4,27 +4,30 @@ cimport cython
 from sim.kernel.maxmin cimport i64
 from sim.kernel.network cimport Net
 
+# Most of what a task costs is fetching it from memory, so that what counts tasks is 32 bits wide.
+ctypedef int i32
+
 cdef i64 EVENT, LAUNCH, RESOURCES, NEVER, GROUPS, WIDTH
 
 
 @cython.final
 cdef class Run:
-    cdef public i64 n, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
+    cdef public i64 n, ends, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
     cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
     cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, tangled
     cdef public Net net
-    cdef public i64[::1] ns, device, lane_of, cost, holds, first_edge, edge, pending, running, floor
-    cdef public i64[::1] follower, turn, ready, issue, start, end, stream, issuer, wait, gap, latency
+    cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer
+    cdef public i32[::1] wait, slots, program, place, rows
+    cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
     cdef public i64[::1] loads, waves, n_instants, instant, free_sms, turn_at, turn_sms, after_at
-    cdef public i64[::1] after_sms, group, executed, hop, depth, outstanding, parked, parked_last, cores
-    cdef public i64[::1] free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue, idle
-    cdef public i64[::1] idle_first, n_idle, asked, is_asked, batch, slots, queue_first, queue_head
-    cdef public i64[::1] queue_tail, kept, label, blocks, may_block, program, program_first, place
-    cdef public i64[::1] window_end, in_flight, event_key, event_task, ended, paid, placed, released, rows
-    cdef public i64[::1] coming
+    cdef public i64[::1] after_sms, group, executed, hop, depth, outstanding, parked, parked_last
+    cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
+    cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
+    cdef public i64[::1] queue_tail, kept, label, blocks, may_block, program_first, window_end
+    cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
 
     @cython.locals(going=bint)
     cpdef void run(self) noexcept

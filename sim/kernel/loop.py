@@ -69,7 +69,8 @@ class Run:
     cost: Column
     holding: bool  # some keep their host thread until they end
     holds: Column
-    first_edge: Column  # rows of `edge`: n that count when the node is issued, then n that count when it ends
+    ends: int  # the first row of `edge` that counts when a node ends; those before count when it is issued
+    first_edge: Column  # rows of `edge`
     edge: Column  # distance * n + consumer
 
     # One entry a task.
@@ -258,7 +259,7 @@ class Run:
                 self.record_event(task, node)
             if node < self.n_ops and (self.executed[self.device[node]] or not self.at_issue):
                 self.done_with(task)
-            self.count_down(task, node, self.n + node)
+            self.count_down(task, node, self.ends + node)
         self.n_done += self.n_ended
         self.n_ended = 0
         for k in range(self.n_released):

@@ -87,7 +87,7 @@ def _trace(job: Job, flow: Flow, policy: Policy, kernel: source.Run) -> Trace:
     rows = np.asarray(kernel.rows, np.int64)[: kernel.n_rows]
 
     def column(name: str) -> IntArray:
-        return np.asarray(getattr(kernel, name), np.int64)[rows]
+        return np.asarray(getattr(kernel, name))[rows].astype(np.int64, copy=False)
 
     tasks = {"id": rows, "stream": column("stream")}
     tasks |= {f"{name}_ns": column(name) for name in ("ready", "issue", "start", "end")}
