@@ -39,6 +39,9 @@ BUDGET = {"plain": 0.15, "gpu": 0.4}
 GROWTH = 1.3
 """Times as much as a task of 1,000 it may cost at any size, and with 100,000 ready at once."""
 
+BYTES = 200
+"""What a run takes beside its job at its peak, a task; 88 of it are the trace."""
+
 CASES: dict[str, tuple[Callable[[int], Graph], int]] = {
     "chain": (chain, 1),
     "layered": (layered, 8),
@@ -124,6 +127,12 @@ def test_the_cost_a_task_does_not_grow(path: str) -> None:
     small = min(loop_seconds(*job_of(layered(1_000), path, 8)) for _ in range(50)) / 1_000
     large = min(loop_seconds(*job_of(layered(300_000), path, 8)) for _ in range(5)) / 300_000
     assert large <= GROWTH * small
+
+
+@needs_compiler
+@pytest.mark.parametrize("path", BUDGET)
+def test_the_memory_a_task_takes(path: str) -> None:
+    assert bytes_a_task(layered(100_000), path, 8) <= BYTES
 
 
 def main() -> None:

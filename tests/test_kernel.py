@@ -309,6 +309,26 @@ def test_what_64_bits_cannot_count_is_refused() -> None:
     assert refusal(ReadyQueue(), b.build()) == "the run may last longer than 64 bits can count"
 
 
+def test_what_32_bits_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.kernel.layout._MOST", 15)  # (3 ops + 2 * 2 edges) * 2 and a stream
+    assert refusal(ReadyQueue()) is None
+    monkeypatch.setattr("sim.kernel.layout._MOST", 14)
+    assert refusal(ReadyQueue()) == "the run may have more tasks than 32 bits can count"
+
+
+@pytest.mark.parametrize("pure", KERNELS)
+def test_an_edge_may_reach_further_than_32_bits_can_count(pure: bool) -> None:
+    def tasks(distance: int) -> Any:
+        b = GraphBuilder("far")
+        b.op("a", inputs=[("b", distance)], duration_ns=10)
+        b.op("b", inputs=["a"], duration_ns=5)
+        trace = run(make_job(b.build(), Machine((Device("gpu0"),)), iterations=3), ReadyQueue(), pure=pure)
+        assert isinstance(trace, Trace)
+        return trace.tasks
+
+    same(tasks(3), tasks(1 << 40))
+
+
 def test_other_obstacles_are_named() -> None:
     graph = with_attributes(chain(), {1: {"strict": False}})
     cpu = Machine((Device("cpu0", "cpu", workers=1),))

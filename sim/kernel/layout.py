@@ -314,8 +314,9 @@ def _counts(job: Job, flow: Flow, which: Any) -> IntArray:
 
 def _tasks(n_tasks: int) -> Columns:
     """Return the columns of what will have happened to each task."""
-    out: Columns = {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end", "stream", "issuer")}
-    return out | {name: np.zeros(n_tasks, np.int64) for name in ("wait", "follower")}
+    out: Columns = {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end")}
+    out |= {name: np.full(n_tasks, -1, np.int32) for name in ("stream", "issuer")}
+    return out | {name: np.zeros(n_tasks, np.int32) for name in ("wait", "follower")}
 
 
 def _devices(job: Job) -> Columns:

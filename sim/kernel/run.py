@@ -22,6 +22,9 @@ from sim.words.arrays import IntArray
 __all__ = ["compiled", "run"]
 
 
+_RESULTS: Final = ("stream", "ready", "issue", "start", "end", "wait", "issuer", "turn")
+"""Columns of which a trace is made, an entry a task."""
+
 STUCK: Final = "nothing can happen any more and tasks remain"
 
 
@@ -79,15 +82,19 @@ def run(
         return "shares of links are fractions that 128 bits cannot tell apart"
     if kernel.n_done < kernel.n_tasks:
         return STUCK
-    return _trace(job, flow, policy, kernel)
+    ran: dict[str, IntArray] = {name: np.asarray(getattr(kernel, name)) for name in _RESULTS}
+    rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
+    del kernel  # its other columns would take as much memory as the trace
+    return _trace(job, flow, policy, rows, ran, "kernel (pure Python)" if lists else "kernel")
 
 
-def _trace(job: Job, flow: Flow, policy: Policy, kernel: source.Run) -> Trace:
+def _trace(
+    job: Job, flow: Flow, policy: Policy, rows: IntArray, ran: dict[str, IntArray], engine: str
+) -> Trace:
     """Return the trace, whose columns are those of the kernel in the order of starts."""
-    rows = np.asarray(kernel.rows, np.int64)[: kernel.n_rows]
 
     def column(name: str) -> IntArray:
-        return np.asarray(getattr(kernel, name))[rows].astype(np.int64, copy=False)
+        return ran[name][rows].astype(np.int64, copy=False)
 
     tasks = {"id": rows, "stream": column("stream")}
     tasks |= {f"{name}_ns": column(name) for name in ("ready", "issue", "start", "end")}
@@ -97,18 +104,15 @@ def _trace(job: Job, flow: Flow, policy: Policy, kernel: source.Run) -> Trace:
     late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
     by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
     tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
-    moved = _transfers(job, flow, kernel)
-    engine = "kernel (pure Python)" if isinstance(kernel, source.Run) else "kernel"
+    moved = _transfers(job, flow, ran)
     return Trace(job, flow, type(policy).__name__, tasks, moved, engine=engine)
 
 
-def _transfers(job: Job, flow: Flow, kernel: source.Run) -> dict[str, IntArray]:
+def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> dict[str, IntArray]:
     """Return the columns of the transfers, in the order of starts."""
     n = flow.n_nodes
     id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
-    times = {
-        name: np.asarray(getattr(kernel, name), np.int64)[id] for name in ("turn", "ready", "start", "end")
-    }
+    times = {name: ran[name][id] for name in ("turn", "ready", "start", "end")}
     order = np.lexsort((times["turn"], times["start"]))
     id = id[order]
     iteration, node = np.divmod(id, n)
