@@ -13,11 +13,12 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
+from rendezvous_helpers import rendezvous_keys
 
 import sim.graph.rendezvous_keys
 from devices.machine import make_machine
 from devices.memory.run.tensors import tensor_memory
-from policies.compile.partition import Partition, rendezvous_keys
+from policies.compile.partition import Partition
 from policies.compile.simplify.prune import Prune
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.executors.virtual_machine import VirtualMachine
