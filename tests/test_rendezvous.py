@@ -28,8 +28,8 @@ from policies.issue.sequential import Sequential
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
-from sim.analysis.critical_path import transfer_ns
 from sim.job.build_job import make_job
+from sim.job.travel import Travel
 from sim.readiness.rendezvous import Rendezvous
 from sim.record.dependencies import dependencies
 from sim.words.errors import GraphError, InvariantError, StuckError
@@ -424,7 +424,7 @@ def test_a_request_takes_the_latency_of_the_whole_route() -> None:
     b.op("r", kind="recv", duration_ns=0, device="cpu2", attributes={"key": "k"})
     there = machine(on_request=True)
     trace = simulate(b.build(), there, ReadyQueue())
-    assert time(trace, "r") == 10 + transfer_ns(trace.job, 0, 2, 10) == 10 + 10 + 10
+    assert time(trace, "r") == 10 + Travel.between(trace.job.machine, 0, 2).ns(10) == 10 + 10 + 10
 
 
 def test_a_recv_that_waited_completes_inside_the_send() -> None:
