@@ -10,9 +10,9 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.analysis.bounds import Bounds, bounds, critical_path_ns, lower_bound_ns
-from sim.analysis.critical_path import transfer_ns
 from sim.job.build_job import make_job
 from sim.job.job import Job
+from sim.job.travel import Travel
 
 
 def graph(durations: dict[str, int], edges: dict[str, list[str]]) -> Graph:
@@ -77,7 +77,7 @@ def chain_over_links(sharing: str) -> Trace:
 def test_transfers_are_on_the_critical_path(sharing: str) -> None:
     trace = chain_over_links(sharing)
     first, back = 10 + 334, 2 + 167  # 1001 bytes at 3 bytes/ns arrive in the 334th ns
-    assert transfer_ns(trace.job, 0, 2, 1001) == first
+    assert Travel.between(trace.job.machine, 0, 2).ns(1001) == first
     assert critical_path_ns(trace) == 10 + first + 20 + back + 5
     b = bounds(trace.job)
     assert list(b.link_ns) == ["xy", "yz", "zy", "yx"]
@@ -122,7 +122,9 @@ def longest_by_definition(job: Job) -> int:
                 producer = int(graph_.tensor_producer[tensor])
                 there = end(producer, before) if producer >= 0 else 0
                 if before >= 0 and home(tensor) not in (-1, here):
-                    there += transfer_ns(job, home(tensor), here, int(graph_.tensor_nbytes[tensor]))
+                    there += Travel.between(job.machine, home(tensor), here).ns(
+                        int(graph_.tensor_nbytes[tensor])
+                    )
                 begin = max(begin, there)
             for k, p in enumerate(graph_.after.row(op).tolist()):
                 begin = max(

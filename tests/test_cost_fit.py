@@ -17,7 +17,7 @@ from devices.cost.fitted import load_fit, read_fit
 from devices.cost.formulas.attention import AttentionParameters, attention_ns
 from devices.cost.formulas.gemm import GemmParameters, gemm_ns
 from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters
-from devices.cost.formulas.parameters import from_mapping, from_vector, ranges, to_mapping, to_vector
+from devices.cost.formulas.parameters import from_mapping, from_vector, ranges, to_mapping
 from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import InputError, UnknownNameError
@@ -91,7 +91,7 @@ def test_parameters_start_within_their_range_and_survive_a_file(kind: type) -> N
     assert (lows < starts).all()
     assert (starts < highs).all()
     parameters = from_vector(kind, starts)
-    assert to_vector(parameters).tolist() == starts.tolist()
+    assert list(dataclasses.astuple(parameters)) == starts.tolist()
     assert from_mapping(kind, json.loads(json.dumps(to_mapping(parameters)))) == parameters
 
 
@@ -301,8 +301,8 @@ def test_the_regions_and_meanings_in_the_file_are_those_of_the_code() -> None:
     own_of = {"gemm": h200.gemm, "attention": h200.attention, "collective": h200.collective}
     for own in own_of.values():
         _, lows, highs = ranges(type(own))
-        assert (lows <= to_vector(own)).all()
-        assert (to_vector(own) <= highs).all()
+        assert (lows <= dataclasses.astuple(own)).all()
+        assert (dataclasses.astuple(own) <= highs).all()
     assert h200.record["parameters"] == {model: to_mapping(own) for model, own in own_of.items()}
 
 

@@ -58,7 +58,7 @@ def test_inception_v3_is_that_of_the_literature():
     end = graph.index("NoOp")
     assert len(graph.after.row(end)) == 378
     assert graph.after.row(graph.index("Identity")).tolist() == [end]
-    assert not graph.has_distances
+    assert not graph.edges.distance.any()
 
 
 def test_resnet50_training_is_three_times_the_forward():
@@ -75,7 +75,7 @@ def test_resnet50_training_is_three_times_the_forward():
     readers = np.repeat(np.arange(len(graph)), graph.after.counts())[late]
     assert set(writers.tolist()) == {"assign", "assign_sub"}
     assert {graph.kind(op) for op in readers.tolist()} == {"read_variable"}
-    assert (graph.successor_distance == 1).sum() == late.sum() > 300
+    assert (graph.edges.distance == 1).sum() == late.sum() > 300
 
 
 def test_every_control_edge_of_the_recording_is_kept():

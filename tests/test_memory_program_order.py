@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory.memory_description import MemorySpec
-from devices.memory.run.planned_order import program_events
+from devices.memory.run.buffers import make_buffers
+from devices.memory.run.planned_order import events_in_order
 from devices.memory.run.tensors import tensor_memory
 from devices.network import make_network
 from policies.issue.in_order import InOrder
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.job.build_job import make_job
+from sim.job.transfers import make_flow
 
 
 def two_gpus(bandwidth_bytes_per_s: int | None = None) -> Machine:
@@ -24,7 +26,9 @@ def two_gpus(bandwidth_bytes_per_s: int | None = None) -> Machine:
 
 
 def story(graph: Graph, device: int) -> list[str]:
-    events = program_events(make_job(graph, two_gpus()), device)
+    job = make_job(graph, two_gpus())
+    flow = make_flow(job)
+    events = events_in_order(make_buffers(job, flow), job, flow, device)
     return [f"{'+' if event.op == 'alloc' else '-'}{event.id}" for event in events]
 
 

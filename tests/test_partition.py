@@ -12,9 +12,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
+from rendezvous_helpers import rendezvous_keys
 
 from devices.machine import make_machine
-from policies.compile.partition import Partition, rendezvous_keys
+from policies.compile.partition import Partition
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.sequential import Sequential

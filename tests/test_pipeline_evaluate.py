@@ -166,7 +166,7 @@ def test_bubbles_of_the_textbook() -> None:
     assert gpipe is not None
     assert gpipe.bubble == Fraction(3, 11)
     assert interleaved is not None
-    assert interleaved.bubble_of_work == Fraction(3, 2 * 8)
+    assert Fraction(interleaved.excess, interleaved.work) == Fraction(3, 2 * 8)
     run = evaluate(generate("interleaved-1f1b", ranks=4, micro_batches=8, chunks=2), times)
     assert run.bubble == interleaved.bubble
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import described_devices, make_device
-from devices.processor.sms.dram import fair_shares
+from devices.processor.sms.dram import fair_level
 from devices.processor.sms.kernel_demand import Demand, demand, demands
 from devices.processor.sms.leftover import LeftoverSMs
 from devices.processor.sms.shared_sms import SharedSMs
@@ -295,6 +295,11 @@ def test_wrong_devices_are_refused(spec: dict[str, Any], message: str) -> None:
 def test_the_last_partition_may_take_what_is_left() -> None:
     spec = {"preset": "h200-sxm", "sharing": "sm", "streams": 2, "partitions": {"a": 64, "b": 68}}
     assert make_device("gpu0", spec).details.partition_sms == (64, 68)
+
+
+def fair_shares(demands: list[int], capacity: int) -> list[Fraction]:
+    level = Fraction(*fair_level(demands, capacity))
+    return [min(Fraction(demand), level) for demand in demands]
 
 
 def test_shares_of_bandwidth() -> None:

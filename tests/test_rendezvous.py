@@ -13,11 +13,12 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
+from rendezvous_helpers import rendezvous_keys
 
 import sim.graph.rendezvous_keys
 from devices.machine import make_machine
 from devices.memory.run.tensors import tensor_memory
-from policies.compile.partition import Partition, rendezvous_keys
+from policies.compile.partition import Partition
 from policies.compile.simplify.prune import Prune
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.executors.virtual_machine import VirtualMachine
@@ -27,8 +28,8 @@ from policies.issue.sequential import Sequential
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
-from sim.analysis.critical_path import transfer_ns
 from sim.job.build_job import make_job
+from sim.job.travel import Travel
 from sim.readiness.rendezvous import Rendezvous
 from sim.record.dependencies import dependencies
 from sim.words.errors import GraphError, InvariantError, StuckError
@@ -423,7 +424,7 @@ def test_a_request_takes_the_latency_of_the_whole_route() -> None:
     b.op("r", kind="recv", duration_ns=0, device="cpu2", attributes={"key": "k"})
     there = machine(on_request=True)
     trace = simulate(b.build(), there, ReadyQueue())
-    assert time(trace, "r") == 10 + transfer_ns(trace.job, 0, 2, 10) == 10 + 10 + 10
+    assert time(trace, "r") == 10 + Travel.between(trace.job.machine, 0, 2).ns(10) == 10 + 10 + 10
 
 
 def test_a_recv_that_waited_completes_inside_the_send() -> None:

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory.memory_description import MemorySpec, read_allocator
-from devices.memory.run.tensors import TensorMemory, program_events, tensor_memory
+from devices.memory.run.buffers import make_buffers
+from devices.memory.run.planned_order import events_in_order
+from devices.memory.run.tensors import TensorMemory, tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
 from sim.job.build_job import make_job
+from sim.job.transfers import make_flow
 from sim.words.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 
 
@@ -224,7 +227,8 @@ def test_who_executes_pays_where_memory_is_taken_at_the_start(kind: str) -> None
 def test_planned_memory_needs_what_the_program_order_needs() -> None:
     graph = chain(100, 50, 70)
     job = make_job(graph, gpu())
-    assert [(e.op, e.id) for e in program_events(job, 0)] == [
+    flow = make_flow(job)
+    assert [(e.op, e.id) for e in events_in_order(make_buffers(job, flow), job, flow, 0)] == [
         ("alloc", "a"), ("alloc", "b"), ("free", "a"), ("alloc", "c"), ("free", "b"), ("free", "c")
     ]  # fmt: skip
     trace = simulate(graph, gpu(), ReadyQueue(), memory=tensor_memory({"gpu0": MemorySpec("planned")}))
@@ -333,7 +337,6 @@ def test_buffers_have_the_names_of_their_tensors_and_copies() -> None:
     builder.op("b", inputs=["a", "a:1"], outputs=5, duration_ns=10, device="gpu1")
     from devices.memory.run.buffers import make_buffers
     from devices.network import make_network
-    from sim.job.transfers import make_flow
 
     link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)
     machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)

@@ -75,7 +75,7 @@ def find_ways(job: Job, flow: Flow) -> Ways:
     for pair in pairs.tolist():
         source, destination = divmod(pair, n_devices)
         stage = len(machine.links) + len(each)
-        staging = staging_bytes_per_s(job, source, destination)
+        staging = staging_bytes_per_s(job.machine, source, destination)
         if staging is not None:
             bandwidth[stage] = staging
         each.append(_way(machine, source, destination, staging, stage))

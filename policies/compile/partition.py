@@ -19,7 +19,7 @@
                                └───────────────────────────────────────────────┘
 
 A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it, so
-that iterations do not mix (`rendezvous_keys`). With ``rendezvous: true`` no edge leads from Send to Recv, as
+that iterations do not mix. With ``rendezvous: true`` no edge leads from Send to Recv, as
 TensorFlow's graphs of different devices share none: they meet by key when they run
 (`sim.readiness.rendezvous`). Then every device of a loop gets control nodes, for its Recvs have to know that
 an iteration has begun.
@@ -38,11 +38,11 @@ from collections.abc import Set
 from typing import Any, Final
 
 from policies.compile.records import Record, Records, read, write
-from sim import Graph, Trace
+from sim import Graph
 from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
 from sim.words.errors import InputError
 
-__all__ = ["Partition", "rendezvous_keys"]
+__all__ = ["Partition"]
 
 _BACK: Final = "next_iteration"
 
@@ -95,33 +95,6 @@ class Partition:
         for record in list(records.ops.values()):
             cut.edges(record)
         return write(cut.result())
-
-
-def rendezvous_keys(trace: Trace) -> dict[str, tuple[list[int], list[int]]]:
-    """Return for each rendezvous key of a run when its Sends ended and its Recvs started, in ns.
-
-    Parameters
-    ----------
-    trace : Trace
-        Of a partitioned graph.
-
-    Returns
-    -------
-    dict
-        ``source;destination;tensor;frame:iteration`` to (ends of Sends, starts of Recvs); one of each.
-    """
-    graph, tasks = trace.job.graph, trace.tasks
-    keys: dict[str, tuple[list[int], list[int]]] = {}
-    frames = (
-        [trace.frames[code] for code in tasks["frame"].tolist()] if "frame" in tasks else [""] * len(trace)
-    )
-    columns = (tasks[name].tolist() for name in ("op", "iteration", "start_ns", "end_ns"))
-    for op, repetition, start, end, frame in zip(*columns, frames, strict=True):
-        if graph.kind(op) in ("send", "recv"):
-            key = f"{graph.attributes[op]['key']};{frame or f'0:{repetition}'}"
-            sends, recvs = keys.setdefault(key, ([], []))
-            (sends if graph.kind(op) == "send" else recvs).append(end if graph.kind(op) == "send" else start)
-    return keys
 
 
 def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:

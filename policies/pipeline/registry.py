@@ -1,34 +1,20 @@
-"""The schedules by name: one table, from which names, options and refusals follow.
+"""The schedules by name: one group of entry points, from which names, options and refusals follow.
 
 A family is a function ``make(ranks, micro_batches[, chunks], **options)``; its options are its
 keyword-only parameters, so that naming one in the signature is all it takes to add one; ``time_limit_ns``
-is written ``time_limit: 5s``, as everywhere. Other packages
-add families as entry points of the group ``sim.pipelines``.
+is written ``time_limit: 5s``, as everywhere. A default of `chunks` is taken when nothing is said. All
+families, those of other packages too, are entry points of the group ``sim.pipelines``.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
 
-from policies.pipeline.families.chimera import chimera
 from policies.pipeline.families.custom import custom
-from policies.pipeline.families.dualpipe import dualpipe, dualpipe_v
-from policies.pipeline.families.gpipe import gpipe
-from policies.pipeline.families.interleaved import interleaved_1f1b
-from policies.pipeline.families.looped_bfs import looped_bfs
-from policies.pipeline.families.one_f_one_b import one_f_one_b
-from policies.pipeline.families.pipedream import pipedream
 from policies.pipeline.family_options import require_choice, require_positive
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.recompute import Checkpoint, with_recompute
-from policies.pipeline.zero_bubble.interleaved_zb import interleaved_zb
-from policies.pipeline.zero_bubble.v_block import v_half, v_min
-from policies.pipeline.zero_bubble.zb_auto import zb_auto
-from policies.pipeline.zero_bubble.zb_h import zb_h1, zb_h2
-from policies.pipeline.zero_bubble.zb_v import zb_v
 from sim.words import plugins
 from sim.words.errors import InputError, UnknownNameError, nearest
 from sim.words.options import SUFFIXES, misfit, parameters, require_call, spelling
@@ -36,37 +22,7 @@ from sim.words.options import SUFFIXES, misfit, parameters, require_call, spelli
 __all__ = ["default_chunks", "generate", "options", "schedules"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """A generator, what it is in one line, and how many chunks it has when nothing is said."""
-
-    make: Callable[..., Schedule]
-    line: str
-    chunks: int = 1
-
-
-_FAMILIES: dict[str, _Family] = {
-    "gpipe": _Family(gpipe, "all forwards, then all backwards (order: lifo or fifo)"),
-    "1f1b": _Family(one_f_one_b, "one forward, one backward (PipeDream-flush)"),
-    "pipedream": _Family(pipedream, "asynchronous 1F1B: no flush, stashed weights, replicated stages"),
-    "interleaved-1f1b": _Family(interleaved_1f1b, "1F1B over several chunks a rank (Megatron)"),
-    "looped-bfs": _Family(looped_bfs, "chunk after chunk, all micro-batches at once (breadth-first)"),
-    "zb-h1": _Family(zb_h1, "zero bubble by hand, within 1F1B's memory"),
-    "zb-h2": _Family(zb_h2, "zero bubble by hand, with up to 2p-1 activations alive"),
-    "interleaved-zb": _Family(interleaved_zb, "zero bubble over interleaved chunks"),
-    "zb-v": _Family(zb_v, "zero bubble in a V, within 1F1B's memory", chunks=2),
-    "zb-auto": _Family(zb_auto, "an order searched for given times and a memory limit (ZB-1p, ZB-2p, ZB-V)"),
-    "v-half": _Family(v_half, "a V with half of 1F1B's memory", chunks=2),
-    "v-min": _Family(v_min, "a V with a third of 1F1B's memory", chunks=2),
-    "dualpipe": _Family(dualpipe, "two directions, forward and backward overlapped (DeepSeek)"),
-    "dualpipe-v": _Family(dualpipe_v, "DualPipe cut in half: one model in a V", chunks=2),
-    "chimera": _Family(chimera, "two opposite pipelines, two replicas of the model"),
-    "custom": _Family(custom, "the user's own order, from a table in torch's form"),
-}
-
-_GROUP = "sim.pipelines"
-"""Entry points of other packages' schedules: functions like those above; ``make.chunks`` if not 1."""
-
+_GROUP: Final = "sim.pipelines"
 _SIZES = ("ranks", "micro_batches", "chunks")
 
 
@@ -75,12 +31,10 @@ def schedules() -> list[tuple[str, str]]:
 
     Examples
     --------
-    >>> schedules()[1]
-    ('1f1b', 'one forward, one backward (PipeDream-flush)')
+    >>> schedules()[0]
+    ('1f1b', 'Generate the 1F1B schedule.')
     """
-    own = [(name, family.line) for name, family in _FAMILIES.items()]
-    others = [name for name in plugins.names(_GROUP) if name not in _FAMILIES]
-    return own + [(name, _family(name).line) for name in others]
+    return [(known.name, known.summary) for known in plugins.describe(_GROUP)]
 
 
 def default_chunks(name: str) -> int:
@@ -96,7 +50,8 @@ def default_chunks(name: str) -> int:
     >>> default_chunks("zb-v")
     2
     """
-    return _family(name).chunks
+    chunks = parameters(_family(name)).get("chunks")
+    return chunks.default if chunks is not None and isinstance(chunks.default, int) else 1
 
 
 def options(name: str) -> Mapping[str, Any]:
@@ -112,8 +67,7 @@ def options(name: str) -> Mapping[str, Any]:
     >>> options("gpipe")
     {'order': 'lifo', 'checkpoint': 'never'}
     """
-    parameters = inspect.signature(_family(name).make).parameters
-    own = {spelling(key): p.default for key, p in parameters.items() if key not in _SIZES}
+    own = {spelling(key): p.default for key, p in parameters(_family(name)).items() if key not in _SIZES}
     return own if name == "custom" else {**own, "checkpoint": "never"}
 
 
@@ -170,7 +124,7 @@ def generate(
             close = nearest(key, known)
             hint = f"; did you mean {close!r}?" if close else ""
             raise InputError(f"{name} has no option {key!r}{hint} Known: {', '.join(known) or '(none)'}")
-    named = {spelling(parameter): p for parameter, p in parameters(family.make).items()}
+    named = {spelling(parameter): p for parameter, p in parameters(family).items()}
     arguments: dict[str, Any] = {}
     for key, value in given.items():
         parameter, annotation = named[key].name, named[key].annotation
@@ -189,7 +143,7 @@ def generate(
                 "a custom order has its own recompute actions (0R3); the option checkpoint is not for it"
             )
         return custom(ranks, micro_batches, chunks, **arguments)
-    chunks = family.chunks if chunks is None else chunks
+    chunks = default_chunks(name) if chunks is None else chunks
     require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     slots = (ranks or 1) * (micro_batches or 1) * chunks
     if slots > MOST_SLOTS:
@@ -198,21 +152,22 @@ def generate(
             f"forwards; there may be {MOST_SLOTS:,}"
         )
     sizes = {"ranks": ranks, "micro_batches": micro_batches}
-    if "chunks" in inspect.signature(family.make).parameters:
+    if _has_chunks(name):
         sizes["chunks"] = chunks
     elif chunks != 1:
-        several = ", ".join(
-            n for n, f in _FAMILIES.items() if "chunks" in inspect.signature(f.make).parameters
-        )
+        several = ", ".join(known for known, _ in schedules() if _has_chunks(known))
         raise InputError(f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}")
-    return with_recompute(family.make(**sizes, **arguments), checkpoint)
+    return with_recompute(family(**sizes, **arguments), checkpoint)
 
 
-def _family(name: str) -> _Family:
-    if name in _FAMILIES:
-        return _FAMILIES[name]
-    if name not in plugins.names(_GROUP):
-        raise UnknownNameError("pipeline schedule", name, [known for known, _ in schedules()])
-    make = plugins.lookup(_GROUP, name)
-    require_call(f"the pipeline schedule {name!r}", make, "ranks", "micro_batches")
-    return _Family(make, (inspect.getdoc(make) or "").partition("\n")[0], getattr(make, "chunks", 1))
+def _has_chunks(name: str) -> bool:
+    return name != "custom" and "chunks" in parameters(_family(name))
+
+
+def _family(name: str) -> Callable[..., Schedule]:
+    if ":" in name:  # a schedule is never code of a scenario
+        raise UnknownNameError("pipeline schedule", name, plugins.names(_GROUP))
+    make: Callable[..., Schedule] = plugins.lookup(_GROUP, name)
+    chunked = callable(make) and "chunks" in parameters(make)
+    require_call(f"the pipeline schedule {name!r}", make, *(_SIZES if chunked else _SIZES[:2]))
+    return make

@@ -2,7 +2,7 @@
 
 All times are whole ns. A tensor travels from device to device in
 
-    latency of the route + bytes / bandwidth of its slowest link,
+    latency of the route + bytes / bandwidth of its slowest link, or of a host that copies pageable memory,
 
 rounded up, and in no time when the devices are the same, when the edge is a control edge, or when
 the machine has no links. That is what one transfer takes that meets no other; contention is the
@@ -22,6 +22,7 @@ from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Job, Machine
 from sim.job.costs import costs_ns
 from sim.job.tensor_places import input_devices
+from sim.job.travel import Travel
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InfeasibleError
 
@@ -30,7 +31,6 @@ __all__ = ["NEVER", "Problem"]
 NEVER = 1 << 62
 """A time that is never reached: no route leads there."""
 
-_NS_PER_S = 1_000_000_000
 _CONTROL = -1
 
 
@@ -109,27 +109,22 @@ class Problem:
     # -- travel -----------------------------------------------------------------------------
 
     @cached_property
-    def _links(self) -> list[list[tuple[int, int | None] | None]]:
-        """(latency, bandwidth) of each route, None where no route leads."""
-        return [[self._route(a, b) for b in range(self.n_devices)] for a in range(self.n_devices)]
+    def _travel(self) -> list[list[Travel | None]]:
+        """How each device sends to each other, None where no route leads."""
+        return [[self._between(a, b) for b in range(self.n_devices)] for a in range(self.n_devices)]
 
-    def _route(self, a: int, b: int) -> tuple[int, int | None] | None:
+    def _between(self, a: int, b: int) -> Travel | None:
         try:
-            links = [self.machine.links[k] for k in self.machine.route(a, b)]
+            return Travel.between(self.machine, a, b)
         except InfeasibleError:
             return None
-        rates = [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s is not None]
-        return sum(link.latency_ns for link in links), min(rates, default=None)
 
     def travel_ns(self, a: int, b: int, nbytes: int) -> int:
         """Return how long `nbytes` (-1: a control edge) travel from device `a` to device `b`."""
         if a == b or nbytes == _CONTROL:
             return 0
-        route = self._links[a][b]
-        if route is None:
-            return NEVER
-        latency, bandwidth = route
-        return latency if bandwidth is None else latency - (-nbytes * _NS_PER_S // bandwidth)
+        travel = self._travel[a][b]
+        return NEVER if travel is None else travel.ns(nbytes)
 
     def mean_travel_ns(self, nbytes: int) -> Fraction:
         """Return the mean of `travel_ns` over all pairs of different devices with a route, exactly."""

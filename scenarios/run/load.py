@@ -239,7 +239,7 @@ class Scenario:
             return Policy(name=policy)
         if policy in runtimes:
             return Policy(runtime=policy)
-        if policy in (policies if schedules else _pipeline_schedules()):
+        if policy in (policies if schedules else plugins.names("sim.pipelines")):
             kind = "a pipeline's policy is its schedule" if schedules else "the workload is no pipeline"
             what = "a policy for graphs" if schedules else "a pipeline schedule"
             raise Place("--policy").error(
@@ -315,12 +315,6 @@ class Scenario:
             )
 
         return Case(self, decisions, base, expectations, make)
-
-
-def _pipeline_schedules() -> list[str]:
-    from policies.pipeline import schedules
-
-    return [name for name, _ in schedules()]
 
 
 def _own_label(policy: Policy) -> str:

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.analysis.critical_path import crossing_reads, distinct_moves, longest_chain_ns, transfer_ns
+from sim.analysis.critical_path import crossing_reads, distinct_moves, longest_chain_ns
 from sim.graph.frames import has_control_flow
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
+from sim.job.travel import Travel
 from sim.record.record import Record
 from sim.words.arrays import IntArray
 from sim.words.units import NS_PER_S
@@ -248,7 +249,7 @@ def _links(job: Job) -> dict[str, int]:
     held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
     used: set[int] = set()
     for (source, destination, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
-        ns = transfer_ns(job, source, destination, size)
+        ns = Travel.between(job.machine, source, destination).ns(size)
         route = machine.route(source, destination)
         used.update(route)
         for k in route:

@@ -20,13 +20,12 @@ import numpy as np
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.job.job import Job
-from sim.job.pageable import staging_bytes_per_s
 from sim.job.tensor_places import tensor_devices
+from sim.job.travel import Travel
 from sim.readiness.strictness import non_strict_ops
 from sim.words.arrays import UNSET, IntArray
-from sim.words.units import NS_PER_S
 
-__all__ = ["crossing_reads", "distinct_moves", "longest_chain_ns", "transfer_ns"]
+__all__ = ["crossing_reads", "distinct_moves", "longest_chain_ns"]
 
 
 def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
@@ -40,18 +39,6 @@ def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
     tensor = graph.inputs.indices
     away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
     return away, home
-
-
-def transfer_ns(job: Job, source: int, destination: int, nbytes: int) -> int:
-    """Return the least time in which `nbytes` get from one device to another, in ns.
-
-    The latency of the route, and the bytes at the bandwidth of its slowest link (or of the host that copies
-    them), up to the first whole ns at which they are all there.
-    """
-    route = [job.machine.links[k] for k in job.machine.route(source, destination)]
-    limits = [*(link.bandwidth_bytes_per_s for link in route), staging_bytes_per_s(job, source, destination)]
-    rates = [rate for rate in limits if rate is not None]
-    return sum(link.latency_ns for link in route) + (-(-nbytes * NS_PER_S // min(rates)) if rates else 0)
 
 
 def distinct_moves(
@@ -83,7 +70,7 @@ def _delays(job: Job) -> IntArray:
         tensor = graph.inputs.indices[crossing]
         there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
         moves, which = distinct_moves(home[tensor], there, graph.tensor_nbytes[tensor])
-        times = [transfer_ns(job, *move) for move in moves]
+        times = [Travel.between(job.machine, a, b).ns(nbytes) for a, b, nbytes in moves]
         delay[crossing] = np.array(times, np.int64)[which]
     return delay
 

@@ -184,11 +184,6 @@ class Graph:
         return Csr.group(self.edges.producer, self.edges.consumer, len(self))
 
     @cached_property
-    def successor_distance(self) -> IntArray:
-        """Distance in iterations of each entry of `successors`."""
-        return Csr.group(self.edges.producer, self.edges.distance, len(self)).indices
-
-    @cached_property
     def predecessors(self) -> Csr:
         """op → producers, data edges first."""
         return Csr.group(self.edges.consumer, self.edges.producer, len(self))
@@ -203,11 +198,6 @@ class Graph:
         """tensor → ops that read it; an op that reads it twice is there twice."""
         consumer = np.repeat(np.arange(len(self)), self.inputs.counts())
         return Csr.group(self.inputs.indices, consumer, self.n_tensors)
-
-    @cached_property
-    def has_distances(self) -> bool:
-        """Whether any edge reaches into a later iteration."""
-        return bool(self.input_distance.any() or self.after_distance.any())
 
     @cached_property
     def topological_order(self) -> IntArray:

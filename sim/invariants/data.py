@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.analysis.critical_path import transfer_ns
 from sim.graph.graph import Role
 from sim.invariants.checked_columns import BoolArray, Columns, refuse
+from sim.job.travel import Travel
 from sim.record.dependencies import unroll
 from sim.words.arrays import UNSET, IntArray
 
@@ -111,7 +111,9 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
     facts = np.stack((m["source"], m["destination"], m["nbytes"]), axis=1)
     unique, inverse = np.unique(facts, axis=0, return_inverse=True)
-    least = np.array([transfer_ns(c.job, *row) for row in unique.tolist()], np.int64)[inverse.reshape(-1)]
+    least = np.array(
+        [Travel.between(c.job.machine, a, b).ns(nbytes) for a, b, nbytes in unique.tolist()], np.int64
+    )[inverse.reshape(-1)]
     took = m["end_ns"] - m["start_ns"]
     dead = (took == 0) & (not c.static)  # what a branch not taken sends weighs nothing
     refuse(

@@ -21,6 +21,7 @@ from collections import deque
 import numpy as np
 
 from sim.job.job import Job
+from sim.machine.machine import Machine
 from sim.machine.task import Issuer, Task
 from sim.words.arrays import UNSET, IntArray
 
@@ -46,9 +47,9 @@ def host_groups(job: Job, source: IntArray, destination: IntArray) -> IntArray:
     return np.where(needed, machine.group_of[there], UNSET)
 
 
-def staging_bytes_per_s(job: Job, source: int, destination: int) -> int | None:
+def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int | None:
     """Return how fast a host copies what it has to copy from one device to the other; None: no limit."""
-    devices = [job.machine.devices[d] for d in (source, destination)]
+    devices = [machine.devices[d] for d in (source, destination)]
     if all(device.workers for device in devices):
         return None  # from host to host: no driver in between
     rates = [d.staging_bytes_per_s for d in devices if d.pageable and d.staging_bytes_per_s is not None]

@@ -39,7 +39,6 @@ from sim.words.dimensions import (
     DURATION,
     FLOP_RATE,
     FLOPS,
-    FREQUENCY,
     IEC_PREFIXES,
     SI_PREFIXES,
     Dimension,
@@ -50,8 +49,6 @@ __all__ = [
     "NS_PER_S",
     "format_bytes",
     "format_duration",
-    "format_flop_rate",
-    "format_flops",
     "format_rate",
     "parse_bandwidth",
     "parse_bytes",
@@ -59,7 +56,6 @@ __all__ = [
     "parse_flop_rate",
     "parse_flops",
     "parse_fraction",
-    "parse_frequency",
     "parse_limit",
     "round_half_up",
 ]
@@ -171,17 +167,6 @@ def parse_flop_rate(value: object, *, what: str = "rate") -> int:
     return _parse(value, FLOP_RATE, what)
 
 
-def parse_frequency(value: object, *, what: str = "frequency") -> int:
-    """Read a frequency, in whole Hz and never zero; otherwise as :func:`parse_duration`.
-
-    Examples
-    --------
-    >>> parse_frequency("1.98GHz")
-    1980000000
-    """
-    return _parse(value, FREQUENCY, what)
-
-
 def parse_fraction(value: object, *, what: str = "fraction") -> float:
     """Read a share between 0 and 1: ``0.8`` or ``"80%"``.
 
@@ -281,28 +266,6 @@ def format_rate(bytes_per_s: int | float | Fraction | None, *, digits: int | Non
     '1.5 TB/s'
     """
     return _format(bytes_per_s, _si("B/s"), 1000, digits)
-
-
-def format_flops(flops: int | float | Fraction, *, digits: int | None = 4) -> str:
-    """Write an amount of computation.
-
-    Examples
-    --------
-    >>> format_flops(2_000_000_000)
-    '2 GFLOP'
-    """
-    return _format(flops, _si("FLOP"), 1000, digits)
-
-
-def format_flop_rate(flop_per_s: int | float | Fraction | None, *, digits: int | None = 4) -> str:
-    """Write a computation rate; None is ``unlimited``.
-
-    Examples
-    --------
-    >>> format_flop_rate(989 * 10**12)
-    '989 TFLOP/s'
-    """
-    return _format(flop_per_s, _si("FLOP/s"), 1000, digits)
 
 
 def _located(what: str) -> AbstractContextManager[None]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
@@ -156,8 +154,8 @@ def _merged(job: Job) -> list[int]:
     InputError
         The programs block one another for ever.
     """
-    waiting = np.bincount(job.graph.edges.consumer, minlength=len(job.graph)).tolist()
-    successors = job.graph.successors.lists()
+    dag = job.graph.dag()
+    waiting = dag.pending()
     heads = [deque(program) for program in job.programs]
     order: list[int] = []
     moved = True
@@ -168,8 +166,7 @@ def _merged(job: Job) -> list[int]:
                 op = program.popleft()
                 order.append(op)
                 moved = True
-                for consumer in successors[op]:
-                    waiting[consumer] -= 1
+                dag.freed_by(op, waiting)
     if len(order) < len(job.graph):
         blocked = ", ".join(job.graph.op_names[program[0]] for program in heads if program)
         raise InputError(f"the programs block one another at {blocked}: no plan follows them")

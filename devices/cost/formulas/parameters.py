@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sim.words.errors import InputError, UnknownNameError
 
-__all__ = ["from_mapping", "from_vector", "parameter", "ranges", "to_mapping", "to_vector", "with_values"]
+__all__ = ["from_mapping", "from_vector", "parameter", "ranges", "to_mapping", "with_values"]
 
 P = TypeVar("P")
 FloatArray = npt.NDArray[np.float64]
@@ -45,11 +45,6 @@ def ranges(kind: type[Any]) -> tuple[FloatArray, FloatArray, FloatArray]:
     about = [f.metadata for f in dataclasses.fields(kind)]
     starts, lows, highs = (np.array([a[key] for a in about], dtype=float) for key in ("start", "low", "high"))
     return starts, lows, highs
-
-
-def to_vector(parameters: Any) -> FloatArray:
-    """Return the values in field order."""
-    return np.array(dataclasses.astuple(parameters), dtype=float)
 
 
 def from_vector(kind: type[P], values: FloatArray) -> P:

@@ -15,34 +15,27 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from devices.memory.memory_event import MemoryEvent
-from devices.memory.run.buffers import Buffers, make_buffers
+from devices.memory.run.buffers import Buffers
 from sim.graph.csr import Csr
 from sim.job.job import Job
-from sim.job.transfers import Flow, make_flow
+from sim.job.transfers import Flow
 
-__all__ = ["events_in_order", "program_events"]
+__all__ = ["events_in_order"]
 
 
-def program_events(job: Job, device: int, flow: Flow | None = None) -> list[MemoryEvent]:
+def events_in_order(buffers: Buffers, job: Job, flow: Flow, device: int) -> list[MemoryEvent]:
     """Return what a device's memory sees when its ops run strictly in program order.
 
     This is what a static planner plans: an op's outputs are taken before its inputs are released.
 
     Parameters
     ----------
+    buffers : Buffers
     job : Job
+    flow : Flow
     device : int
         Index of the device.
-    flow : Flow, optional
-        The job's flow, when it is there already.
     """
-    flow = flow or make_flow(job)
-    buffers = make_buffers(job, flow)
-    return events_in_order(buffers, job, flow, device)
-
-
-def events_in_order(buffers: Buffers, job: Job, flow: Flow, device: int) -> list[MemoryEvent]:
-    """Return the events of `program_events` for buffers that are there already."""
     left = buffers.uses(1)[0].tolist()
     name = buffers.names(job, flow)
     program = job.order[job.device_of[job.order] == device].tolist()

@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from devices.memory.memory_description import MemorySpec
-from devices.memory.run.planned_order import program_events
 from devices.memory.run.tensor_lifetimes import Lifetimes
 from sim.job.context import Context
 from sim.job.job import Job
@@ -35,7 +34,7 @@ from sim.words.arrays import IntArray
 from sim.words.collector import collector_paused
 from sim.words.errors import InputError
 
-__all__ = ["MemorySpec", "TensorMemory", "program_events", "tensor_memory"]
+__all__ = ["MemorySpec", "TensorMemory", "tensor_memory"]
 
 LIFETIMES: Final = ("execution", "issue")
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devices.sharing.maxmin import Rate, quotient
-
-__all__ = ["fair_level", "fair_shares"]
+__all__ = ["fair_level"]
 
 
 def fair_level(demands: Sequence[int], capacity: int) -> tuple[int, int]:
@@ -37,15 +35,3 @@ def fair_level(demands: Sequence[int], capacity: int) -> tuple[int, int]:
         capacity -= demand
         among -= 1
     return max(demands, default=0), 1
-
-
-def fair_shares(demands: Sequence[int], capacity: int) -> list[Rate]:
-    """Return what each of `demands` gets of `capacity`.
-
-    Examples
-    --------
-    >>> fair_shares([8, 2, 5], 10)
-    [4, 2, 4]
-    """
-    level, among = fair_level(demands, capacity)
-    return [demand if demand * among <= level else quotient(level, among) for demand in demands]

@@ -78,7 +78,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
     )
 
 
-def dualpipe_v(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate DualPipeV: one model in a V, two stages a rank.
 
     Raises

@@ -16,7 +16,7 @@ transfers. "Work" is what one rank computes: m·v·(F + B).
     chimera             makespan   (p-2)·max(F, B)             m = p; or F = B and p divides m
 
 The bubble is the excess over the whole: for GPipe (p-1)/(m+p-1). Some papers give it relative to the
-work, for interleaved (p-1)/(v·m): `ClosedForm.bubble_of_work`.
+work, for interleaved (p-1)/(v·m): ``excess / work``.
 
 Outside these sizes the formulas are bounds or nothing; then there is no closed form, and
 `policies.pipeline.evaluate` still computes the exact value.
@@ -68,11 +68,6 @@ class ClosedForm:
     def bubble(self) -> Fraction:
         """The excess over the whole."""
         return Fraction(self.excess, self.value) if self.value else Fraction(0)
-
-    @property
-    def bubble_of_work(self) -> Fraction:
-        """The excess over the work."""
-        return Fraction(self.excess, self.work) if self.work else Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)

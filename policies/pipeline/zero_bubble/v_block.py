@@ -53,7 +53,7 @@ _Early = Literal["", "I", "IF"]
 _PERIOD = 6
 
 
-def v_half(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate V-Half: about p/2 + 1 micro-batches of activations alive.
 
     Raises
@@ -77,7 +77,7 @@ def v_half(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     return _best("v-half", ranks, micro_batches, [block(r) for r in range(ranks)])
 
 
-def v_min(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate V-Min: about p/3 + 1 micro-batches of activations alive.
 
     Raises

@@ -47,7 +47,7 @@ def require_two_chunks(name: str, chunks: int) -> None:
         )
 
 
-def zb_v(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate the ZB-V schedule.
 
     Raises

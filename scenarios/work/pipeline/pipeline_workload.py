@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from policies.pipeline import Schedule, default_chunks, generate, options, schedules
+from policies.pipeline import Schedule, default_chunks, generate, options
 from policies.pipeline.family_options import require_positive
 from policies.pipeline.recompute import without_backward_dependency
 from policies.pipeline.registry import MOST_SLOTS
@@ -38,6 +38,7 @@ from scenarios.work.pipeline.pipeline_stages import Stages, make_stages, place_s
 from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
+from sim.words import plugins
 from sim.words.errors import InputError, ScenarioError, UnknownNameError
 from sim.words.options import misfit
 from sim.words.units import NS_PER_S, parse_bytes, round_half_up
@@ -72,7 +73,7 @@ class Pipeline(Workload):
 
     def schedules(self) -> Collection[str]:
         """Return the names of all schedules."""
-        return [name for name, _ in schedules()]
+        return plugins.names("sim.pipelines")
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Refuse: without a schedule there is no graph."""
