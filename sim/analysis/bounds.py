@@ -240,7 +240,10 @@ def _links(job: Job) -> dict[str, int]:
     crossing, home = crossing_reads(job)
     n_devices = len(machine.devices)
     there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
-    moved = np.unique(graph.inputs.indices[crossing] * n_devices + there)
+    moved = np.sort(
+        graph.inputs.indices[crossing] * n_devices + there
+    )  # faster than `np.unique`, which hashes
+    moved = moved[np.diff(moved, prepend=-1) != 0]
     tensor, there = np.divmod(moved, n_devices)
     moves, which = distinct_moves(home[tensor], there, graph.tensor_nbytes[tensor])
     held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))

@@ -24,7 +24,10 @@ class PinnedPlacement(Placement):
         """Return one device index per op (see `Placement`)."""
         able = _timed(cost_ns)
         able &= allowed_devices(graph, machine)
-        return able.argmax(axis=0).tolist()  # type: ignore[no-any-return]
+        device_of = np.zeros(len(graph), np.int64)
+        for device in reversed(range(len(able))):  # row by row, as they lie in memory; the first one stays
+            device_of[able[device]] = device
+        return device_of.tolist()
 
 
 def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.pipeline.orders.action import Action
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from sim.words.errors import InputError
 
@@ -98,23 +99,25 @@ def peak_activations(
 
 
 def _peak(schedule: Schedule, rank: int, held: Sequence[StageActivations]) -> int:
-    recomputed = {(a.stage, a.micro_batch) for a in schedule.actions(rank) if a.phase == "R"}
+    program = [(slot,) if type(slot) is Action else slot.parts for slot in schedule.programs[rank]]
+    recomputed = {(stage, k) for parts in program for stage, phase, k in parts if phase == "R"}
+    full = [size.full for size in held]
     alive = peak = 0
-    for slot in schedule.programs[rank]:
+    for parts in program:
         freed = 0
-        for stage, phase, k in slot.parts:
-            size = held[stage]
-            again = (stage, k) in recomputed
+        for stage, phase, k in parts:
             if phase == "F":
-                alive += size.stage_input if again else size.full
+                again = recomputed and (stage, k) in recomputed
+                alive += held[stage].stage_input if again else full[stage]
             elif phase == "R":
-                alive += size.full - size.stage_input
+                alive += full[stage] - held[stage].stage_input
             elif phase == "B":
-                freed += size.full
+                freed += full[stage]
             elif phase == "I":
-                freed += size.full - size.kept
+                freed += full[stage] - held[stage].kept
             else:
-                freed += size.kept
-        peak = max(peak, alive)
+                freed += held[stage].kept
+        if alive > peak:
+            peak = alive
         alive -= freed
     return peak
