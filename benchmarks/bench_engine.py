@@ -1,4 +1,6 @@
-"""What a simulated task costs, in raw SimPy timeouts measured in the same run.
+"""What a task costs on the SimPy engine, in raw SimPy timeouts measured in the same run.
+
+The kernel has a benchmark of its own, `bench_kernel.py`.
 
 A *raw timeout* is the cheapest thing SimPy can do for a running device: as many processes as the
 machine has devices, each of them ``yield env.timeout(...)`` in a loop. The ratio to it says what
@@ -166,13 +168,15 @@ def machine(path: str, devices: int) -> Machine:
 def run(graph: Graph, path: str, devices: int) -> Trace:
     """Simulate once."""
     if path == "plain":
-        return simulate(graph, machine(path, devices), ReadyQueue())
+        return simulate(graph, machine(path, devices), ReadyQueue(), engine="simpy")
     memory = None
     if path in MEMORY:
         specs = {f"d{i}": MEMORY[path] for i in range(devices)}
         memory = tensor_memory(specs, lifetime="issue")
     policy = ReadyQueue(synchronisation="issue")
-    return simulate(graph, machine(path, devices), policy, streams=TwoStreams(), memory=memory)
+    return simulate(
+        graph, machine(path, devices), policy, streams=TwoStreams(), memory=memory, engine="simpy"
+    )
 
 
 def raw_timeouts(n: int, processes: int) -> None:

@@ -139,14 +139,14 @@ def once(machine: Machine, graph: Graph, pure: bool) -> Measured:
     assert not isinstance(routes, str)
     loop, network = (loop_source, network_source) if pure else (load("loop"), load("network"))
     kernel = loop.Run()
-    for name, value in columns(job, flow, policy, order).items():
+    for name, value in columns(job, flow, policy, order, [None] * len(machine.devices)).items():
         setattr(kernel, name, value.tolist() if pure and isinstance(value, np.ndarray) else value)
     kernel.net = network.Net(routes, flow.n_nodes - flow.n_ops)
     gc.collect()
     began = time.process_time()
     kernel.run()
     took = time.process_time() - began
-    start, end = (np.asarray(column)[flow.n_ops :] for column in (kernel.start, kernel.end))
+    start, end = (np.asarray(column)[flow.n_ops : flow.n_nodes] for column in (kernel.start, kernel.end))
     return Measured(flow.n_nodes, took, kernel.net.status, float((end - start).sum()) / max(1, kernel.now))
 
 

@@ -96,9 +96,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin) -> Device:
     for key in values:
         kinds = DEVICE_FIELDS[key].kinds
         if kinds and family not in kinds:
-            raise InputError(
-                f"only {' and '.join(kinds)} devices have it, and {name} is a {kind}", path=(key,)
-            )
+            owners = "devices with streams" if "other" in kinds else f"{' and '.join(kinds)} devices"
+            raise InputError(f"only {owners} have it, and {name} is a {kind}", path=(key,))
     if family in _BUILDERS:
         device: Device = import_module(_BUILDERS[family]).build(name, values, origin)
         return device

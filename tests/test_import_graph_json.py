@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from import_helpers import REPOSITORY, columns
 
 from scenarios.importers.batching import at_batch, is_straight, slope_between
+from scenarios.importers.neutral import graph_columns
 from scenarios.importers.neutral.graph_file import SCHEMA, json_schema
 from scenarios.importers.neutral.graph_json import read_graph, recognises, write_graph
 from sim import GraphBuilder
@@ -332,3 +333,60 @@ def test_what_we_write_satisfies_the_schema(tmp_path):
     jsonschema.validate(json.loads((tmp_path / "g.json").read_text(encoding="utf-8")), json_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(document(ops=[{"name": "a", "flop": 3}])), json_schema())
+
+
+@examples(60)
+@given(graphs(), st.sampled_from([1, 1 << 16]))
+def test_reading_columns_and_reading_ops_give_the_same_graph(tmp_path_factory, graph, block):
+    """Both readers, whether every record is a block of its own or all are one."""
+    path = tmp_path_factory.mktemp("graph") / "g.json"
+    write_graph(graph, path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_columns, "_BLOCK", block)
+        fast = read_graph(path)
+        patch.setattr("scenarios.importers.neutral.graph_json.read_columns", lambda content: None)
+        assert columns(read_graph(path)) == columns(fast)
+
+
+@pytest.mark.parametrize("separator", [",", " ,\n  "])
+def test_records_are_read_as_columns_however_they_are_parted(separator):
+    ops = separator.join(f'{{"name": "op{i}", "attributes": {{"a": [1, {{}}]}}}}' for i in range(9_000))
+    content = f'{{"schema": "{SCHEMA}", "name": "g", "ops": [{ops}]}}'.encode()
+    assert len(content) > 2 * graph_columns._BLOCK
+    read = graph_columns.read_columns(content)
+    assert read is not None
+    assert read[1].names == [f"op{i}" for i in range(9_000)]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"name": "b", "flops": None},
+        {"name": "b", "flops": True},
+        {"name": "b", "flops": 2**63},
+        {"name": "b", "bytes_read": -1},
+        {"name": "b", "outputs": [-1]},
+        {"name": "b", "outputs": [[3]]},
+        {"name": "b", "kind": ""},
+        {"name": "b", "device": None},
+        {"name": ""},
+        {"name": "a"},
+        {"name": "b", "inputs": ["c"]},
+        {"name": "b", "inputs": ["a:1"]},
+        {"name": "b", "inputs": [["a"]]},
+        {"name": "b", "inputs": [["a", -1]]},
+        {"name": "b", "after": ["x"]},
+        {"name": "b", "duration_by_kind_ns": {"cpu": True}},
+        {"name": "b", "duration_by_kind_ns": {"cpu": None}},
+        {"name": "b", "duration_by_kind_ns": {"": 1}},
+        {"name": "b", "per_sample": {"flops": 1}},
+        {"name": "b", "kind": "call"},
+        {"name": "a:0"},
+        {"name": "b", "unknown": 1},
+        {"kind": "relu"},
+        3,
+    ],
+)
+def test_what_is_out_of_the_ordinary_is_left_to_the_exact_reader(op):
+    assert graph_columns.read_columns(document(ops=[{"name": "a", "inputs": ["x"]}])) is not None
+    assert graph_columns.read_columns(document(ops=[{"name": "a", "inputs": ["x"]}, op])) is None

@@ -315,11 +315,11 @@ def test_other_obstacles_are_named() -> None:
     assert "strict: false" in str(refusal(ReadyQueue(), graph, cpu))
 
 
-def test_a_trace_says_which_engine_ran() -> None:
+def test_a_trace_says_which_engine_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = chain(), Machine((Device("gpu0"),))
     which = "kernel" if compiled() else "kernel (pure Python)"
-    assert simulate(graph, machine, ReadyQueue()).engine == which
     assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine == which
+    monkeypatch.setenv("SIM_PURE", "1")
     assert simulate(graph, machine, ReadyQueue(), engine="simpy").engine == "simpy"
     why = "the policy ByNext has to be asked task by task"
     assert simulate(graph, machine, ByNext()).engine == f"simpy: {why}"
@@ -327,6 +327,18 @@ def test_a_trace_says_which_engine_ran() -> None:
         simulate(graph, machine, ByNext(), engine="kernel")
     with pytest.raises(InputError, match="did you mean 'kernel'"):
         simulate(graph, machine, ByNext(), engine="kernal")
+
+
+def test_a_kernel_that_is_not_compiled_runs_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = chain(), Machine((Device("gpu0"),))
+    monkeypatch.setenv("SIM_PURE", "1")
+    assert simulate(graph, machine, ReadyQueue()).engine == "kernel (pure Python)"
+    monkeypatch.delenv("SIM_PURE")
+    if compiled():
+        assert simulate(graph, machine, ReadyQueue()).engine == "kernel"
+    monkeypatch.setattr("sim.kernel.choose.compiled", lambda: False)
+    assert simulate(graph, machine, ReadyQueue()).engine == "simpy: the kernel is not compiled here"
+    assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine.startswith("kernel")
 
 
 def test_who_gets_stuck_is_told_why_whatever_the_engine() -> None:

@@ -207,7 +207,6 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
         if name not in devices:
             message = str(UnknownNameError("device", name, devices))
             raise document.error(("noise", "devices", name), message)
-    models = sorted({op.partition("/")[0] for op in graph.op_names})
     for pattern in (
         "memory.allocator.limits",
         "memory.devices.*.limits",
@@ -221,6 +220,7 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
             found = {group_of(op) for op in graph.op_names}
             for at in named:
                 if at[-1] not in found:
+                    models = sorted({op.partition("/")[0] for op in graph.op_names})
                     raise document.error(at, str(UnknownNameError("model", str(at[-1]), models)))
 
 

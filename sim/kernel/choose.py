@@ -1,4 +1,7 @@
-"""Which engine runs a job: the kernel where it can, else the one on SimPy, which can run everything."""
+"""Which engine runs a job: the kernel where it can, else the one on SimPy, which can run everything.
+
+A kernel that is not compiled is slower than SimPy, so that it only runs when asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Final
 from sim.engine import Engine, Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.run import STUCK, run
+from sim.kernel.compiled import source_is_wanted
+from sim.kernel.run import STUCK, compiled, run
 from sim.policy.policy import Policy
 from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError
@@ -38,7 +42,7 @@ def run_job(
     job : Job
     policy : Policy
     engine : str
-        ``auto``: the kernel where it can; ``simpy``; ``kernel``.
+        ``auto``: the kernel where it can and is compiled (or ``SIM_PURE`` is set); ``simpy``; ``kernel``.
     memory, observers
         As for `sim.simulate`.
 
@@ -55,7 +59,9 @@ def run_job(
         raise UnknownNameError("engine", engine, ENGINES)
     observers = list(observers)
     which = "simpy"
-    if engine != "simpy":
+    if engine == "auto" and not compiled() and not source_is_wanted():
+        which = "simpy: the kernel is not compiled here"
+    elif engine != "simpy":
         found = run(job, policy, memory=memory, observers=observers)
         if isinstance(found, Trace):
             return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
-__all__ = ["digest", "load", "sources", "state"]
+__all__ = ["digest", "load", "source_is_wanted", "sources", "state"]
 
 _FOLDER = Path(__file__).parent
 _CHANGED = "its source has changed since it was compiled; install again, or run `make venv`"
@@ -54,6 +54,11 @@ def state() -> str:
     return "compiled" if sources() else "pure Python"
 
 
+def source_is_wanted() -> bool:
+    """Whether the source shall run even where it is compiled."""
+    return os.environ.get("SIM_PURE", "0") not in ("", "0")
+
+
 def sources(folder: Path = _FOLDER) -> list[str]:
     """Return the names of the modules that are compiled: those with a file of types."""
     return sorted(types.stem for types in folder.glob("*.pxd") if types.with_suffix(".py").exists())
@@ -74,7 +79,7 @@ def digest(folder: Path = _FOLDER) -> str:
 
 def _compiled(name: str) -> ModuleType | str:
     """Return the compiled module, or why it is not used."""
-    if os.environ.get("SIM_PURE", "0") not in ("", "0"):
+    if source_is_wanted():
         return "SIM_PURE is set"
     try:
         module = import_module(f"sim.kernel._{name}")

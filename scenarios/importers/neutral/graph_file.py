@@ -20,6 +20,7 @@ __all__ = [
     "OpRecord",
     "OpSlope",
     "TensorRecord",
+    "checked",
     "json_schema",
     "parse",
 ]
@@ -119,6 +120,11 @@ def json_schema() -> dict[str, Any]:
         **_FILE.json_schema(),
         "title": "A computation graph (sim.graph/1)",
     }
+
+
+def checked(content: bytes) -> GraphFile:
+    """Return the records in `content`; pydantic's ValidationError where they are wrong."""
+    return _FILE.validate_json(content)
 
 
 def parse(content: bytes, path: object) -> GraphFile:

@@ -34,6 +34,7 @@ import numpy as np
 
 from scenarios.importers.batching import BatchSlope, at_batch, row_sums
 from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.neutral.graph_columns import read_columns
 from scenarios.importers.neutral.graph_file import FunctionRecord, GraphFile, OpRecord, OpSlope, parse
 from scenarios.importers.neutral.graph_write import write_graph
 from scenarios.ops.functions import Function, add_ops
@@ -74,12 +75,19 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
     >>> read_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32)
     <Graph 'inception_v1': 143 ops, 260 tensors, 169 edges>
     """
-    file = parse(read_bytes(path), path)
+    content = read_bytes(path)
+    read = read_columns(content) if batch is None else None
+    file = parse(content, path) if read is None else read[0]
+    del content
     builder = GraphBuilder(file["name"])
     try:
         for tensor in file.get("tensors", []):
             add = builder.input if tensor["role"] == "input" else builder.parameter
             add(tensor["name"], tensor.get("nbytes", 0), device=tensor.get("device"))
+        if read is not None:
+            read[1].write(builder)
+            del read
+            return builder.build()
         functions = [_function(record) for record in file.get("functions", [])]
         add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
         graph = builder.build()
