@@ -8,8 +8,9 @@ which only measures real kernels needs none of the simulator's dependencies.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from sim.words.lazy import lazy
 
 if TYPE_CHECKING:
     from sim.graph.builder import GraphBuilder
@@ -56,14 +57,7 @@ __all__ = [
     "simulate",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from devices.machine import make_device, make_machine
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
+from policies.placement.problem import Problem
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim import Graph, GraphBuilder, Policy, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.explain.derived_columns import Facts
 from sim.explain.path import executed_path
 from sim.explain.waits import final_waits
@@ -260,3 +261,17 @@ def test_the_scenario_explains_itself() -> None:
     steps = executed_path(result.trace)
     assert sum(step.end_ns - step.start_ns for step in steps) == 145_000
     assert {step.kind for step in steps} == {"transfer", "task"}
+
+
+def test_a_placement_counts_the_hosts_copying() -> None:
+    cpu = Device("cpu0", "cpu", workers=1, pageable=True, staging_bytes_per_s=10**9)
+    links = tuple(
+        Link(f"{a}{b}", a, b, latency_ns=5, bandwidth_bytes_per_s=10**10)
+        for a, b in (("cpu0", "gpu0"), ("gpu0", "cpu0"))
+    )
+    b = GraphBuilder("one")
+    b.op("a", duration_ns=1)
+    one = [np.ones(1, np.int64)] * 2
+    for pageable, expected in ((True, 5 + 100), (False, 5 + 10)):
+        machine = Machine((replace(cpu, pageable=pageable), Device("gpu0")), links)
+        assert Problem(b.build(), machine, one).travel_ns(0, 1, 100) == expected

@@ -149,6 +149,22 @@ def test_other_packages_add_schedules(tmp_path: Path) -> None:
         plugins.unregister("sim.pipelines", "eager")
 
 
+def test_chunks_of_another_packages_schedule() -> None:
+    def asked(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+        return generate("looped-bfs", ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+
+    def three(ranks: int, micro_batches: int, chunks: int = 3) -> Schedule:
+        return asked(ranks, micro_batches, chunks)
+
+    for make, default in ((asked, 1), (three, 3)):
+        plugins.register("sim.pipelines", "mine", make)
+        try:
+            assert generate("mine", ranks=2, micro_batches=2).chunks == default
+            assert generate("mine", ranks=2, micro_batches=2, chunks=2).chunks == 2
+        finally:
+            plugins.unregister("sim.pipelines", "mine")
+
+
 # -- the command line ------------------------------------------------------------------------------------
 
 

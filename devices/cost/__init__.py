@@ -15,8 +15,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from sim.words.lazy import lazy
 
 if TYPE_CHECKING:
     from devices.cost.fitted import FittedCosts, load_fit
@@ -65,11 +66,4 @@ _WHERE: Final = {
     "save_table": "devices.cost.tables.table_file",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _WHERE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from sim.words.lazy import lazy
 
 if TYPE_CHECKING:
     from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
@@ -37,11 +38,4 @@ _WHERE: Final = {
     "largest_gaps": "sim.explain.text",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _WHERE)

@@ -36,7 +36,6 @@ RUNS: Final = 2
 GOALS: Final[Mapping[str, float]] = {"allocated.mismatches": 0}
 """Allocated bytes are exact. What is reserved is compared and reported."""
 
-MIB: Final = 1 << 20
 MOST_LIVE_BYTES: Final = 1 << 30
 
 

@@ -40,10 +40,9 @@ class TokenPool:
     (0, 1, [200, 50])
     """
 
-    def __init__(self, match_range: int = MATCH_RANGE) -> None:
+    def __init__(self) -> None:
         self.sizes: list[int] = []
         """Bytes of each token; its index is its identity."""
-        self._match_range = match_range
         self._free: dict[Hashable, list[tuple[int, int, int]]] = {}
         self._released = 0
 
@@ -51,9 +50,9 @@ class TokenPool:
         """Return a token for `nbytes`, of those of the same `kind` (device, scope, dtype)."""
         free = self._free.get(kind, [])
         at = bisect_left(free, (nbytes,))
-        if at < len(free) and free[at][0] <= nbytes * self._match_range:
+        if at < len(free) and free[at][0] <= nbytes * MATCH_RANGE:
             return free.pop(at)[2]
-        if at and free[at - 1][0] >= nbytes // self._match_range:
+        if at and free[at - 1][0] >= nbytes // MATCH_RANGE:
             token = free.pop(at - 1)[2]
             self.sizes[token] = nbytes
             return token

@@ -31,7 +31,7 @@ from itertools import product
 
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs
-from policies.pipeline.zero_bubble.zb_problem import Problem
+from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
 from sim.words.errors import InfeasibleError
 
 __all__ = ["Switches", "greedy_programs"]
@@ -47,25 +47,16 @@ class Switches:
 
 
 def greedy_programs(problem: Problem) -> Iterator[Programs]:
-    """Yield the programs of a straight pipeline for each setting of the switches that finds some.
+    """Return the programs of a straight pipeline for each setting of the switches that finds some.
 
     Raises
     ------
     InfeasibleError
         No setting finds an order within the memory limit.
     """
-    failure: InfeasibleError | None = None
-    found = 0
-    for setting in product((False, True), repeat=3):
-        try:
-            programs = _Search(problem, Switches(*setting)).programs()
-        except InfeasibleError as error:
-            failure = error
-        else:
-            found += 1
-            yield programs
-    if failure is not None and not found:
-        raise failure
+    return those_found(
+        _Search(problem, Switches(*setting)).programs for setting in product((False, True), repeat=3)
+    )
 
 
 class _Search:

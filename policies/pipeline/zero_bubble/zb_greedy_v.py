@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs
-from policies.pipeline.zero_bubble.zb_problem import Problem
+from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
 from sim.words.errors import InfeasibleError
 
 __all__ = ["greedy_v_programs"]
@@ -43,25 +44,14 @@ _LEGS = range(4)
 
 
 def greedy_v_programs(problem: Problem) -> Iterator[Programs]:
-    """Yield the best programs of a V for each setting of the switches that finds some.
+    """Return the best programs of a V for each setting of the switches that finds some.
 
     Raises
     ------
     InfeasibleError
         No setting finds an order within the memory limit.
     """
-    failure: InfeasibleError | None = None
-    found = 0
-    for before_forward, before_leg_2 in product((True, False), repeat=2):
-        try:
-            programs = _learn(problem, before_forward, before_leg_2)
-        except InfeasibleError as error:
-            failure = error
-        else:
-            found += 1
-            yield programs
-    if failure is not None and not found:
-        raise failure
+    return those_found(partial(_learn, problem, *switches) for switches in product((True, False), repeat=2))
 
 
 def _learn(problem: Problem, before_forward: bool, before_leg_2: bool) -> Programs:

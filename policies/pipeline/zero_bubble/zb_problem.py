@@ -10,14 +10,16 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policies.pipeline.orders.pipeline_schedule import Placement, Schedule, loop, vee
+from policies.pipeline.orders.pipeline_schedule import Placement, Programs, Schedule, loop, vee
 from policies.pipeline.timing.activations import StageActivations
 from policies.pipeline.timing.evaluate import StageTimes, evaluate
+from sim.words.errors import InfeasibleError
 
-__all__ = ["Objective", "Problem", "cost"]
+__all__ = ["Objective", "Problem", "cost", "those_found"]
 
 Objective = Literal["span", "makespan"]
 """``span``: the longest a rank takes from its first start to its last end; ``makespan``: first to last."""
@@ -85,3 +87,25 @@ def cost(problem: Problem, schedule: Schedule) -> int:
     """Return what the objective says of an order, by the longest-path evaluation."""
     run = evaluate(schedule, problem.times, transfer=problem.transfer)
     return max(run.spans) if problem.objective == "span" else run.makespan
+
+
+def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs]:
+    """Yield what each search finds; those that find no order within the memory limit are passed over.
+
+    Raises
+    ------
+    InfeasibleError
+        None of them finds any.
+    """
+    failure: InfeasibleError | None = None
+    found = 0
+    for search in searches:
+        try:
+            programs = search()
+        except InfeasibleError as error:
+            failure = error
+        else:
+            found += 1
+            yield programs
+    if failure is not None and not found:
+        raise failure

@@ -20,7 +20,6 @@ Narayanan et al., SOSP 2019). An input layer's time is data loading; it has no b
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from fractions import Fraction
 from scenarios.importers.files import StrPath, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+from sim.graph.walks import Dag, least_first
 from sim.words.errors import GraphError, InputError, nearest
 from sim.words.units import round_half_up
 
@@ -179,25 +179,18 @@ def _in_order(layers: dict[str, LayerProfile], path: StrPath) -> list[LayerProfi
         digits = re.sub(r"\D", "", name)
         return int(digits or 0), name
 
-    pending = {name: len(layer.predecessors) for name, layer in layers.items()}
-    after: dict[str, list[str]] = {name: [] for name in layers}
-    for name, layer in layers.items():
-        for predecessor in layer.predecessors:
-            after[predecessor].append(name)
-    free = [key(name) for name, count in pending.items() if count == 0]
-    heapq.heapify(free)
-    order: list[LayerProfile] = []
-    while free:
-        name = heapq.heappop(free)[1]
-        order.append(layers[name])
-        for successor in after[name]:
-            pending[successor] -= 1
-            if pending[successor] == 0:
-                heapq.heappush(free, key(successor))
-    if len(order) < len(layers):
-        stuck = sorted((name for name, count in pending.items() if count), key=key)
-        raise GraphError(f"{path}: the layers {', '.join(stuck[:6])} wait for each other")
-    return order
+    names = sorted(layers, key=key)
+    place = {name: k for k, name in enumerate(names)}
+    before = [[place[predecessor] for predecessor in layers[name].predecessors] for name in names]
+    after: list[list[int]] = [[] for _ in names]
+    for k, row in enumerate(before):
+        for predecessor in row:
+            after[predecessor].append(k)
+    order = least_first(Dag(after, before), range(len(names)))
+    if len(order) < len(names):
+        stuck = sorted(set(range(len(names))).difference(order))
+        raise GraphError(f"{path}: the layers {', '.join(names[k] for k in stuck[:6])} wait for each other")
+    return [layers[names[k]] for k in order]
 
 
 def load(path: StrPath, *, batch: int | None = None) -> Graph:
