@@ -74,7 +74,9 @@ def test_many_mistakes_are_cut_short(tmp_path: Path) -> None:
 
 def test_a_machine_that_contradicts_itself_has_a_place(tmp_path: Path) -> None:
     text = changed("cores: 2", "cores: 2, streams: 3")
-    assert failure(tmp_path, text).startswith("s.yaml:4:42: machine.devices.cpu0.streams: only gpu")
+    assert failure(tmp_path, text).startswith(
+        "s.yaml:4:42: machine.devices.cpu0.streams: only devices with streams"
+    )
 
 
 @pytest.mark.parametrize(

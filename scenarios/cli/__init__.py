@@ -13,6 +13,9 @@ gc.set_threshold(50_000, *gc.get_threshold()[1:])
 # Asking every installed distribution whether it changes how pydantic validates takes as long.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-from scenarios.cli.app import app  # noqa: E402
+from sim.words.lazy import lazy  # noqa: E402
 
 __all__ = ["app"]
+
+# Making `app` asks for verbs of other packages, which use modules of this one: it is made when it is wanted.
+__getattr__ = lazy(__name__, {"app": "scenarios.cli.command"})
