@@ -15,7 +15,7 @@ from sim.kernel.compiled import load
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
-from sim.record.record import Wait
+from sim.record.record import complete_tasks
 from sim.trace import Trace
 from sim.words.arrays import IntArray
 
@@ -99,11 +99,7 @@ def _trace(
     tasks = {"id": rows, "stream": column("stream")}
     tasks |= {f"{name}_ns": column(name) for name in ("ready", "issue", "start", "end")}
     tasks |= {"wait": column("wait"), "issuer": column("issuer")}
-    tasks["iteration"], tasks["op"] = np.divmod(rows, flow.n_nodes)
-    tasks["dead"] = np.zeros(len(rows), np.int64)
-    late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
-    by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
-    tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
+    complete_tasks(tasks, flow)
     moved = _transfers(job, flow, ran)
     return Trace(job, flow, type(policy).__name__, tasks, moved, engine=engine)
 

@@ -111,14 +111,9 @@ class Record:
     ) -> Self:
         """Make the trace of a finished run from the rows it collected (see `sim.record.rows`)."""
         columns = tasks.columns()
-        if "op" not in columns:
-            columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
-            columns["dead"] = np.zeros(len(tasks), np.int64)
         if calls:
             columns["calls_ns"] = np.array([calls.get(task, 0) for task in columns["id"].tolist()], np.int64)
-        late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
-        by_issuer = columns["issue_ns"] > columns["ready_ns"]
-        columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
+        complete_tasks(columns, flow)
         moved = _transfers(flow, transfers)
         pairs = np.array(met, np.int64).reshape(-1, 2)
         return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames), pairs)
@@ -140,6 +135,19 @@ class Record:
     def device(self) -> IntArray:
         """Device index of every task."""
         return self.job.device_of[self.tasks["op"]]
+
+
+def complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
+    """Add what follows from the columns that an engine filled, and why late tasks waited where it did not say.
+
+    On a static graph ``op`` and ``iteration`` follow from ``id``, and no task is dead.
+    """
+    if "op" not in columns:
+        columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
+        columns["dead"] = np.zeros(len(columns["id"]), np.int64)
+    late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
+    by_issuer = columns["issue_ns"] > columns["ready_ns"]
+    columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
 
 
 def _transfers(flow: Flow, transfers: Rows) -> dict[str, IntArray]:
