@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -87,4 +88,10 @@ def _compiled(name: str) -> ModuleType | str:
         return "not compiled where it was built"
     except ImportError as error:
         return str(error)
-    return module if digest() == module.SOURCE_DIGEST else _CHANGED
+    return module if _own_digest() == module.SOURCE_DIGEST else _CHANGED
+
+
+@cache
+def _own_digest() -> str:
+    """Return the digest of our own sources, read once: every run asks."""
+    return digest()
