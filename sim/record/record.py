@@ -138,7 +138,7 @@ class Record:
 
 
 def complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
-    """Add what follows from the columns that an engine filled, and why late tasks waited where it did not say.
+    """Add what follows from the columns of an engine, and why late tasks waited where it did not say.
 
     On a static graph ``op`` and ``iteration`` follow from ``id``, and no task is dead.
     """
