@@ -15,6 +15,10 @@ from sim.job.build_job import make_job
 from sim.machine.task import Task
 from sim.record.rows import Rows, transfer_rows
 
+BUILDER = GraphBuilder("one op")
+BUILDER.op("one", duration_ns=1)
+GRAPH = BUILDER.build()
+
 
 def task(id: int, end_ns: int = -1) -> Task:
     one = Task(id, id, 0, 0)
@@ -29,7 +33,7 @@ def ids(rows: Rows) -> list[int]:
 
 def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
     """By start, then round of that instant, then lane (transfers have none), then id."""
-    rows = transfer_rows(2)
+    rows = transfer_rows(GRAPH, 2)
     for id, start_ns, round in [(4, 7, 0), (3, 5, 1), (0, 5, 0), (2, 0, 0), (1, 5, 0)]:
         one = task(id, 9)
         one.start_ns, one.round = start_ns, round
@@ -39,7 +43,7 @@ def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
 
 
 def test_there_is_room_for_more_than_was_expected() -> None:
-    rows = transfer_rows(0)
+    rows = transfer_rows(GRAPH, 0)
     for first in range(0, 100, 7):
         for id in range(first, first + 7):
             rows.add(task(id, id))
@@ -48,7 +52,7 @@ def test_there_is_room_for_more_than_was_expected() -> None:
 
 
 def test_nothing_to_write() -> None:
-    rows = transfer_rows(3)
+    rows = transfer_rows(GRAPH, 3)
     assert ids(rows) == []
 
 

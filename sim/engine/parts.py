@@ -9,7 +9,7 @@ from sim.graph.rendezvous_keys import find_meetings
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.pageable import HostThreads, host_groups
-from sim.job.transfers import Flow, check_routes, make_flow
+from sim.job.transfers import Flow, check_routes
 from sim.machine.link import Network
 from sim.machine.task import Issuer
 from sim.policy.policy import Policy
@@ -23,7 +23,7 @@ __all__ = ["holding_ops", "host_threads", "make_network", "make_readiness"]
 
 
 def make_readiness(
-    job: Job, policy: Policy, with_memory: bool, context: Context
+    job: Job, flow: Flow, policy: Policy, with_memory: bool, context: Context
 ) -> tuple[Flow, Readiness, Rendezvous | None]:
     """Return the nodes and edges of a run, what says when its tasks are eligible, and who meets by key.
 
@@ -32,7 +32,6 @@ def make_readiness(
     InputError
         Control flow with an allocator.
     """
-    flow = make_flow(job)
     meetings = find_meetings(job.graph)
     if meetings.recvs:
         flow = with_meeting_transfers(job, flow, meetings)

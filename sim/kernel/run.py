@@ -11,11 +11,12 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
+from sim.kernel import sms as sms_source
 from sim.kernel.compiled import load
-from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
+from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of, sms_of
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
-from sim.record.record import complete_tasks
+from sim.record.record import complete_tasks, complete_transfers
 from sim.trace import Trace
 from sim.words.arrays import IntArray
 
@@ -24,6 +25,14 @@ __all__ = ["compiled", "run"]
 
 _RESULTS: Final = ("stream", "ready", "issue", "start", "end", "wait", "issuer", "turn")
 """Columns of which a trace is made, an entry a task."""
+
+_SOURCES: Final = (source, network_source, sms_source)
+
+_NETWORK: Final = {
+    network_source.TOO_LARGE: "shares of links are fractions that need more than 62 bits",
+    network_source.TIE: "shares of links are fractions that 128 bits cannot tell apart",
+}
+"""Why the network of the kernel gave up, by its status."""
 
 STUCK: Final = "nothing can happen any more and tasks remain"
 
@@ -37,6 +46,7 @@ def run(
     job: Job,
     policy: Policy,
     *,
+    flow: Flow | None = None,
     memory: Callable[..., Any] | None = None,
     observers: Iterable[Any] = (),
     pure: bool = False,
@@ -47,6 +57,8 @@ def run(
     ----------
     job : Job
     policy : Policy
+    flow : Flow, optional
+        What `make_flow` gives, where somebody has made it already.
     memory, observers
         As for `sim.simulate`; with either there is no run.
     pure : bool
@@ -66,20 +78,22 @@ def run(
     shared = shared_of(job)
     if isinstance(shared, str):
         return shared
-    flow = make_flow(job)
+    flow = make_flow(job) if flow is None else flow
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
-    loop, network = (source, network_source) if pure else (load("loop"), load("network"))
+    names = ("loop", "network", "sms")
+    loop, network, sms = _SOURCES if pure else [load(name) for name in names]
     lists = loop is source
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
+    kernel.sms = sms.Sms(*sms_of(job, shared))
     kernel.run()
     if routes is not None and kernel.net.status:
-        return "shares of links are fractions that 128 bits cannot tell apart"
+        return _NETWORK[kernel.net.status]
     if kernel.n_done < kernel.n_tasks:
         return STUCK
     ran: dict[str, IntArray] = {name: np.asarray(getattr(kernel, name)) for name in _RESULTS}
@@ -110,11 +124,6 @@ def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> dict[str, IntA
     id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
     times = {name: ran[name][id] for name in ("turn", "ready", "start", "end")}
     order = np.lexsort((times["turn"], times["start"]))
-    id = id[order]
-    iteration, node = np.divmod(id, n)
-    moved = {"id": id, "iteration": iteration}
-    moved |= {f"{name}_ns": times[name][order] for name in ("ready", "start", "end")}
-    which = node - flow.n_ops
-    return moved | {
-        name: getattr(flow, name)[which] for name in ("tensor", "source", "destination", "nbytes")
-    }
+    moved = {"id": id[order]} | {f"{name}_ns": times[name][order] for name in ("ready", "start", "end")}
+    complete_transfers(moved, flow)
+    return moved

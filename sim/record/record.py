@@ -93,7 +93,7 @@ class Record:
         rows = task_rows(job.graph, len(tasks), frames)
         for task in tasks:
             rows.add(task)
-        return cls.from_rows(job, flow, policy, rows, transfer_rows(0), frames=frames)
+        return cls.from_rows(job, flow, policy, rows, transfer_rows(job.graph, 0), frames=frames)
 
     @classmethod
     def from_rows(
@@ -114,7 +114,8 @@ class Record:
         if calls:
             columns["calls_ns"] = np.array([calls.get(task, 0) for task in columns["id"].tolist()], np.int64)
         complete_tasks(columns, flow)
-        moved = _transfers(flow, transfers)
+        moved = transfers.columns()
+        complete_transfers(moved, flow)
         pairs = np.array(met, np.int64).reshape(-1, 2)
         return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames), pairs)
 
@@ -150,10 +151,10 @@ def complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
     columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
 
 
-def _transfers(flow: Flow, transfers: Rows) -> dict[str, IntArray]:
-    """Return the columns of the transfers, in start order."""
-    moved = transfers.columns()
-    which = moved.pop("op") - flow.n_ops
+def complete_transfers(columns: dict[str, IntArray], flow: Flow) -> None:
+    """Add what was moved; on a static graph ``op``, which goes, and ``iteration`` follow from ``id``."""
+    if "op" not in columns:
+        columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
+    which = columns.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
-        moved[name] = getattr(flow, name)[which]
-    return moved
+        columns[name] = getattr(flow, name)[which]

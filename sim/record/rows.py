@@ -96,7 +96,9 @@ def task_rows(graph: Graph, expected: int, frames: dict[str, int]) -> Rows:
     return Rows(of, expected)
 
 
-def transfer_rows(expected: int) -> Rows:
+def transfer_rows(graph: Graph, expected: int) -> Rows:
     """Return the rows of a run's transfers."""
-    names = ("id", "op", "iteration", "round", "ready_ns", "start_ns", "end_ns")
+    names = ["id", "round", "ready_ns", "start_ns", "end_ns"]
+    if has_control_flow(graph):
+        names += ["op", "iteration"]
     return Rows({name: attrgetter(name) for name in names}, expected)
