@@ -241,6 +241,7 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order, shared: Sequence
     out["networked"], out["n_released"] = n_transfers > 0, 0
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
+    out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
     out["coming"] = np.zeros(2 * int(out["n_lanes"]) + 1, np.int64)
     for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
         out[name] = 0
@@ -360,7 +361,7 @@ def _devices(job: Job) -> Columns:
         ("n_idle", 0, job.n_groups),
         ("asked", 0, job.n_groups),
         ("is_asked", 0, job.n_groups),
-        ("batch", 0, job.n_groups),
+        ("batch", 0, max(n_lanes, job.n_groups)),
     ):
         out[name] = np.full(size, value)
     return out
