@@ -13,7 +13,7 @@ from sim.job.transfers import Flow, check_routes, make_flow
 from sim.machine.link import Network
 from sim.machine.task import Issuer
 from sim.policy.policy import Policy
-from sim.readiness.counters import CompletionReadiness, IssueReadiness, Readiness
+from sim.readiness.counters import CounterReadiness, Readiness
 from sim.readiness.decided_outcomes import decided
 from sim.readiness.rendezvous import Rendezvous, with_meeting_transfers
 from sim.readiness.tokens import TaggedTokenReadiness
@@ -36,16 +36,15 @@ def make_readiness(
     meetings = find_meetings(job.graph)
     if meetings.recvs:
         flow = with_meeting_transfers(job, flow, meetings)
-    at_issue = policy.synchronisation == "issue"
     readiness: Readiness
     if has_control_flow(job.graph):
         if with_memory:
             raise InputError(
                 "an allocator cannot follow tensors through frames: leave memory out for control flow"
             )
-        readiness = TaggedTokenReadiness(job, flow, at_issue, decided(job, flow))
+        readiness = TaggedTokenReadiness(job, flow, policy.synchronisation, decided(job, flow))
     else:
-        readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, flow)
+        readiness = CounterReadiness(job, flow, policy.synchronisation)
     if not meetings.recvs:
         return flow, readiness, None
     rendezvous = Rendezvous(readiness, job, flow, meetings, context)

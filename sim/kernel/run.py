@@ -25,6 +25,9 @@ __all__ = ["compiled", "run"]
 _RESULTS: Final = ("stream", "ready", "issue", "start", "end", "wait", "issuer", "turn")
 """Columns of which a trace is made, an entry a task."""
 
+_SYNCHRONISATIONS: Final = ("completion", "issue")
+"""Those that the kernel runs; any other is the engine's on SimPy alone."""
+
 STUCK: Final = "nothing can happen any more and tasks remain"
 
 
@@ -60,6 +63,8 @@ def run(
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
         return why
+    if policy.synchronisation not in _SYNCHRONISATIONS:
+        return f"synchronisation {policy.synchronisation!r} is not in the kernel"
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)

@@ -22,7 +22,7 @@ from typing import Any
 from sim.graph.rendezvous_keys import find_meetings
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.readiness.tokens import NOTHING_DECIDED, Asked, TaggedTokenReadiness
+from sim.readiness.tokens import NOTHING_DECIDED, Asked, Tag, TaggedTokenReadiness
 
 __all__ = ["decided"]
 
@@ -84,7 +84,7 @@ class _ProgramOrder(TaggedTokenReadiness):
         self.structure = replace(self.structure, parallel_iterations=one)
         self.said: dict[Asked, bool] = {}
 
-    def _ask(self, predicate: int, frame: Any, iteration: Any) -> bool:
-        says = super()._ask(predicate, frame, iteration)
-        self.said[frame.repetition, frame.path(iteration.number), predicate] = says
+    def _ask(self, predicate: int, tag: Tag) -> bool:
+        says = super()._ask(predicate, tag)
+        self.said[tag.frame.repetition, str(tag), predicate] = says
         return says
