@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from sim.policy.policy import Policy
 from sim.words.errors import StuckError
 
-__all__ = ["stuck_error"]
+__all__ = ["deadlock_error"]
 
 _SHOWN = 8
 
 
-def stuck_error(
+def deadlock_error(
     name: Callable[[int], str],
     waiting: Mapping[int, list[int]],
     policy: Policy,

@@ -12,7 +12,7 @@ from typing import Any
 
 import simpy
 
-from sim.engine.deadlock import stuck_error
+from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import holding_ops, host_threads, make_network, make_readiness
@@ -531,7 +531,7 @@ class Engine:
 
     def _trace(self) -> Trace:
         if len(self.tasks) + len(self.transfers) < self.readiness.total:
-            raise self._stuck()
+            raise self._deadlock()
         return Trace.from_rows(
             self.job,
             self.flow,
@@ -544,10 +544,10 @@ class Engine:
             met=self.rendezvous.met if self.rendezvous is not None else (),
         )
 
-    def _stuck(self) -> StuckError:
+    def _deadlock(self) -> StuckError:
         over = [rows.columns()["id"].tolist() for rows in (self.tasks, self.transfers)]
         waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
         lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
         if self.rendezvous is not None:
             lacks.update(self.rendezvous.lacks())
-        return stuck_error(self.readiness.name, waiting, self.policy, lacks)
+        return deadlock_error(self.readiness.name, waiting, self.policy, lacks)

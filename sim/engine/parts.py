@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.pageable import HostThreads, host_groups
@@ -15,7 +15,7 @@ from sim.machine.task import Issuer
 from sim.policy.policy import Policy
 from sim.readiness.counters import CounterReadiness, Readiness
 from sim.readiness.decided_outcomes import decided
-from sim.readiness.rendezvous import Rendezvous, with_meeting_transfers
+from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.tokens import TaggedTokenReadiness
 from sim.words.errors import InfeasibleError, InputError
 
@@ -33,9 +33,9 @@ def make_readiness(
         Control flow with an allocator.
     """
     flow = make_flow(job)
-    meetings = find_meetings(job.graph)
-    if meetings.recvs:
-        flow = with_meeting_transfers(job, flow, meetings)
+    keys = rendezvous_keys(job.graph)
+    if keys.recvs:
+        flow = with_keyed_transfers(job, flow, keys)
     readiness: Readiness
     if has_control_flow(job.graph):
         if with_memory:
@@ -45,9 +45,9 @@ def make_readiness(
         readiness = TaggedTokenReadiness(job, flow, policy.synchronisation, decided(job, flow))
     else:
         readiness = CounterReadiness(job, flow, policy.synchronisation)
-    if not meetings.recvs:
+    if not keys.recvs:
         return flow, readiness, None
-    rendezvous = Rendezvous(readiness, job, flow, meetings, context)
+    rendezvous = Rendezvous(readiness, job, flow, keys, context)
     return flow, rendezvous, rendezvous
 
 

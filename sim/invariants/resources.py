@@ -75,12 +75,12 @@ def serial_links(c: Columns) -> None:
 
 def host_threads(c: Columns) -> None:
     """Who copies pageable memory does nothing else meanwhile: issuers do no more at once than they are."""
-    hosted = host_groups(c.job, c.moved["source"], c.moved["destination"])
-    if (hosted < 0).all():
+    copier = host_groups(c.job, c.moved["source"], c.moved["destination"])
+    if (copier < 0).all():
         return
     group_of = np.array([issuer.group for issuer in c.issuers])
-    for group in np.unique(hosted[hosted >= 0]).tolist():
-        copied = np.flatnonzero(hosted == group)
+    for group in np.unique(copier[copier >= 0]).tolist():
+        copied = np.flatnonzero(copier == group)
         rows = np.flatnonzero((group_of[c.issuer] == group) & c.live)
         begin = np.where(c.by_worker, c.issue, c.issue - c.cost)[rows]
         end = np.where(c.by_worker, c.end, c.issue)[rows]

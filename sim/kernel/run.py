@@ -28,7 +28,7 @@ _RESULTS: Final = ("stream", "ready", "issue", "start", "end", "wait", "issuer",
 _SYNCHRONISATIONS: Final = ("completion", "issue")
 """Those that the kernel runs; any other is the engine's on SimPy alone."""
 
-STUCK: Final = "nothing can happen any more and tasks remain"
+DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
@@ -86,7 +86,7 @@ def run(
     if routes is not None and kernel.net.status:
         return "shares of links are fractions that 128 bits cannot tell apart"
     if kernel.n_done < kernel.n_tasks:
-        return STUCK
+        return DEADLOCK
     ran: dict[str, IntArray] = {name: np.asarray(getattr(kernel, name)) for name in _RESULTS}
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.readiness.tokens import NOTHING_DECIDED, Asked, Tag, TaggedTokenReadiness
@@ -57,7 +57,7 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     """
     if not any(_varies(attributes) for attributes in job.graph.attributes.values()):
         return NOTHING_DECIDED
-    if find_meetings(job.graph).recvs:
+    if rendezvous_keys(job.graph).recvs:
         return NOTHING_DECIDED
     program = _ProgramOrder(job, flow)
     if job.iterations == 1 and program.sequential:

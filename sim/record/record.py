@@ -70,7 +70,7 @@ class Record:
         ``tensor`` with its ``iteration`` (-1: there from the beginning).
     frames : tuple of str
         Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
-    met : array of int64, shape (meetings, 2)
+    met : array of int64, shape (pairs, 2)
         Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
     engine : str
         Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
