@@ -10,20 +10,22 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import simpy
 
 from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import holding_ops, host_threads, make_network, make_readiness
+from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
+from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
-from sim.record.rows import task_rows, transfer_rows
 from sim.trace import Trace
 from sim.words.collector import collector_paused
 from sim.words.errors import RunError, StuckError
@@ -104,9 +106,9 @@ class Engine:
         self.settling: list[Callable[[], None]] = []
         # What came out.
         self.frames: dict[str, int] = {}
-        self.calls: dict[int, int] = {}  # task → ns its issuer spent on calls of the allocator, where it did
-        self.tasks = task_rows(job.graph, self.flow.n_ops * job.iterations, self.frames)
-        self.transfers = transfer_rows((self.flow.n_nodes - self.flow.n_ops) * job.iterations)
+        self.tasks = task_columns(job.graph, self.flow.n_ops * job.iterations, self.frames)
+        n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
+        self.transfers = transfer_columns(n_transfers, tagged=has_control_flow(job.graph))
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -352,9 +354,8 @@ class Engine:
                 task.wait = Wait.MEMORY
                 self.starved.append(task)
                 return
-            if calls:
-                self.calls[task.id] = calls
-                cost += calls
+            task.calls_ns += calls
+            cost += calls
         if self.executed[task.op]:
             task.issue_ns = self.now_ns
         if cost:
@@ -532,20 +533,20 @@ class Engine:
     def _trace(self) -> Trace:
         if len(self.tasks) + len(self.transfers) < self.readiness.total:
             raise self._deadlock()
-        return Trace.from_rows(
+        met = self.rendezvous.met if self.rendezvous is not None else []
+        return Trace.from_columns(
             self.job,
             self.flow,
             self.policy,
-            self.tasks,
-            self.transfers,
-            frames=self.frames,
+            self.tasks.columns(),
+            self.transfers.columns(),
+            frames=tuple(self.frames),
             memory=self.memory.columns() if self.memory is not None else None,
-            calls=self.calls,
-            met=self.rendezvous.met if self.rendezvous is not None else (),
+            met=np.array(met, np.int64).reshape(-1, 2),
         )
 
     def _deadlock(self) -> StuckError:
-        over = [rows.columns()["id"].tolist() for rows in (self.tasks, self.transfers)]
+        over = [ended.columns()["id"].tolist() for ended in (self.tasks, self.transfers)]
         waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
         lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
         if self.rendezvous is not None:

@@ -51,7 +51,7 @@ class Columns:
     @cached_property
     def sent(self) -> dict[int, int]:
         """What such Sends send: tensor → bytes."""
-        return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.meetings.sends}
+        return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.keys.sends}
 
     @cached_property
     def device(self) -> IntArray:

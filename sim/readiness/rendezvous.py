@@ -106,7 +106,9 @@ class Rendezvous:
         Ids of who met: the Send, or the transfer that it caused, and the Recv.
     """
 
-    def __init__(self, inner: Readiness, job: Job, flow: Flow, keys: RendezvousKeys, context: Context) -> None:
+    def __init__(
+        self, inner: Readiness, job: Job, flow: Flow, keys: RendezvousKeys, context: Context
+    ) -> None:
         self.inner, self.asynchronous = inner, inner.asynchronous
         self.met: list[tuple[int, int]] = []
         self._context, self._recvs = context, keys.recvs
