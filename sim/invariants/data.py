@@ -6,8 +6,7 @@ once (per iteration), after it was made, and must have arrived before any reader
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -247,7 +246,7 @@ def first_tokens(c: Columns) -> None:
     )
 
 
-DATA: Final[tuple[Callable[[Columns], None], ...]] = (
+DATA = (
     transfers_once,
     transfers_as_long_as_links_allow,
     transfers_have_data,

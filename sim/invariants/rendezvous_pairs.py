@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.invariants.checked_columns import Columns, refuse
@@ -53,4 +50,4 @@ def _name(c: Columns, row: int) -> str:
     return c.task(row) if row < len(c.op) else c.transfer(row - len(c.op))
 
 
-RENDEZVOUS: Final[tuple[Callable[[Columns], None], ...]] = (pairs_have_one_key,)
+RENDEZVOUS = (pairs_have_one_key,)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.analysis.bounds import bounds, cores_of_ops
@@ -146,7 +143,7 @@ def memory(c: Columns) -> None:
             )
 
 
-RESOURCES: Final[tuple[Callable[[Columns], None], ...]] = (
+RESOURCES = (
     cores,
     serial_links,
     host_threads,
