@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.transfers import Flow, check_routes, make_flow
@@ -96,7 +96,7 @@ def obstacle(
     graph, machine = job.graph, job.machine
     if has_control_flow(graph):
         return "the graph has control flow"
-    if find_meetings(graph).recvs:
+    if rendezvous_keys(graph).recvs:
         return "the graph has Sends and Recvs that meet by key"
     if graph.attributes and non_strict_ops(graph).any():
         return "the graph has ops that start with the first of their inputs (strict: false)"
