@@ -134,7 +134,7 @@ def test_calibrating_the_timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(grid, "GRID", {"timer": {"sleep": [(MS,), (2 * MS,)]}})
     monkeypatch.setattr(session, "MAX_DELAY", 1e9)  # this test is about what is written
     monkeypatch.setattr(session, "MAX_DRIFT", {"timer": 1e9})
-    found = calibrating.calibrate("timer", quick=True)
+    found = calibrating.calibrate("timer")
     assert {"decision_ns", "event_ns", "gap_ns", "issue_ns", "launch_latency_ns"} <= set(found.quantities)
     assert found.lookup("sleep", sleep_ns=2 * MS) >= 2 * MS
     save_calibration(found, tmp_path / "c.json")

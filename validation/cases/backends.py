@@ -16,12 +16,13 @@ from sim.job.job import Job
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
 from sim.words.errors import UnknownNameError
+from validation.cases.case import Case
 from validation.host.clock import now_ns, prefer_this_thread, sleep_until
 from validation.real.threads import Threads
 from validation.real.timer import Timer
 from validation.real.work import Observation
 
-__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "sentinel_ns"]
+__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "run_case", "sentinel_ns"]
 
 
 class Executor(Protocol):
@@ -59,6 +60,13 @@ def make_backend(name: str) -> Executor:
     if name not in BACKENDS:
         raise UnknownNameError("backend", name, BACKENDS)
     return BACKENDS[name]()
+
+
+def run_case(executor: Executor, case: Case, job: Job, plan: Plan | None) -> Observation:
+    """Execute a case's plan; without one let its policy drive."""
+    if plan is None:
+        return executor.drive(job, case.make_policy())
+    return executor.execute(job, plan, gated=case.gated)
 
 
 def sentinel_ns(backend: str, executor: Executor) -> int | None:

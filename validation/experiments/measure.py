@@ -21,7 +21,7 @@ from devices.cost.calibration import Calibration, load_calibration
 from sim.record.plan import Plan
 from sim.words.errors import SimError
 from validation.cases import step_files
-from validation.cases.backends import Executor, make_backend, provenance, sentinel_ns
+from validation.cases.backends import Executor, make_backend, provenance, run_case, sentinel_ns
 from validation.cases.case import Case, digest
 from validation.experiments.contexts import durations_ns
 from validation.real.gate import Sentinel, verdict
@@ -156,9 +156,11 @@ def _measure_case(
     done: list[dict[str, Any]] = []
     good = 0
     before = sentinel_ns(backend, executor)
-    _run(executor, case, job, plan)  # warm: threads, pages, caches; on a GPU everything that is made lazily
+    run_case(
+        executor, case, job, plan
+    )  # warm: threads, pages, caches; on a GPU everything that is made lazily
     for _ in range(attempts):
-        seen = _run(executor, case, job, plan)
+        seen = run_case(executor, case, job, plan)
         after = sentinel_ns(backend, executor)
         sentinel = None if before is None or after is None else Sentinel(before, after)
         why = verdict(backend, seen, sentinel, usual_ns)
@@ -173,14 +175,6 @@ def _measure_case(
             time.sleep(patience.pause_s())
             before = sentinel_ns(backend, executor)
     return done
-
-
-def _run(executor: Executor, case: Case, job: Any, plan: Plan | None) -> Observation:
-    return (
-        executor.drive(job, case.make_policy())
-        if plan is None
-        else executor.execute(job, plan, gated=case.gated)
-    )
 
 
 def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str, Any]:
