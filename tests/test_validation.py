@@ -280,9 +280,10 @@ sys.meta_path.insert(0, Blocked())
 def test_measuring_needs_numpy_alone(tmp_path: Path) -> None:
     draw_plans("e-random", "timer", tmp_path)
     code = _WITHOUT + (
-        "from validation.experiments.measure import main\n"
-        f"arguments = [{str(tmp_path)!r}, '--backend', 'timer', '--runs', '1', '--attempts', '2']\n"
-        "raise SystemExit(main(arguments))\n"
+        "from pathlib import Path\n"
+        "from validation.experiments.measure import measure\n"
+        "from validation.real.timer import Timer\n"
+        f"measure('e-random', Path({str(tmp_path)!r}), 'timer', Timer(), runs=1, attempts=2)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=VALIDATION.parent, timeout=60
