@@ -195,7 +195,7 @@ def _lack(module: str) -> str:
 
 def default_folder(backend: str, executor: Executor | None = None) -> Path:
     """Return ``validation/data/DEVICE-DATE``, as short and plain as a file name should be."""
-    facts = provenance(backend, executor or make_backend(backend))
+    facts = provenance(executor or make_backend(backend))
     device = str(facts.get("gpu") or f"{facts['processor']} {facts['cores']} cores {backend}").lower()
     plain = re.sub("[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", device)).strip("-")
     return Path("validation/data") / f"{plain}-{facts['date']}"

@@ -39,7 +39,7 @@ from validation.calibrate.blocks.model_steps import BATCHES, model_steps
 from validation.calibrate.blocks.reads import reads
 from validation.calibrate.journal import Journal
 from validation.calibrate.session import ATTEMPTS, CrowdedError, DisturbedError, Session
-from validation.cases.backends import Executor, make_backend, provenance, sentinel_ns
+from validation.cases.backends import Executor, make_backend, provenance
 from validation.host.statistics import summary
 
 __all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate"]
@@ -77,7 +77,7 @@ def calibrate(
     executor = executor or make_backend(backend)
     spoilt: list[dict[str, Any]] = []
     for start in range(STARTS, 0, -1):
-        now_ns = sentinel_ns(backend, executor) if journal is not None else None
+        now_ns = executor.sentinel_ns() if journal is not None else None
         session = Session(backend, executor, Journal(backend, journal, now_ns))
         session.deadline = deadline
         try:
@@ -93,7 +93,7 @@ def calibrate(
                 {**one, "accepted": False, "why": one.get("why", "begun anew")} for one in session.sentinels
             ]
     session.keep({"sentinel_ns": session.quiet_ns})
-    facts = provenance(backend, executor)
+    facts = provenance(executor)
     return Calibration(
         backend,
         _device_name(backend, facts),

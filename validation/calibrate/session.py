@@ -23,7 +23,7 @@ import numpy as np
 from sim.words.errors import RunError, SimError
 from validation.calibrate.journal import Journal
 from validation.calibrate.machine_state import DisturbedError, Speed
-from validation.cases.backends import Executor, run_case, sentinel_ns
+from validation.cases.backends import Executor, run_case
 from validation.cases.case import Case
 from validation.host.clock import now_ns, others_ns
 from validation.host.statistics import summary
@@ -168,10 +168,10 @@ class Session:
         why, crowded = "", False
         for _ in range(attempts):
             company = _Company()
-            before = sentinel_ns(self.backend, self.executor)
+            before = self.executor.sentinel_ns()
             (first, second), runs = measure()
             moved = max((_moved(first, second, each) for each in steady), default=0.0)
-            after = sentinel_ns(self.backend, self.executor)
+            after = self.executor.sentinel_ns()
             taken = [ns for seen in runs for pulse in seen.pulses for ns in pulse]
             why = ""
             if before is not None and after is not None:

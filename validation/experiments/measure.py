@@ -19,7 +19,7 @@ from devices.cost.calibration import Calibration
 from sim.record.plan import Plan
 from sim.words.errors import SimError
 from validation.cases import step_files
-from validation.cases.backends import Executor, provenance, run_case, sentinel_ns
+from validation.cases.backends import Executor, provenance, run_case
 from validation.cases.case import Case, digest
 from validation.experiments.contexts import durations_ns
 from validation.real.gate import Sentinel, verdict
@@ -94,7 +94,7 @@ def measure(
     content: dict[str, Any] = {
         "plans": digest(plans),
         "predictions": None if predictions is None else digest(predictions),
-        "provenance": provenance(backend, executor),
+        "provenance": provenance(executor),
         "cases": [
             {"name": entry["name"], "skipped": "not reached yet", "runs": []} for entry in plans["cases"]
         ],
@@ -145,13 +145,13 @@ def _measure_case(
     usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
     good = 0
-    before = sentinel_ns(backend, executor)
+    before = executor.sentinel_ns()
     run_case(
         executor, case, job, plan
     )  # warm: threads, pages, caches; on a GPU everything that is made lazily
     for _ in range(attempts):
         seen = run_case(executor, case, job, plan)
-        after = sentinel_ns(backend, executor)
+        after = executor.sentinel_ns()
         sentinel = None if before is None or after is None else Sentinel(before, after)
         why = verdict(backend, seen, sentinel, usual_ns)
         done.append(_record(seen, sentinel, why))
@@ -163,7 +163,7 @@ def _measure_case(
             patience.reward()
         else:
             time.sleep(patience.pause_s())
-            before = sentinel_ns(backend, executor)
+            before = executor.sentinel_ns()
     return done
 
 

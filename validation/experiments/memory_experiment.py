@@ -147,7 +147,7 @@ def run(out: Path, backend: str, executor: Executor) -> None:
     content = {
         "plans": digest(plans),
         "predictions": digest(step_files.read(out, "predictions", NAME)),
-        "provenance": provenance(backend, executor),
+        "provenance": provenance(executor),
         "cases": _measured(plans["cases"], executor),
     }
     step_files.write(out, "measurements", NAME, content)

@@ -15,14 +15,11 @@ import numpy.typing as npt
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.task import Task
-from sim.policy.policy import Policy
-from sim.record.plan import Plan
 from sim.words.errors import InputError
 from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
-from validation.real.driver import Brain, Driver
-from validation.real.follow import Follower
-from validation.real.lanes import run_on_threads
+from validation.real.driver import Brain
+from validation.real.lanes import LaneBackend
 from validation.real.measured_kernels import TIMED_KINDS, Kernel, kernels_of
 from validation.real.work import Observation, producers_of
 
@@ -148,7 +145,7 @@ def _softmax(x: Matrix, out: Matrix) -> None:
     np.divide(out, out.sum(axis=1, keepdims=True), out=out)
 
 
-class Threads:
+class Threads(LaneBackend):
     """Executes numpy kernels on pinned threads, BLAS on one thread.
 
     Parameters
@@ -170,39 +167,19 @@ class Threads:
     """
 
     name = "threads"
+    pinned = True
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self._works: dict[int, tuple[Any, NumpyWork]] = {}
 
-    def drive(self, job: Job, policy: Policy) -> Observation:
-        """Let `policy` decide while the tasks run for real.
-
-        Raises
-        ------
-        InputError, StuckError
-            See `validation.real.driver.Driver` and `validation.real.lanes.run_on_threads`.
-        """
-        return self._run(job, lambda now: Driver(job, policy, now), type(policy).__name__)
-
-    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
-        """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
-
-        Raises
-        ------
-        InputError, UnknownNameError, StuckError
-            See `validation.real.follow.Follower` and `validation.real.lanes.run_on_threads`.
-        """
-        return self._run(job, lambda now: Follower(job, plan, now), "plan")
-
     def _run(
         self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
     ) -> Observation:
-        work = self._work(job)
         with single_threaded_blas():
-            return run_on_threads(job, work, make_brain, decided_by, pinned=True)
+            return super()._run(job, make_brain, decided_by)
 
-    def _work(self, job: Job) -> NumpyWork:
+    def work(self, job: Job) -> NumpyWork:
         """Return the matrices of a graph, made once: their pages have to be touched before a measurement."""
         if job.iterations != 1:
             raise InputError("the threads backend runs one iteration at a time")
