@@ -20,15 +20,15 @@ from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
 from validation.real.driver import Brain
 from validation.real.lanes import LaneBackend
-from validation.real.measured_kernels import TIMED_KINDS, Kernel, kernels_of
-from validation.real.work import Observation, producers_of
+from validation.real.measured_kernels import TIMED_KINDS, Kernel, MatrixWork
+from validation.real.work import Observation
 
 __all__ = ["NumpyWork", "Threads"]
 
 Matrix = npt.NDArray[np.float64]
 
 
-class NumpyWork:
+class NumpyWork(MatrixWork):
     """Numpy kernels of one graph with their matrices.
 
     Parameters
@@ -45,23 +45,18 @@ class NumpyWork:
     """
 
     def __init__(self, graph: Graph, seed: int = 0) -> None:
-        self.names = graph.op_names
-        self.kernels = kernels_of(graph)
+        super().__init__(graph)
         for name, kernel in zip(self.names, self.kernels, strict=True):
             if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
                 raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
-        self.producers = producers_of(graph)
-        self.order = graph.topological_order.tolist()
         rng = np.random.default_rng(seed)
-        sizes = sorted({kernel.size for kernel in self.kernels})
-        self.constants: dict[int, tuple[Matrix, Matrix]] = {
-            n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in sizes
+        self.constants = {
+            n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in self.sizes
         }
         self.results = [np.full((k.size, k.size), np.nan) for k in self.kernels]
         self.scratch = [np.zeros_like(result) for result in self.results]
         for scratch in self.scratch:
             scratch.fill(0.0)  # touches the pages: the first touch takes longer than a product
-        self.serial: list[Matrix] | None = None
         self.products: dict[int, Products] = {}
 
     def reset(self) -> None:
@@ -78,10 +73,15 @@ class NumpyWork:
 
     def compute(self, op: int) -> None:
         """Compute one op from what its producers have left."""
-        kernel = self.kernels[op]
-        given = [self.results[p] for p in self.producers[op] if self.kernels[p].size == kernel.size]
-        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
-        _compute(kernel, x, y, self.results[op], self.scratch[op])
+        _compute(self.kernels[op], *self.inputs(op), self.results[op], self.scratch[op])
+
+    def settled(self) -> list[Matrix]:
+        """Return copies of all results."""
+        return [result.copy() for result in self.results]
+
+    def alike(self, mine: Matrix, right: Matrix) -> bool:
+        """Return whether two results are the same but for rounding."""
+        return np.allclose(mine, right, rtol=1e-9, atol=1e-12)
 
     def pulse_ns(self, thread: int) -> int:
         """Return how long a product takes on the calling thread now."""
@@ -92,19 +92,6 @@ class NumpyWork:
             for constant in pair:
                 constant.sum()  # into this core's caches, where later ops find them, too
         return taken_ns
-
-    def wrong(self) -> list[str]:
-        """Return the ops whose result differs from that of a serial execution."""
-        left = [result.copy() for result in self.results]
-        if self.serial is None:
-            for op in self.order:
-                self.compute(op)
-            self.serial = [result.copy() for result in self.results]
-        return [
-            name
-            for name, mine, right in zip(self.names, left, self.serial, strict=True)
-            if not np.allclose(mine, right, rtol=1e-9, atol=1e-12)
-        ]
 
 
 def _compute(kernel: Kernel, x: Matrix, y: Matrix, out: Matrix, scratch: Matrix) -> None:
