@@ -58,7 +58,7 @@ def test_a_pool_holds_models_to_their_limits() -> None:
     for wrong in ({}, ["train"], {"train": 600}):
         with pytest.raises(InputError, match="limits"):
             read_allocator({"name": "pool", "limits": wrong})
-    with pytest.raises(InputError, match="unknown option of the bfc allocator 'limits'"):
+    with pytest.raises(InputError, match="the bfc allocator has no option 'limits'"):
         read_allocator({"name": "bfc", "limits": {"train": "600B"}})
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.words.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
+from sim.words.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
 
-__all__ = ["Document", "Loc", "dotted", "hint"]
+__all__ = ["Document", "Loc", "dotted"]
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -29,23 +29,6 @@ def dotted(loc: Loc) -> str:
     'ops.b.inputs.0'
     """
     return ".".join(shortened(str(part)) for part in loc)
-
-
-def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, else all of them.
-
-    Examples
-    --------
-    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
-    ("; did you mean 'window'?", '; known: order, window', '')
-    """
-    names = sorted(known)
-    close = nearest(name, names)
-    if close:
-        return f"; did you mean {shortened(close)!r}?"
-    if not names:
-        return ""
-    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
 
 
 @dataclass(frozen=True)
@@ -123,7 +106,7 @@ class Document:
             return self.error(
                 (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
             )
-        return self.error((*loc, *error.path), error.message)
+        return self.error((*loc, *error.path), error.message, key=isinstance(error, UnknownOptionError))
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from scenarios.build.data_loading import DataLoading, data_loading_graph
-from scenarios.build.data_parallel import DataParallel, Layer, data_parallel_graph
-from scenarios.build.random_dag import branchy, random_dag
-from scenarios.file.document import Document, Loc, hint
-from scenarios.file.quantities import (
+from devices.describe.field_types import quantity_schema
+from devices.describe.quantities import (
+    Bandwidth,
     Bytes,
     Count,
     Duration,
@@ -30,15 +28,16 @@ from scenarios.file.quantities import (
     Strict,
     Whole,
     fault,
-    quantity_schema,
-    reader,
 )
+from scenarios.build.data_loading import DataLoading, data_loading_graph
+from scenarios.build.data_parallel import DataParallel, Layer, data_parallel_graph
+from scenarios.build.random_dag import branchy, random_dag
+from scenarios.file.document import Document, Loc
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
-from sim.words.dimensions import BANDWIDTH, BYTES, DURATION
-from sim.words.errors import InputError
-from sim.words.units import parse_bandwidth
+from sim.words.dimensions import BYTES, DURATION
+from sim.words.errors import InputError, hint
 
 __all__ = ["BUILDERS", "Build", "Builder"]
 
@@ -46,12 +45,6 @@ _HERE: Loc = ("workload", "build")
 
 MOST_OPS: Final = 10_000_000
 """Most ops of a graph that is made here."""
-
-_Bandwidth = Annotated[
-    int,
-    BeforeValidator(reader(lambda value: parse_bandwidth(value, what=""))),
-    WithJsonSchema(quantity_schema(BANDWIDTH)),
-]
 
 
 class Builder(Strict):
@@ -230,7 +223,7 @@ class DataParallelFields(Builder):
     layers: Annotated[list[LayerFields], Field(min_length=1, description="from the first to the last")]
     repeat: Annotated[Size, Field(description="how many times the list of layers is repeated")] = 1
     bandwidth: Annotated[
-        _Bandwidth | None, Field(description="bandwidth of a link of the ring; default: unlimited")
+        Bandwidth | None, Field(description="bandwidth of a link of the ring; default: unlimited")
     ] = None
     latency: Annotated[Duration, Field(description="latency of a step of the ring")] = 0
     bucket: Annotated[

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
+from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
-from scenarios.file.quantities import Count, File, Name
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine

@@ -23,8 +23,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 
-from scenarios.file.document import Document, Loc, hint
-from scenarios.file.quantities import (
+from devices.describe.field_types import quantity_schema
+from devices.describe.quantities import (
     Bytes,
     Count,
     Duration,
@@ -33,8 +33,8 @@ from scenarios.file.quantities import (
     Strict,
     Whole,
     fault,
-    quantity_schema,
 )
+from scenarios.file.document import Document, Loc
 from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
 from scenarios.work.op_places import op_place
 from scenarios.work.workload import Workload
@@ -42,7 +42,7 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words.dimensions import DURATION
-from sim.words.errors import GraphError
+from sim.words.errors import GraphError, hint
 
 __all__ = ["InlineOps", "Op"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from devices.describe.quantities import Count, Name, Strict, Whole
 from scenarios.build.side_by_side import Session, side_by_side
 from scenarios.file.document import Document
-from scenarios.file.quantities import Count, Name, Strict, Whole
 from scenarios.file.yaml_read import Node
 from scenarios.work.graph_files import GraphFile, OnnxFile
 from scenarios.work.inline_ops import InlineOps

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -40,7 +40,6 @@ from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words import plugins
 from sim.words.errors import InputError, ScenarioError, UnknownNameError
-from sim.words.options import misfit
 from sim.words.units import NS_PER_S, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def _schedule(
         given["memory_limit"] = _limit(given.get("memory_limit"), given["activation"])
     count = len(stages.each)
     replicas = given.get("replicas")
-    if replicas and misfit(Sequence[int], replicas) is None:  # else it is refused below, in words
+    if isinstance(replicas, list) and all(type(each) is int for each in replicas):
         ranks = sum(replicas)
     else:
         ranks = count // (chunks or default_chunks(name))
