@@ -54,7 +54,7 @@ class Branchy(Builder):
         ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
         """
         if (ops := self.blocks * self.branches * self.depth) > MOST_OPS:
-            raise InputError(f"workload.build: {ops:,} ops are more than the {MOST_OPS:,} that there may be")
+            raise InputError(f"{ops:,} ops are more than the {MOST_OPS:,} that there may be")
         builder = GraphBuilder("branchy")
 
         def op(name: str, kind: str, inputs: list[str]) -> str:

@@ -6,7 +6,8 @@ A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs",
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +62,12 @@ class Document:
         return cls(_read(Path(path)), Path(path))
 
     @property
+    def title(self) -> str:
+        """What the scenario calls itself, else the name of its file."""
+        name = self.root.child("name")
+        return str(name.value) if name and name.value else self.path.stem
+
+    @property
     def directory(self) -> Path:
         """Folder in which relative files are looked for."""
         return self.path.parent
@@ -107,6 +114,16 @@ class Document:
                 (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
             )
         return self.error((*loc, *error.path), error.message, key=isinstance(error, UnknownOptionError))
+
+    @contextmanager
+    def placing(self, *loc: str | int) -> Iterator[None]:
+        """Give an error that is raised inside its place: its path begins at `loc`."""
+        try:
+            yield
+        except ScenarioError:  # it has its place
+            raise
+        except InputError as error:
+            raise self.wrong(error, loc) from error
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.

@@ -24,7 +24,7 @@ from scenarios.run.compiling import Step
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy.policy import Policy as IssuePolicy
 from sim.words import plugins
-from sim.words.errors import InputError, ScenarioError, hint
+from sim.words.errors import hint
 from sim.words.options import arguments, parameters, require_call
 
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
@@ -234,32 +234,24 @@ _METHODS: Final = {
 def _chosen(group: str, choice: Choice, source: _Source) -> Any:
     """Make the object that a choice names, which decides by one method."""
     made = _call(_look_up(group, choice.name, source), choice.name, choice.options, source)
-    method, *arguments = _METHODS[group]
-    try:
-        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *arguments, method=method)
-    except InputError as error:
-        raise source.document.error(source.loc, str(error)) from None
+    method, *called_with = _METHODS[group]
+    with source.document.placing(*source.loc):
+        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
     return made
 
 
 def _look_up(group: str, name: str, source: _Source) -> Any:
     document = source.document
-    try:
+    with document.placing(*source.loc):
         return plugins.lookup(group, name, allow_code=source.allow_code, directory=document.directory)
-    except InputError as error:
-        raise document.wrong(error, source.loc) from error
 
 
 def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
     """Call a class or function with options, each a parameter of it."""
     document = source.document
-    try:
+    with document.placing(*source.loc):
         given = arguments(name, parameters(thing) if callable(thing) else {}, options)
         for key, value in given.items():
             if isinstance(value, Path):
                 given[key] = document.file(str(value))
         return thing(**given) if callable(thing) else thing
-    except ScenarioError:
-        raise
-    except InputError as error:
-        raise document.wrong(error, source.loc) from error

@@ -21,15 +21,13 @@ from scenarios.build.builder import Builder
 from scenarios.build.data_loading import DataLoadingFields
 from scenarios.build.data_parallel import DataParallelFields
 from scenarios.build.random_dag import Branchy, RandomDag
-from scenarios.file.document import Document, Loc
+from scenarios.file.document import Document
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
-from sim.words.errors import InputError, hint
+from sim.words.errors import hint
 
 __all__ = ["BUILDERS", "Build", "Builder"]
-
-_HERE: Loc = ("workload", "build")
 
 
 class Gpt(Builder):
@@ -99,10 +97,8 @@ class Build(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Make the graph."""
-        try:
+        with document.placing("workload", "build"):
             return self.build_.graph()
-        except InputError as error:
-            raise document.error(_HERE, str(error)) from error
 
     def default_machine(self) -> Mapping[str, Any] | None:
         """Return the builder's."""

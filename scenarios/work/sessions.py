@@ -53,7 +53,6 @@ class Sessions(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graphs of all sessions as one."""
-        title = document.root.child("name")
         built = {}
         for name, spec in self.sessions.items():
             node = document.at(("workload", "sessions", name, "workload"))
@@ -62,4 +61,4 @@ class Sessions(Workload):
             own = Document(Node({"workload": node}, node.place), document.path)
             graph = spec.workload.build(own, machine)
             built[name] = Session(graph, spec.batches, spec.inter_op_thread_pool)
-        return side_by_side(str(title.value) if title and title.value else document.path.stem, built)
+        return side_by_side(document.title, built)

@@ -104,11 +104,11 @@ class Pipeline(Workload):
         """
         try:
             return _work(self.pipeline, document, machine, policy, loc)
-        except UnknownNameError as error:
-            raise document.error(loc, str(error)) from error
         except ScenarioError:
             raise
         except InputError as error:
+            if error.path or isinstance(error, UnknownNameError):  # an option of the schedule
+                raise document.wrong(error, loc) from error
             of = (
                 "" if str(policy.name) in str(error) else f"{policy.name}: "
             )  # which, where several are compared
