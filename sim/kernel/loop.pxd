@@ -4,6 +4,7 @@ cimport cython
 from sim.kernel.maxmin cimport i64
 from sim.kernel.network cimport Net
 from sim.kernel.sms cimport Sms
+from sim.kernel.stealing cimport Stealing
 
 # Most of what a task costs is fetching it from memory, so that what counts tasks is 32 bits wide.
 ctypedef int i32
@@ -17,9 +18,10 @@ cdef class Run:
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
     cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
-    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, tangled
+    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, tangled
     cdef public Net net
     cdef public Sms sms
+    cdef public Stealing threads
     cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer, last
     cdef public i32[::1] wait, slots, program, place, rows
     cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
@@ -27,7 +29,7 @@ cdef class Run:
     cdef public i64[::1] group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
-    cdef public i64[::1] queue_tail, kept, label, blocks, may_block, program_first, window_end
+    cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
     cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
 
     @cython.locals(going=bint)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sim.kernel.network import Net
     from sim.kernel.sms import Sms
+    from sim.kernel.stealing import Stealing
 
 __all__ = ["Run"]
 
@@ -146,11 +147,14 @@ class Run:
     keep_first: bool  # the first only; else what has the label of what it ended
     kept: Column  # of each issuer: the last
     label: Column  # of each op
-    blocks: Column  # whether it is for issuers that may block, and for no others
-    may_block: Column
+    pool: Column  # of each op: which queue it goes to, and so, who may take it
     maker: int
     maker_label: int
     n_made: int
+
+    # Executors in which issuers steal from one another.
+    stealing: bool
+    threads: Stealing
 
     # Programs, repeated each iteration.
     program: Column
@@ -302,6 +306,8 @@ class Run:
             if self.maker >= 0 and not self.keep_first:
                 self.maker_label = self.label[node]
             self.n_made = 0
+        elif self.stealing:
+            self.threads.begin(self.issuer[task])
         first = self.n_last
         last = first
         for k in range(self.first_edge[row], self.first_edge[row + 1]):
@@ -318,6 +324,8 @@ class Run:
                 self.eligible(self.last[k], consumer)
             else:
                 moving = True
+        if self.stealing:
+            self.threads.finish()
         if moving:  # transfers begin when all others are told
             self.n_last = last
             for k in range(first, last):
@@ -333,6 +341,8 @@ class Run:
         self.ask_later(group)
         if self.keeping:
             self.keep_or_queue(task, node)
+        elif self.stealing:
+            self.threads.add(task, node)
         elif self.fifo or self.lifo:
             self.slots[self.queue_first[group] + self.queue_tail[group]] = task
             self.queue_tail[group] += 1
@@ -367,18 +377,17 @@ class Run:
         self.net.n_begun = 0
 
     def keep_or_queue(self, task: int, node: int) -> None:
-        """Let the issuer that made a task eligible keep it, else queue it; what blocks is apart."""
+        """Let the issuer that made a task eligible keep it, if it may take it, else queue it."""
         who = self.maker
         first = self.n_made == 0
         self.n_made += 1
-        mine = who >= 0 and self.issuer_group[who] == self.group[self.device[node]]
-        if mine and self.blocks[node] == self.may_block[who]:
+        queue = self.pool[node]
+        if who >= 0 and self.issuer_queue[who] == queue:
             mine = first if self.keep_first else self.label[node] == self.maker_label
             if mine:
                 self.follower[task] = self.kept[who]
                 self.kept[who] = task
                 return
-        queue = 2 * self.group[self.device[node]] + self.blocks[node]
         self.slots[self.queue_first[queue] + self.queue_tail[queue]] = task
         self.queue_tail[queue] += 1
 
@@ -524,6 +533,11 @@ class Run:
         if self.keeping and self.kept[who] >= 0:
             task = self.kept[who]
             self.kept[who] = self.follower[task]
+            self.issuer[task] = who
+        elif self.stealing:
+            task = self.threads.take(who)
+            if task < 0:
+                return -1
             self.issuer[task] = who
         elif self.fifo:
             if self.queue_head[queue] == self.queue_tail[queue]:
