@@ -270,7 +270,7 @@ def test_what_is_unknown_is_refused_or_warned_of(imported):
             "node 'c' (Conv2D): the cost of 'conv' needs its input 1, which is absent",
         ),
         ([node("a", colour="red")], "nodes[0] (a).colour: no such key"),
-        ([node("a", shape=("x",))], 'nodes[0] (a).shapes[0][0]: should be a valid integer, not "x"'),
+        ([node("a", shape=("x",))], "nodes[0] (a).shapes[0][0]: should be a whole number, not 'x'"),
         ([{"op": "Relu"}], "nodes[0]: the key 'name' is missing"),
         ([], "empty"),
     ],

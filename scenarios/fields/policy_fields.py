@@ -12,8 +12,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from devices.describe.quantities import Name, Strict
 from scenarios.fields.choices import AnyChoice
-from scenarios.file.quantities import Name, Strict
 from sim.policy.policy import Synchronisation
 
 __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]

@@ -11,6 +11,7 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
+from sim.kernel import stealing as stealing_source
 from sim.kernel.compiled import load
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
 from sim.policy.as_data import order_of
@@ -24,6 +25,8 @@ __all__ = ["compiled", "run"]
 
 _SYNCHRONISATIONS: Final = ("completion", "issue")
 """Those that the kernel runs; any other is the engine's on SimPy alone."""
+
+_SOURCES: Final = (source, network_source, stealing_source)
 
 DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
@@ -72,13 +75,17 @@ def run(
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
-    loop, network = (source, network_source) if pure else (load("loop"), load("network"))
+    loop, network, stealing = _SOURCES if pure else (load(name) for name in ("loop", "network", "stealing"))
     lists = loop is source
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
+    if order.kind == "steal":
+        kernel.threads = stealing.Stealing(
+            kernel.n_tasks, flow.n_nodes, order.cheap, order.pool, order.pool_of_issuer
+        )
     kernel.run()
     if routes is not None and kernel.net.status:
         return "shares of links are fractions that 128 bits cannot tell apart"
