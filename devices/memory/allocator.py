@@ -45,6 +45,8 @@ class Allocator(ABC):
         Bytes of the device, or the device's memory when several allocators share it; None: unlimited.
     name : str
         The device, in error messages.
+    limit : int, optional
+        Most bytes that this allocator may hold; by default all of the device's.
 
     Attributes
     ----------
@@ -64,6 +66,8 @@ class Allocator(ABC):
         How often the caller had to wait until the device was idle so far.
     by_owner : bool
         Whether it depends on who asks how much there is.
+    limit : int or None
+        Most bytes this allocator may ever hold; None: unlimited.
     """
 
     kind: ClassVar[str]
@@ -75,8 +79,11 @@ class Allocator(ABC):
     may_synchronise: bool = True
     """Whether a caller may ever have to wait until the device is idle."""
 
-    def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
+    def __init__(
+        self, capacity: int | DeviceMemory | None, name: str = "device", limit: int | None = None
+    ) -> None:
         self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
+        self.limit = self.memory.capacity if limit is None else limit
         self.name = name
         self.in_use = 0
         self.requested = 0
@@ -88,11 +95,6 @@ class Allocator(ABC):
         self.device_frees = 0
         self.synchronisations = 0
         self.by_owner = False
-
-    @property
-    def limit(self) -> int | None:
-        """Most bytes this allocator may ever hold; None: unlimited."""
-        return self.memory.capacity
 
     @property
     def held(self) -> int:
@@ -229,19 +231,15 @@ class Allocator(ABC):
     def _took(self, block: Block) -> None:
         """Account for a block that became live."""
         self.requested += block.requested
-        self.in_use = in_use = self.in_use + block.nbytes
-        if in_use > self.peak_in_use:
-            self.peak_in_use = in_use
+        self.in_use += block.nbytes
+        self.peak_in_use = max(self.peak_in_use, self.in_use)
 
     def _gave(self, block: Block) -> None:
         """Account for a block that ends being live; refuse one that is not."""
         if block.state != LIVE:
-            raise self._freed_twice(block)
+            raise InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
         self.requested -= block.requested
         self.in_use -= block.nbytes
-
-    def _freed_twice(self, block: Block) -> InvariantError:
-        return InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
 
     def _reserve(self, nbytes: int) -> None:
         """Account for `nbytes` more (or fewer) held from the device."""
