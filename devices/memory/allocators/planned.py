@@ -162,7 +162,7 @@ class PlannedAllocator(Allocator):
             block = self._live[address]
             if address > end:
                 yield Span(self._base, end, address - end, "free", 0, 0, None)
-            yield Span(self._base, address, block.nbytes, "live", block.requested, block.stream, block.owner)
+            yield block.span(self._base)
             end = address + block.nbytes
         if end < self._base + self.reserved:
             yield Span(self._base, end, self._base + self.reserved - end, "free", 0, 0, None)
