@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.explain import final_waits
+from sim.explain.waits import final_waits
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET, IntArray
 from sim.words.atomic_files import atomic_path, write_bytes
