@@ -168,9 +168,7 @@ def _collective_work(shapes: IntArray) -> tuple[IntArray, IntArray]:
 
 def gemm_problem(table: CostTable) -> Problem:
     """Return matrix products; a layer is a weight matrix n x k."""
-    return Problem(
-        "gemm", table, (1, 2), 2, GemmParameters, lambda shapes, p: gemm_ns(*shapes.T, p), _gemm_work
-    )
+    return Problem("gemm", table, (1, 2), 2, GemmParameters, _gemm_model, _gemm_work)
 
 
 def attention_problem(table: CostTable) -> Problem:
