@@ -66,10 +66,11 @@ def _row(result: Mapping[str, Any]) -> str:
         verdict += f": {result['why']}" if result["why"] else ""
         verdict += f", {lost} cases inconclusive" if lost else ""
         verdict += "" if result["predicted_before_measuring"] else ", predicted after measuring"
+        tau, ratio, regret = (m.get(name) for name in ("tau.mean", "ratio.max", "regret.max"))
         cells = [
             result["cases"] - lost, int(m["prediction.n"]), f"{prediction}{noise}",
-            _percent(m["prediction.bias"]), replay, floor, f"{m.get('tau.mean', float('nan')):.3f}", _percent(m.get("ratio.max")),
-            _percent(m.get("regret.max")), verdict,
+            _percent(m["prediction.bias"]), replay, floor, "nan" if tau is None else f"{tau:.3f}",
+            _percent(ratio), _percent(regret), verdict,
         ]  # fmt: skip
     return f"| {' | '.join(map(str, [result['experiment'], *cells]))} |"
 
