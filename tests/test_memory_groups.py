@@ -108,10 +108,7 @@ def test_virtual_devices_of_a_scenario() -> None:
 def test_a_limit_of_a_model_that_is_not_there_is_refused() -> None:
     result = sim("run", SCENARIO, "--set", "memory.allocator={name: pool, limits: {trian: 650MB}}")
     assert result.exit_code == 2
-    assert (
-        "memory.allocator.limits.trian: unknown model 'trian'; did you mean 'train'?"
-        in result.stderr
-    )
+    assert "memory.allocator.limits.trian: unknown model 'trian'; did you mean 'train'?" in result.stderr
 
 
 def test_a_part_that_is_too_small_is_named() -> None:

@@ -30,7 +30,9 @@ __all__ = [
     "Strict",
     "Whole",
     "fault",
+    "name_for",
     "reader",
+    "shorthand",
 ]
 
 
@@ -57,6 +59,16 @@ def reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise fault(error.message, error.path) from None
 
     return read_value
+
+
+def shorthand(key: str) -> BeforeValidator:
+    """Let a plain value stand for a mapping with one key: ``placement: heft`` for ``{name: heft}``."""
+    return BeforeValidator(lambda value: value if isinstance(value, dict) else {key: value})
+
+
+def name_for(key: str) -> BeforeValidator:
+    """Let a name stand for a mapping with one key, and nothing else."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 def _of(name: str) -> tuple[BeforeValidator, WithJsonSchema]:

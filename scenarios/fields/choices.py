@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import ConfigDict, WithJsonSchema
 
-from devices.describe.quantities import Name, Strict
+from devices.describe.quantities import Name, Strict, name_for
 
 __all__ = ["AnyChoice", "Choice"]
 
@@ -29,13 +29,9 @@ class Choice(Strict):
         return dict(self.__pydantic_extra__ or {})
 
 
-def _choice(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 AnyChoice = Annotated[
     Choice,
-    BeforeValidator(_choice),
+    name_for("name"),
     WithJsonSchema(
         {
             "anyOf": [

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
     WithJsonSchema,
 )
 
-from devices.describe.quantities import Name, Strict
+from devices.describe.quantities import Name, Strict, name_for, shorthand
 from scenarios.fields.choices import AnyChoice
 
 __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]
@@ -50,11 +49,7 @@ class Policy(Strict):
         return dict(self.__pydantic_extra__ or {})
 
 
-def _policy(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-AnyPolicy = Annotated[Policy, BeforeValidator(_policy)]
+AnyPolicy = Annotated[Policy, name_for("name")]
 
 
 class Condition(Strict):
@@ -68,10 +63,6 @@ class Condition(Strict):
     tolerance: Annotated[
         JsonValue, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
     ] = None
-
-
-def _condition(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"equals": value}
 
 
 _CONDITION_SCHEMA: dict[str, Any] = {
@@ -90,7 +81,7 @@ _CONDITION_SCHEMA: dict[str, Any] = {
 
 
 Expect = Annotated[
-    dict[str, Annotated[Condition, BeforeValidator(_condition), WithJsonSchema(_CONDITION_SCHEMA)]],
+    dict[str, Annotated[Condition, shorthand("equals"), WithJsonSchema(_CONDITION_SCHEMA)]],
     Field(
         default_factory=dict,
         description="results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
@@ -110,4 +101,4 @@ class Variant(Policy):
     expect: Expect
 
 
-AnyVariant = Annotated[Variant, BeforeValidator(_policy)]
+AnyVariant = Annotated[Variant, name_for("name")]

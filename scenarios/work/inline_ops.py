@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import Field, JsonValue, WithJsonSchema, model_validator
 
 from devices.describe.field_types import quantity_schema
 from devices.describe.quantities import (
@@ -33,6 +33,7 @@ from devices.describe.quantities import (
     Strict,
     Whole,
     fault,
+    shorthand,
 )
 from scenarios.file.document import Document, Loc
 from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
@@ -54,13 +55,9 @@ class Reference(Strict):
     distance: Whole = 0
 
 
-def _reference(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"from": value}
-
-
 AnyReference = Annotated[
     Reference,
-    BeforeValidator(_reference),
+    shorthand("from"),
     WithJsonSchema(
         {
             "anyOf": [
@@ -90,13 +87,9 @@ EVERYWHERE: Final = "default"
 """The kind of device that stands for all that are not named."""
 
 
-def _durations(value: Any) -> Any:
-    return value if isinstance(value, dict) else {EVERYWHERE: value}
-
-
 Durations = Annotated[
     dict[Name, Duration],
-    BeforeValidator(_durations),
+    shorthand(EVERYWHERE),
     Field(default_factory=dict),
     WithJsonSchema(
         {
@@ -150,11 +143,7 @@ class External(Strict):
     )
 
 
-def _external(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"size": value}
-
-
-AnyExternal = Annotated[External, BeforeValidator(_external)]
+AnyExternal = Annotated[External, shorthand("size")]
 
 
 class FunctionOps(Strict):
