@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, WithJsonSchema
+from pydantic import ConfigDict
 
-from devices.describe.quantities import Name, Strict, name_for
+from devices.describe.quantities import Name, Shorthand, Strict
 
 __all__ = ["AnyChoice", "Choice"]
 
@@ -29,20 +29,4 @@ class Choice(Strict):
         return dict(self.__pydantic_extra__ or {})
 
 
-AnyChoice = Annotated[
-    Choice,
-    name_for("name"),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                    "additionalProperties": True,
-                },
-            ]
-        }
-    ),
-]
+AnyChoice = Annotated[Choice, Shorthand("name")]

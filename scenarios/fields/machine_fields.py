@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_m
 
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, read_field
 from devices.describe.fields import Field as Row
-from devices.describe.quantities import Name, Strict, name_for, reader
+from devices.describe.quantities import Name, Shorthand, Strict, reader
 from sim.words.errors import InputError
 
 __all__ = ["AnyMachine", "MachineSpec"]
@@ -82,5 +82,5 @@ MachineSpec = _model(
 if TYPE_CHECKING:
     AnyMachine = BaseModel
 else:
-    AnyMachine = Annotated[MachineSpec, name_for("preset")]
+    AnyMachine = Annotated[MachineSpec, Shorthand("preset")]
 """A machine, or the name of a preset."""

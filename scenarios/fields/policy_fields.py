@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     ConfigDict,
@@ -11,7 +11,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from devices.describe.quantities import Name, Strict, name_for, shorthand
+from devices.describe.quantities import Name, Shorthand, Strict
 from scenarios.fields.choices import AnyChoice
 
 __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]
@@ -49,39 +49,26 @@ class Policy(Strict):
         return dict(self.__pydantic_extra__ or {})
 
 
-AnyPolicy = Annotated[Policy, name_for("name")]
+AnyPolicy = Annotated[Policy, Shorthand("name")]
+
+
+_PLAIN: Final = {"type": ["string", "number", "array"]}
+_Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 
 
 class Condition(Strict):
-    """What a result must be; `scenarios.fields.expect` reads the values, as their unit depends on the
-    result.
-    """
+    """What a result must be: values in the unit of the result."""
 
-    equals: JsonValue = None
-    at_most: JsonValue = None
-    at_least: JsonValue = None
+    equals: _Value = None
+    at_most: _Value = None
+    at_least: _Value = None
     tolerance: Annotated[
-        JsonValue, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
+        _Value, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
     ] = None
 
 
-_CONDITION_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": ["string", "number", "array"]},
-        {
-            "type": "object",
-            "properties": {
-                key: {"type": ["string", "number", "array"]}
-                for key in ("equals", "at_most", "at_least", "tolerance")
-            },
-            "additionalProperties": False,
-        },
-    ]
-}
-
-
 Expect = Annotated[
-    dict[str, Annotated[Condition, shorthand("equals"), WithJsonSchema(_CONDITION_SCHEMA)]],
+    dict[str, Annotated[Condition, Shorthand("equals", _PLAIN)]],
     Field(
         default_factory=dict,
         description="results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
@@ -101,4 +88,4 @@ class Variant(Policy):
     expect: Expect
 
 
-AnyVariant = Annotated[Variant, name_for("name")]
+AnyVariant = Annotated[Variant, Shorthand("name")]
