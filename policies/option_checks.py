@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
+from sim.policy.policy import Synchronisation
 from sim.words.errors import InputError, nearest
 from sim.words.options import spelling
 
 __all__ = ["SYNCHRONISATIONS", "one_of", "whole"]
 
-SYNCHRONISATIONS = ("completion", "issue")
+SYNCHRONISATIONS: tuple[str, ...] = get_args(Synchronisation)
 """What *eligible* may mean; see `sim.Policy`."""
 
 

@@ -76,7 +76,7 @@ def graphs(draw):
     return builder.build()
 
 
-@examples(40)
+@examples(20)
 @given(graphs(), st.sampled_from(["g.json", "g.json.gz"]))
 def test_what_is_written_comes_back(tmp_path_factory, graph, name):
     folder = tmp_path_factory.mktemp("graph")
@@ -88,7 +88,7 @@ def test_what_is_written_comes_back(tmp_path_factory, graph, name):
     assert sorted(os.listdir(folder)) == sorted([name, f"again-{name}"])  # nothing half written is left
 
 
-@examples(20)
+@examples(10)
 @given(graphs(), st.data())
 def test_a_graph_is_read_at_any_batch(tmp_path_factory, graph, data):
     """Give every number of an untimed graph a slope, write, and read at another batch size."""
@@ -335,7 +335,7 @@ def test_what_we_write_satisfies_the_schema(tmp_path):
         jsonschema.validate(json.loads(document(ops=[{"name": "a", "flop": 3}])), json_schema())
 
 
-@examples(60)
+@examples(30)
 @given(graphs(), st.sampled_from([1, 1 << 16]))
 def test_reading_columns_and_reading_ops_give_the_same_graph(tmp_path_factory, graph, block):
     """Both readers, whether every record is a block of its own or all are one."""

@@ -13,6 +13,7 @@ from pydantic import (
 
 from devices.describe.quantities import Name, Shorthand, Strict
 from scenarios.fields.choices import AnyChoice
+from sim.policy.policy import Synchronisation
 
 __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]
 
@@ -34,7 +35,7 @@ class Policy(Strict):
         list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
     ] = None
     synchronisation: Annotated[
-        Literal["completion", "issue"] | None,
+        Synchronisation | None,
         Field(description="tasks are eligible when their inputs are computed, or when they are issued"),
     ] = None
     launch: Annotated[

@@ -30,10 +30,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from policies.issue.executors.thread_pools import PoolLayout
 from policies.option_checks import whole
 from sim import Issuer, Job, Policy, Task
 from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.policy.order import Order
 from sim.words.errors import InputError
 
 __all__ = ["TensorFlowExecutor"]
@@ -134,6 +137,19 @@ class TensorFlowExecutor(Policy):
         self._pool: list[deque[Task]] = [deque() for _ in issuers]
         self._roots: list[list[Task]] = [[] for _ in self._members]
         self._after_recv: dict[int, list[Task]] = {}
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return that threads steal, unless estimates or Recvs change who goes on with what."""
+        self.prepare(job)
+        if self.cycles_per_us or any(self._is_recv):
+            return None
+        cheap = (
+            1 - np.array(self._expensive, np.int64)
+            if self.threads == "pool"
+            else np.ones(len(job.graph), int)
+        )
+        pool, of_issuer = np.array(self._pool_of_op), np.array(self._pool_of_thread)
+        return Order("steal", cheap=cheap, pool=pool, pool_of_issuer=of_issuer)
 
     def ready(self, task: Task) -> None:
         """Keep a root until the first thread of its pool asks: the source node makes all of them ready."""
