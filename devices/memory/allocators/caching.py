@@ -30,7 +30,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up

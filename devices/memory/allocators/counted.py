@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span, round_up
 from devices.memory.device_memory import DeviceMemory

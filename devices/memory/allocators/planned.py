@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from devices.describe.quantities import Bytes, Sizes
+from devices.describe.field_types import Bytes, Sizes
 from devices.memory.allocator import Allocator
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList

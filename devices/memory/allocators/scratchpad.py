@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocators.pool import PoolAllocator
 from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device_memory import DeviceMemory
