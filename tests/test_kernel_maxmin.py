@@ -30,7 +30,7 @@ from sim.kernel.run import compiled, run
 from sim.machine.device_details import Details
 from sim.machine.task import Task
 
-SEQUENCES = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300
+SEQUENCES = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 300
 """How many random sequences of changes are drawn."""
 
 
