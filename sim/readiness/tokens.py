@@ -148,7 +148,7 @@ class TaggedTokenReadiness:
         self.group_of = job.group_of.tolist() + [-1] * (n - n_ops)
         # Edges of each op: consumer and output slot (-1: control).
         self.edges: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        first = graph.outputs.indices[graph.outputs.indptr[:-1]].tolist() + flow.tensor.tolist()
+        first = graph.first_output.tolist() + flow.tensor.tolist()
         self.n_data, self.n_control = [0] * n, [0] * n
         for producer, consumer, tensor in zip(
             flow.producer.tolist(), flow.consumer.tolist(), flow.carries.tolist(), strict=True

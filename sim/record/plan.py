@@ -162,7 +162,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON, the same text for the same plan."""
-        waiting = np.repeat(np.arange(len(self)), self.waits.counts())
+        waiting = self.waits.rows()
         content = {
             "schema": SCHEMA,
             "graph": self.graph,
