@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"chunks": 3}, "chunks 1.* and the V"),
         ({"forward": [1, 2, 3]}, "forward has 3 numbers for 2 stages"),
         ({"weight_grad": -1}, "weight_grad must be whole numbers of at least 0"),
-        ({"forward": 1.5}, "forward should be a whole number or a list"),
+        ({"forward": 1.5}, "forward: should be a whole number or a list"),
         ({"for_weight_grad": 2}, "cannot exceed"),
         ({"solver": "greedi"}, "did you mean 'greedy'"),
         ({"objective": "spann"}, "did you mean 'span'"),

@@ -64,7 +64,8 @@ class InOrder(ProgramOrder):
         if in_flight is not None and synchronisation == "issue":
             raise InputError(
                 "in-order: in_flight needs synchronisation: completion, because under issue a policy is not "
-                "told of ends; set the device's queue_depth instead"
+                "told of ends; set the device's queue_depth instead",
+                path=("in_flight",),
             )
         # The end of a task on a stream, or of another group's, may be all that a head waits for.
         self.scope = "group" if per == "group" and in_flight is None else "machine"

@@ -65,7 +65,7 @@ class Transformer:
 
     >>> gpt3 = Transformer(layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
     >>> round(gpt3.parameters / 1e9, 1), gpt3.activation_nbytes // 2**20
-    (175.2, 2736)
+    (174.6, 2736)
     """
 
     layers: int
@@ -105,19 +105,9 @@ class Transformer:
         return self.layers * self.layer_parameters + self.embedding_parameters
 
     @property
-    def weight_flops(self) -> int:
-        """Flop of a layer's products with weights, forward, for a micro-batch."""
-        return 24 * self._tokens * self.hidden**2
-
-    @property
     def attention_flops(self) -> int:
         """Flop of a layer's attention, forward."""
         return 4 * self._tokens * self.sequence * self.hidden
-
-    @property
-    def output_flops(self) -> int:
-        """Flop of the output layer, forward."""
-        return 2 * self._tokens * self.hidden * self.vocabulary
 
     @property
     def boundary_nbytes(self) -> int:

@@ -6,15 +6,16 @@ A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs",
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.words.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
+from sim.words.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
 
-__all__ = ["Document", "Loc", "dotted", "hint"]
+__all__ = ["Document", "Loc", "dotted", "key_and_value", "plain_settings"]
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -31,21 +32,29 @@ def dotted(loc: Loc) -> str:
     return ".".join(shortened(str(part)) for part in loc)
 
 
-def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, else all of them.
+def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
+    """Split what an option of the command line sets.
 
-    Examples
-    --------
-    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
-    ("; did you mean 'window'?", '; known: order, window', '')
+    Raises
+    ------
+    ScenarioError
+        It has no key, or no ``=``.
     """
-    names = sorted(known)
-    close = nearest(name, names)
-    if close:
-        return f"; did you mean {shortened(close)!r}?"
-    if not names:
-        return ""
-    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
+    key, equals, value = setting.partition("=")
+    key = key.strip()
+    if not equals or not key or key.startswith(".") or key.endswith("."):
+        source = f"{option} {shortened(setting)}"
+        raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} {example}")
+    return key, value
+
+
+def plain_settings(settings: Iterable[str], example: str) -> dict[str, Any]:
+    """Return what ``--set`` gives to something else than a scenario: keys, and values that are YAML."""
+    found = {}
+    for setting in settings:
+        key, value = key_and_value(setting, "--set", example)
+        found[key] = read_yaml_text(value, f"--set {setting}", places=False).plain()
+    return found
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,12 @@ class Document:
             A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
         """
         return cls(_read(Path(path)), Path(path))
+
+    @property
+    def title(self) -> str:
+        """What the scenario calls itself, else the name of its file."""
+        name = self.root.child("name")
+        return str(name.value) if name and name.value else self.path.stem
 
     @property
     def directory(self) -> Path:
@@ -123,7 +138,17 @@ class Document:
             return self.error(
                 (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
             )
-        return self.error((*loc, *error.path), error.message)
+        return self.error((*loc, *error.path), error.message, key=isinstance(error, UnknownOptionError))
+
+    @contextmanager
+    def placing(self, *loc: str | int) -> Iterator[None]:
+        """Give an error that is raised inside its place: its path begins at `loc`."""
+        try:
+            yield
+        except ScenarioError:  # it has its place
+            raise
+        except InputError as error:
+            raise self.wrong(error, loc) from error
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.
@@ -141,13 +166,11 @@ class Document:
         """
         document = self
         for setting in settings:
-            key, equals, text = setting.partition("=")
+            key, text = key_and_value(setting, option, "workload.batch=32")
             source = f"{option} {shortened(setting)}"
-            if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
-                raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} workload.batch=32")
             nothing = text.strip() in ("", "~", "null")
             value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
-            document = document._set(key.strip(), value, changed=True)
+            document = document._set(key, value, changed=True)
         return document
 
     def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:

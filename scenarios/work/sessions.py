@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
+from devices.describe.quantities import Count, Name, Strict, Whole, one_of
 from scenarios.build.side_by_side import Session, side_by_side
 from scenarios.file.document import Document
-from scenarios.file.quantities import Count, Name, Strict, Whole
 from scenarios.file.yaml_read import Node
 from scenarios.work.graph_files import GraphFile, OnnxFile
 from scenarios.work.inline_ops import InlineOps
@@ -19,21 +19,17 @@ from sim.machine.machine import Machine
 __all__ = ["Sessions"]
 
 
+_KINDS: Final = {"onnx": OnnxFile, "graph": GraphFile, "ops": InlineOps}
+
+
 def _kind(value: Any) -> str:
-    if isinstance(value, dict) and "onnx" in value:
-        return "<onnx>"
-    return "<graph>" if isinstance(value, dict) and "graph" in value else "<ops>"
+    return next((name for name in _KINDS if isinstance(value, dict) and name in value), "ops")
 
 
 if TYPE_CHECKING:
     Model = Workload
 else:
-    Model = Annotated[
-        Annotated[InlineOps, Tag("<ops>")]
-        | Annotated[GraphFile, Tag("<graph>")]
-        | Annotated[OnnxFile, Tag("<onnx>")],
-        Discriminator(_kind),
-    ]
+    Model = one_of(_KINDS, _kind)
 
 
 class SessionSpec(Strict):
@@ -53,7 +49,6 @@ class Sessions(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graphs of all sessions as one."""
-        title = document.root.child("name")
         built = {}
         for name, spec in self.sessions.items():
             node = document.at(("workload", "sessions", name, "workload"))
@@ -62,4 +57,4 @@ class Sessions(Workload):
             own = Document(Node({"workload": node}, node.place), document.path)
             graph = spec.workload.build(own, machine)
             built[name] = Session(graph, spec.batches, spec.inter_op_thread_pool)
-        return side_by_side(str(title.value) if title and title.value else document.path.stem, built)
+        return side_by_side(document.title, built)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from sim.graph.walks import a_cycle
 from sim.policy.policy import Policy
 from sim.words.errors import StuckError
 
-__all__ = ["stuck_error"]
+__all__ = ["deadlock_error"]
 
 _SHOWN = 8
 
 
-def stuck_error(
+def deadlock_error(
     name: Callable[[int], str],
     waiting: Mapping[int, list[int]],
     policy: Policy,
@@ -41,24 +42,7 @@ def stuck_error(
         lines.append(f"  {name(id)} {why}")
     if len(waiting) > _SHOWN:
         lines.append(f"  ... and {len(waiting) - _SHOWN} more")
-    cycle = _cycle(waiting)
-    if cycle:
-        lines.append("  cycle: " + " -> ".join(name(id) for id in cycle))
+    if cycle := a_cycle(waiting):
+        lines.append("  cycle: " + " -> ".join(name(id) for id in reversed(cycle)))
     remain = "1 task remains" if len(waiting) == 1 else f"{len(waiting)} tasks remain"
     return StuckError(f"nothing can happen any more and {remain}:\n" + "\n".join(lines))
-
-
-def _cycle(waiting: Mapping[int, list[int]]) -> list[int]:
-    """Return a cycle among the tasks that wait, first task repeated at the end; empty if none."""
-    done: set[int] = set()
-    for start in waiting:
-        path: dict[int, None] = {}
-        at: int | None = start
-        while at is not None and at not in done and at not in path:
-            path[at] = None
-            at = next((p for p in waiting.get(at, []) if p not in done), None)
-        if at is not None and at in path:
-            walk = list(path)
-            return [*walk[walk.index(at) :], at]
-        done.update(path)
-    return []

@@ -13,11 +13,12 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from devices.cost.calibration import Calibration
 from sim.record.plan import Plan
 from sim.words.errors import InputError
 from validation.cases import step_files
-from validation.cases.case import digest
 from validation.experiments import memory_experiment
 from validation.experiments.beside import own_calibration
 from validation.experiments.measure import ENOUGH
@@ -59,29 +60,28 @@ def _groups(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Compare the cases of each group: ratios, order, and what believing the prediction costs."""
     found = []
     for group in dict.fromkeys(point.group for point in points if point.group):
-        mine = [point for point in points if point.group == group]
-        labels = list(dict.fromkeys(point.label for point in mine))
-        if len(labels) < 2:
+        by_label: dict[str, list[Point]] = {}
+        for point in points:
+            if point.group == group:
+                by_label.setdefault(point.label, []).append(point)
+        if len(by_label) < 2:
             continue
-        measured = {
-            label: statistics.median(p.measured_ns for p in mine if p.label == label) for label in labels
-        }
-        predicted = {label: next(p.predicted_ns for p in mine if p.label == label) for label in labels}
-        by_prediction = sorted(range(len(labels)), key=lambda k: predicted[labels[k]])
-        by_measurement = sorted(range(len(labels)), key=lambda k: measured[labels[k]])
-        first, second = labels[0], labels[1]
-        chosen = labels[by_prediction[0]]
+        measured = [statistics.median(p.measured_ns for p in mine) for mine in by_label.values()]
+        predicted = [mine[0].predicted_ns for mine in by_label.values()]
+        by_prediction, by_measurement = (
+            np.argsort(times, kind="stable").tolist() for times in (predicted, measured)
+        )
         row: dict[str, Any] = {
             "group": group,
-            "labels": labels,
-            "predicted_ns": [predicted[label] for label in labels],
-            "measured_ns": [measured[label] for label in labels],
+            "labels": list(by_label),
+            "predicted_ns": predicted,
+            "measured_ns": measured,
             "tau": kendall_tau(by_prediction, by_measurement),
-            "regret": measured[chosen] / min(measured.values()) - 1,
+            "regret": measured[by_prediction[0]] / min(measured) - 1,
         }
-        if len(labels) == 2:
-            real = measured[first] / measured[second]
-            row["ratio"] = (predicted[first] / predicted[second] - real) / real
+        if len(by_label) == 2:
+            real = measured[0] / measured[1]
+            row["ratio"] = (predicted[0] / predicted[1] - real) / real
         found.append(row)
     return found
 
@@ -124,23 +124,21 @@ def experiment_report(
     InputError
         Predictions, plans and measurements do not belong together.
     """
-    plans, predictions, measurements = (step_files.read(out, step, experiment) for step in step_files.STEPS)
-    if plans is None or measurements is None or (predictions is None and not recompute):
-        missing = [step for step in step_files.STEPS if step_files.read(out, step, experiment) is None]
-        return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(missing)}"}
-    if measurements["plans"] != digest(plans) or (predictions and predictions["plans"] != digest(plans)):
-        raise InputError(f"{experiment}: plans were changed after they were used; draw and measure again")
+    found = step_files.recorded(out, experiment, recompute=recompute)
+    if isinstance(found, list):
+        return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(found)}"}
     own = own_calibration(out, experiment)
     calibration = own or calibration
     points: list[Point] = []
     left_out: list[dict[str, str]] = []
     wrong: list[str] = []
     rejected = 0
-    for k, case in enumerate(step_files.read_cases(plans)):
-        entry, measured = plans["cases"][k], measurements["cases"][k]
-        predicted = (
-            predict_or_say_why(case, calibration) if recompute else predictions["cases"][k]  # type: ignore[index]
-        )
+    for k, case in enumerate(step_files.read_cases(found.plans)):
+        entry, measured = found.plans["cases"][k], found.measurements["cases"][k]
+        if found.predictions is None:
+            predicted = predict_or_say_why(case, calibration)
+        else:
+            predicted = found.predictions["cases"][k]
         runs = measured["runs"]
         wrong += [f"{case.name}: {', '.join(run['wrong'][:3])}" for run in runs if run["wrong"]]
         if "not_predicted" in predicted:
@@ -155,12 +153,11 @@ def experiment_report(
             continue
         plan = None if entry["plan"] is None else Plan.from_json(json.dumps(entry["plan"]))
         points += points_of(case, plan, predicted, runs, calibration)
-    before = predictions is not None and measurements["predictions"] == digest(predictions)
     result: dict[str, Any] = {
         "experiment": experiment,
-        "predicted_before_measuring": before,
+        "predicted_before_measuring": found.predicted_before,
         "calibrated_anew": own is not None,
-        "cases": len(plans["cases"]),
+        "cases": len(found.plans["cases"]),
         "inconclusive": left_out,
         "runs_rejected": rejected,
         "wrong": wrong,

@@ -74,7 +74,7 @@ class VirtualMachine(Policy):
         structure = self.program.structure
         if structure is not None and task.op in structure.predicate and not task.dead:
             predicate = structure.predicate[task.op]
-            self._says[task.iteration, predicate, _tag(task)] = task.frame.taken
+            self._says[task.iteration, predicate, _tag(task)] = task.frame.taken.get(task.op, -1)
         for t in now_ready:
             self.ready(t)
 

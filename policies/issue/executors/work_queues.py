@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +26,7 @@ __all__ = ["KeepFirst", "StreamStacks"]
 
 
 class _KeepOrQueue(Policy):
-    """A stack of its own for every thread, and one queue per group of threads, as `as_data` says."""
+    """A stack of its own for every thread, and one queue per pool of threads, as `as_data` says."""
 
     synchronisation = "issue"
 
@@ -34,28 +34,22 @@ class _KeepOrQueue(Policy):
         """Make empty queues."""
         order = self.as_data(job)
         assert order is not None
-        assert order.apart is not None
-        assert order.apart_issuers is not None
-        self._label, self._apart, self._takes = (
-            order.label,
-            order.apart.tolist(),
-            order.apart_issuers.tolist(),
-        )
+        assert order.pool is not None
+        assert order.pool_of_issuer is not None
+        self._label, self._pool, self._takes = order.label, order.pool.tolist(), order.pool_of_issuer.tolist()
         self._kept: list[list[Task]] = [[] for _ in self._takes]
-        self._queues: dict[tuple[int, int], deque[Task]] = {
-            (group, apart): deque() for group in range(job.n_groups) for apart in (0, 1)
-        }
+        self._queues: dict[int, deque[Task]] = defaultdict(deque)  # by pool
 
     def ready(self, task: Task) -> None:
         """Queue `task`."""
-        self._queues[task.group, self._apart[task.op]].append(task)
+        self._queues[self._pool[task.op]].append(task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Keep what belongs to the thread, queue the rest."""
         for k, t in enumerate(now_ready):
             if (
                 issuer is not None
-                and (t.group, self._apart[t.op]) == (issuer.group, self._takes[issuer.index])
+                and self._pool[t.op] == self._takes[issuer.index]
                 and (k == 0 if self._label is None else self._label[task.op] == self._label[t.op])
             ):
                 self._kept[issuer.index].append(t)
@@ -67,7 +61,7 @@ class _KeepOrQueue(Policy):
         kept = self._kept[issuer.index]
         if kept:
             return kept.pop()
-        queue = self._queues[issuer.group, self._takes[issuer.index]]
+        queue = self._queues[self._takes[issuer.index]]
         return queue.popleft() if queue else None
 
 
@@ -76,8 +70,8 @@ class KeepFirst(_KeepOrQueue):
 
     def as_data(self, job: Job) -> Order:
         """Return that a thread keeps the first consumer only."""
-        nobody = np.zeros(len(job.machine.issuers()), np.int64)
-        return Order("keep", apart=np.zeros(len(job.graph), np.int64), apart_issuers=nobody)
+        of_issuer = np.array([issuer.group for issuer in job.machine.issuers()])
+        return Order("keep", pool=job.group_of, pool_of_issuer=of_issuer)
 
 
 class StreamStacks(_KeepOrQueue):
@@ -122,4 +116,5 @@ class StreamStacks(_KeepOrQueue):
                     "workers; leave one at least for ops that do not block (inter_op gives it more)"
                 )
             may_block[members[-self.blocking_threads :]] = 1
-        return Order("keep", label=label, apart=blocks, apart_issuers=may_block)
+        of_issuer = 2 * np.array([issuer.group for issuer in issuers]) + may_block
+        return Order("keep", label=label, pool=2 * job.group_of + blocks, pool_of_issuer=of_issuer)

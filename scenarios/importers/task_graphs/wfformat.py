@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.files import StrPath, fixed_batch, in_file, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
@@ -78,8 +78,7 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     GraphError
         A cycle, two tasks that write one file, or a parent that is not there.
     """
-    if batch is not None:
-        raise InputError(f"{path}: its runtimes were measured, so batch={batch} cannot be set")
+    fixed_batch(path, batch, "its runtimes were measured")
     try:
         data = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -87,15 +86,14 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     workflow = data.get("workflow") if isinstance(data, dict) else None
     if not isinstance(workflow, dict):
         raise InputError(f"{path}: not a workflow (it has no mapping workflow)")
-    try:
-        tasks, sizes = _modern(workflow) if "specification" in workflow else _classic(workflow)
-        return _build(str(data.get("name") or "workflow"), tasks, sizes)
-    except KeyError as error:
-        raise InputError(f"{path}: a task or file has no {error}") from None
-    except (TypeError, AttributeError, ValueError) as error:
-        raise InputError(f"{path}: not as WfFormat has it: {error}") from None
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
+    with in_file(path):
+        try:
+            tasks, sizes = _modern(workflow) if "specification" in workflow else _classic(workflow)
+            return _build(str(data.get("name") or "workflow"), tasks, sizes)
+        except KeyError as error:
+            raise InputError(f"a task or file has no {error}") from None
+        except (TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"not as WfFormat has it: {error}") from None
 
 
 def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
@@ -107,7 +105,7 @@ def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
         run = measured.get(task["id"], {})
         made = _Task(task["id"], _kind(task, run), _ns(run.get("runtimeInSeconds")))
         made.reads, made.writes = list(task.get("inputFiles", [])), list(task.get("outputFiles", []))
-        tasks.append(_with_the_rest(made, task, run, {"coreCount": "cores"}))
+        tasks.append(_with_the_rest(made, task, run, "coreCount"))
     return _parents(tasks, plan["tasks"]), {f["id"]: int(f["sizeInBytes"]) for f in plan.get("files", [])}
 
 
@@ -122,7 +120,7 @@ def _classic(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
         for file in task.get("files", []):
             sizes[file["name"]] = int(file.get("sizeInBytes", file.get("size", 0)))
             (made.writes if file["link"] == "output" else made.reads).append(file["name"])
-        tasks.append(_with_the_rest(made, task, task, {"cores": "cores"}))
+        tasks.append(_with_the_rest(made, task, task, "cores"))
     by_name = {task["name"]: _id(task) for task in given}
     return _parents(tasks, given, by_name), sizes
 
@@ -145,12 +143,9 @@ def _ns(seconds: Any) -> int | None:
     return round_half_up(NS_PER_S * Fraction(str(seconds)))
 
 
-def _with_the_rest(
-    made: _Task, task: Mapping[str, Any], run: Mapping[str, Any], numbers: Mapping[str, str]
-) -> _Task:
-    for key, name in numbers.items():
-        if key in run:
-            made.attributes[name] = run[key]
+def _with_the_rest(made: _Task, task: Mapping[str, Any], run: Mapping[str, Any], cores: str) -> _Task:
+    if cores in run:
+        made.attributes["cores"] = run[cores]
     machines = run.get("machines") or ([run["machine"]] if "machine" in run else [])
     if machines:
         made.attributes["machine"] = machines[0]

@@ -1,0 +1,145 @@
+"""Types of values in a file, for pydantic: quantities with units, names, counts, files.
+
+Each is a pydantic type: it reads what YAML gives, refuses the rest in words, and describes itself to
+editors through the JSON Schema. Units are read by `sim.words.units` and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Annotated, Any, Final, Union
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
+
+from devices.describe.faults import fault, reader
+from devices.describe.field_types import TYPES, Bandwidth, Bytes, Duration, FlopRate, Flops, Sizes
+
+__all__ = [
+    "Bandwidth",
+    "Bytes",
+    "Count",
+    "Duration",
+    "File",
+    "FlopRate",
+    "Flops",
+    "Name",
+    "Shorthand",
+    "Size",
+    "Sizes",
+    "Strict",
+    "Whole",
+    "fault",
+    "one_of",
+    "reader",
+]
+
+
+class Strict(BaseModel):
+    """A mapping whose keys are known; anything else in it is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, defer_build=True
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Shorthand:
+    """Lets a plain value stand for a mapping with one key, for pydantic and in the JSON Schema.
+
+    Attributes
+    ----------
+    key : str
+        ``placement: heft`` stands for ``placement: {name: heft}`` with the key ``name``.
+    plain : str or mapping
+        The plain value: a type of `devices.describe.field_types`, or a JSON Schema.
+    """
+
+    key: str
+    plain: str | Mapping[str, Any] = "word"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic reads it: of a word only text may stand for the mapping."""
+
+        def whole(value: Any) -> Any:
+            plain = isinstance(value, str) if self.plain == "word" else not isinstance(value, dict)
+            return {self.key: value} if plain else value
+
+        return no_info_before_validator_function(whole, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON Schema: that of the plain value, or of the whole."""
+        plain = TYPES[self.plain].schema if isinstance(self.plain, str) else self.plain
+        return {"anyOf": [dict(plain), handler(core)]}
+
+
+def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | None]) -> Any:
+    """Return the type of a value that is one of several kinds of mapping.
+
+    Parameters
+    ----------
+    kinds : mapping of str to type
+        Name -> model.
+    kind : callable
+        Returns the name of the kind that a value is.
+    """
+    if len(kinds) == 1:
+        return Annotated[next(iter(kinds.values())), Tag(f"<{next(iter(kinds))}>")]
+    members = tuple(Annotated[model, Tag(f"<{name}>")] for name, model in kinds.items())
+    return Annotated[Union[members], Discriminator(lambda value: f"<{kind(value)}>")]  # noqa: UP007
+
+
+def _whole(value: Any) -> Any:
+    """Let ``1e3`` stand for a whole number; text and booleans do not."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**63 - 1)]
+"""A whole number, 0 or more."""
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**63 - 1)]
+"""A whole number, 1 or more."""
+
+
+Size = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1_000_000)]
+"""How many of something there are that is made one by one: layers, micro-batches, branches."""
+
+
+def _name(value: Any) -> Any:
+    """Let a name that looks like a whole number be one: ``inputs: [1]``."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Name = Annotated[
+    str,
+    BeforeValidator(_name),
+    Field(min_length=1),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}]}),
+]
+"""The name of an op, a device, a policy, ..."""
+
+_HOME: Final = "~"
+
+
+def _relative(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or PureWindowsPath(path).drive or path.startswith(_HOME):
+        raise fault(f"{path!r} is an absolute path; a scenario names files relative to itself")
+    return path
+
+
+File = Annotated[str, Field(min_length=1), AfterValidator(_relative)]
+"""A file, relative to the scenario that names it."""
