@@ -8,12 +8,7 @@ import typer
 
 from scenarios.cli.shared_options import AllowCode, Json, Policies, ScenarioPath, Sets
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("explain", short_help="Show the critical path and why devices were idle.")(explain)
+__all__ = ["explain"]
 
 
 def explain(
