@@ -13,7 +13,6 @@ import simpy
 
 from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer, tell
-from sim.engine.issuers import Issuers, refuse_wrong
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import groups_that_copy, holding_ops, make_network, make_readiness
 from sim.graph.frames import has_control_flow
@@ -23,6 +22,7 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
+from sim.policy.issuers import Issuers, refuse_wrong
 from sim.policy.policy import Policy
 from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
