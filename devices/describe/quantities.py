@@ -23,11 +23,11 @@ from pydantic import (
     Tag,
     WithJsonSchema,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from devices.describe.field_types import TYPES
-from sim.words.errors import InputError
+from devices.describe.faults import fault, reader
+from devices.describe.field_types import TYPES, Bandwidth, Bytes, Duration, FlopRate, Flops, Sizes
 
 __all__ = [
     "Bandwidth",
@@ -55,23 +55,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, validate_default=True, defer_build=True
     )
-
-
-def fault(message: str, path: tuple[str | int, ...] = ()) -> PydanticCustomError:
-    """Return an error that pydantic reports with exactly this message, and with its path before `path`."""
-    return PydanticCustomError("scenario", "{message}", {"message": message, "path": path})
-
-
-def reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `read` with errors of `sim` turned into pydantic's."""
-
-    def read_value(value: Any) -> Any:
-        try:
-            return read(value)
-        except InputError as error:
-            raise fault(error.message, error.path) from None
-
-    return read_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,31 +101,6 @@ def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | Non
         return Annotated[next(iter(kinds.values())), Tag(f"<{next(iter(kinds))}>")]
     members = tuple(Annotated[model, Tag(f"<{name}>")] for name, model in kinds.items())
     return Annotated[Union[members], Discriminator(lambda value: f"<{kind(value)}>")]  # noqa: UP007
-
-
-def _of(name: str) -> tuple[BeforeValidator, WithJsonSchema]:
-    """Return how pydantic reads a value of a type in `devices.describe.field_types`, and its JSON Schema."""
-    type_ = TYPES[name]
-    return BeforeValidator(reader(type_.read)), WithJsonSchema(dict(type_.schema))
-
-
-Duration = Annotated[int, *_of("duration")]
-"""A duration, in ns once read."""
-
-Bytes = Annotated[int, *_of("size")]
-"""An amount of data, in bytes once read."""
-
-Flops = Annotated[int, *_of("flops")]
-"""An amount of computation, in flop once read."""
-
-Bandwidth = Annotated[int, *_of("rate")]
-"""Bytes a second."""
-
-FlopRate = Annotated[int, *_of("flop rate")]
-"""Flop a second."""
-
-Sizes = Annotated[Mapping[Any, int], *_of("sizes")]
-"""Amounts of data by name, in bytes once read."""
 
 
 def _whole(value: Any) -> Any:

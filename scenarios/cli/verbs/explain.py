@@ -26,7 +26,7 @@ def explain(
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
     from scenarios.run.load import load_scenario
-    from sim.explain import explain_text
+    from sim.explain.text import explain_text
 
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     results = run_all(cases_of(loaded, policy))
