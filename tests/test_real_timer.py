@@ -140,9 +140,9 @@ def test_a_plan_is_executed_exactly(machine: Machine) -> None:
     assert seen.wrong == []
     again = seen.trace.plan()
     assert set(again.streams) == set(plan.streams)
-    for name, tasks in plan.by_stream.items():
-        expected = [plan[k].op for k in tasks.tolist()]
-        assert [again[k].op for k in again.by_stream[name].tolist()] == expected
+    for name in plan.streams:
+        expected = [task.op for task in plan if task.stream == name]
+        assert [task.op for task in again if task.stream == name] == expected
 
 
 def test_the_plan_of_a_program_is_what_issue_in_order_does() -> None:
