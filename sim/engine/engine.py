@@ -13,15 +13,16 @@ import simpy
 
 from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer, tell
-from sim.engine.issuers import Issuers, refuse_wrong
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import groups_that_copy, holding_ops, make_network, make_readiness
 from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
+from sim.job.transfers import Flow, make_flow
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
+from sim.policy.issuers import Issuers, refuse_wrong
 from sim.policy.policy import Policy
 from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
@@ -45,6 +46,8 @@ class Engine:
     ----------
     job : Job
     policy : Policy
+    flow : Flow, optional
+        What `make_flow` gives, where somebody has made it already.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     observers : iterable of Observer
@@ -55,6 +58,7 @@ class Engine:
         job: Job,
         policy: Policy,
         *,
+        flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -63,7 +67,10 @@ class Engine:
         self.observers = list(observers)
         self.clock = simpy.Environment()
         self.now_ns = self.round = 0
-        self.flow, self.readiness, self.rendezvous = make_readiness(job, policy, memory is not None, self)
+        flow = make_flow(job) if flow is None else flow
+        self.flow, self.readiness, self.rendezvous = make_readiness(
+            job, flow, policy, memory is not None, self
+        )
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
         self.device_of: list[int] = job.device_of.tolist()
@@ -115,19 +122,15 @@ class Engine:
             When tasks remain and nothing can happen any more.
         """
         self.policy.prepare(self.job)
-        clock = self.clock
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
-                if self.ended:
-                    self._complete()
+                self._complete()
                 self._pay()
                 self._ask()
-                if self.touched:
-                    self._start_heads()
-                if self.settling:
-                    self._settle()
-                next_ns = clock.peek()
+                self._start_heads()
+                self._settle()
+                next_ns = self.clock.peek()
                 if next_ns == inf:
                     break
                 self._advance(next_ns)
@@ -139,9 +142,8 @@ class Engine:
         self.now_ns = int(to_ns)
         while self.clock.peek() == to_ns:
             self.clock.step()
-        for callback, value in _drained(
-            self.called
-        ):  # by now all is noted: what they begin is of the next round
+        # By now all is noted, so that what is called here begins things of the next round.
+        for callback, value in _drained(self.called):
             callback(value)
 
     def _later(self, delay_ns: int, note: Callable[[Any], object], value: Any) -> None:

@@ -90,9 +90,9 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     external = np.concatenate((producer < 0, np.zeros(n_transfers, bool)))
     transfer = np.arange(n_transfers)
 
-    made_by = np.concatenate((np.repeat(np.arange(n), graph.outputs.counts()), n + transfer))
+    made_by = np.concatenate((graph.outputs.rows(), n + transfer))
     made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
-    reader = np.repeat(np.arange(n), graph.inputs.counts())
+    reader = graph.inputs.rows()
     read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
     sent = flow.tensor
     own = _own_storage(job, flow, len(nbytes))
@@ -153,7 +153,7 @@ def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
     shared = storage_of(graph)
     if (shared < 0).all():
         return None
-    made = graph.outputs.indices[graph.outputs.indptr[:-1]]  # output 0 of each op
+    made = graph.first_output  # output 0 of each op
     ops = graph.topological_order
     ops = ops[shared[made[ops]] >= 0]
     base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)

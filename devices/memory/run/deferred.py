@@ -51,9 +51,9 @@ class Deferred:
         self._n_buffers = len(buffers.nbytes)
         self._n_nodes = n = len(launched)
         # What a node writes and nobody reads (in some iterations) it lets go itself, after what it reads.
-        node = np.repeat(np.arange(n), buffers.writes.counts())
+        node = buffers.writes.rows()
         unread = (uses.reshape(-1, self._n_buffers) == 0).any(axis=0)[buffers.writes.indices]
-        reader = np.concatenate((np.repeat(np.arange(n), buffers.reads.counts()), node[unread]))
+        reader = np.concatenate((buffers.reads.rows(), node[unread]))
         offset = np.concatenate((buffers.reads.indices, buffers.writes.indices[unread]))
         counts = np.ones(len(reader), np.int64)
         counts[len(buffers.reads.indices) :] = 0
