@@ -263,7 +263,8 @@ class Allocator(ABC):
         """Account for a block that became live."""
         self.requested += block.requested
         self.in_use += block.nbytes
-        self.peak_in_use = max(self.peak_in_use, self.in_use)
+        if self.in_use > self.peak_in_use:
+            self.peak_in_use = self.in_use
 
     def _gave(self, block: Block) -> None:
         """Account for a block that ends being live; refuse one that is not."""

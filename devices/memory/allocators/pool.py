@@ -110,7 +110,7 @@ class PoolAllocator(SegmentedAllocator):
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = self.rounded(nbytes)
+        need = round_up(nbytes, self._alignment)
         if self._limits and not self._within_limit(need, owner):
             return None
         block = self._free.take(need, 1, ANY_SIZE, nbytes, stream, owner)
@@ -119,7 +119,9 @@ class PoolAllocator(SegmentedAllocator):
         if self._limits:
             self._charge(owner, need)
         self._took(block)
-        self._reserve(max(0, block.address + need - self._base - self.reserved))
+        more = block.address + need - self._base - self.reserved
+        if more > 0:
+            self._reserve(more)
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:
