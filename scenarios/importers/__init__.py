@@ -14,6 +14,8 @@ under the entry-point group ``sim.importers``, where other packages may add thei
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
 from scenarios.importers.batching import BatchSlope, is_straight, slope_between
@@ -21,10 +23,10 @@ from scenarios.importers.files import StrPath, read_head
 from scenarios.importers.neutral.graph_json import read_graph, write_graph
 from sim.graph.graph import Graph
 from sim.words import plugins
-from sim.words.errors import InputError
-from sim.words.options import arguments, parameters, require_call
+from sim.words.errors import InputError, located
+from sim.words.options import arguments, checked, parameters, require_call
 
-__all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "takes", "write_graph"]
+__all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
 
 _GROUP = "sim.importers"
 
@@ -71,7 +73,8 @@ def load_graph(
     format : str, optional
         Name of an importer, when the content does not tell.
     **options
-        What the importer of that format takes besides, such as ``dtype="bf16"`` for ONNX.
+        What the importer of that format takes besides, such as ``dtype="bf16"`` for ONNX; and for all
+        formats ``attributes``, a mapping of ops to what is added to their attributes.
 
     Raises
     ------
@@ -160,9 +163,18 @@ def _checked(name: str) -> Importer:
 def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
     _, *others = parameters(importer.load).items()
     taken = {name: parameter for name, parameter in others if name != "batch"}
-    return importer.load(path, batch=batch, **arguments(f"the importer of {path}", taken, options))
+    added = {} if "attributes" in taken else {"attributes": options.get("attributes", {})}
+    own = {name: value for name, value in options.items() if name not in added}
+    graph = importer.load(path, batch=batch, **arguments(f"the importer of {path}", taken, own))
+    return _with_attributes(graph, added["attributes"]) if added else graph
 
 
-def takes(path: StrPath, format: str | None, option: str) -> bool:
-    """Whether the importer of a file has an option."""
-    return option in parameters(_importer(path, format).load)
+def _with_attributes(graph: Graph, added: Any) -> Graph:
+    """Return a graph whose ops have further attributes, by name of the op."""
+    attributes = dict(graph.attributes)
+    with located("attributes"):
+        for name, more in checked(Mapping[str, Mapping[str, Any]], added).items():
+            with located(name):
+                op = graph.index(name)
+            attributes[op] = {**attributes.get(op, {}), **more}
+    return replace(graph, attributes=attributes) if added else graph

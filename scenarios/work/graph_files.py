@@ -17,10 +17,7 @@ On the streams that were used, and issued as a host does that does not wait, a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -47,7 +44,23 @@ Unknown = Annotated[
 ]
 
 
-class GraphFile(Workload):
+class ImportedFile(Workload):
+    """A file that the first field names; the others are options of its importer."""
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Read the file."""
+        from scenarios.importers import load_graph
+
+        key, *others = type(self).model_fields
+        options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
+        options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
+        try:
+            return load_graph(document.file(getattr(self, key)), **options)
+        except InputError as error:  # about an option, else about the file
+            raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
+
+
+class GraphFile(ImportedFile):
     """A graph in a file, of any format that `sim import` reads; further keys are options of its importer."""
 
     model_config = ConfigDict(extra="allow")
@@ -58,34 +71,6 @@ class GraphFile(Workload):
     ] = None
     batch: Batch = None
     attributes: Attributes
-
-    def build(self, document: Document, machine: Machine) -> Graph:
-        """Read the file."""
-        from scenarios.importers import takes
-
-        options = dict(self.__pydantic_extra__ or {})
-        with placed(document, "graph"):
-            if self.attributes and takes(document.file(self.graph), self.format, "attributes"):
-                options["attributes"] = self.attributes
-        graph = load_file(document, "graph", self.graph, batch=self.batch, format=self.format, **options)
-        if "attributes" in options:
-            return graph
-        attributes = dict(graph.attributes)
-        for name, more in self.attributes.items():
-            with document.placing("workload", "attributes", name):
-                op = graph.index(name)
-            attributes[op] = {**attributes.get(op, {}), **more}
-        return replace(graph, attributes=attributes)
-
-
-class ImportedFile(Workload):
-    """A file of one format, named by the first field; the others are options of its importer."""
-
-    def build(self, document: Document, machine: Machine) -> Graph:
-        """Read the file."""
-        key, *others = type(self).model_fields
-        options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
-        return load_file(document, key, getattr(self, key), format=key, **options)
 
 
 class OnnxFile(ImportedFile):
@@ -116,20 +101,3 @@ class ChakraTrace(ImportedFile):
         Literal["warn", "error"],
         Field(description="what to do about dependencies on nodes that are not in the file"),
     ] = "warn"
-
-
-def load_file(document: Document, key: str, file: str, **options: Any) -> Graph:
-    """Return the graph in a file that the key `key` of the workload names; an error has its place there."""
-    from scenarios.importers import load_graph
-
-    with placed(document, key):
-        return load_graph(document.file(file), **options)
-
-
-@contextmanager
-def placed(document: Document, key: str) -> Iterator[None]:
-    """Give an error about the workload's file, or about an option of its importer, its place."""
-    try:
-        yield
-    except InputError as error:
-        raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
