@@ -12,8 +12,8 @@ from typing import Final
 from sim.engine import Engine, Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.compiled import source_is_wanted
 from sim.kernel.run import STUCK, compiled, run
+from sim.native.compiled import source_is_wanted
 from sim.policy.policy import Policy
 from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError

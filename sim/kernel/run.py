@@ -11,8 +11,8 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
-from sim.kernel.compiled import load
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
+from sim.native.compiled import load
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
 from sim.record.record import complete_tasks
@@ -29,7 +29,7 @@ STUCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
-    """Whether the kernel runs compiled (see `sim.kernel.compiled`)."""
+    """Whether the kernel runs compiled (see `sim.native.compiled`)."""
     return load("loop") is not source
 
 
