@@ -14,24 +14,15 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
-from scenarios.cli.verbs import (
-    check,
-    compare,
-    explain,
-    importing,
-    known,
-    memory,
-    run,
-    schedule,
-    schema,
-    sweep,
-)
 from scenarios.cli.warned import show_warnings
 from sim.words import plugins
 from sim.words.errors import SimError, UnknownNameError
@@ -39,8 +30,51 @@ from sim.words.errors import SimError, UnknownNameError
 __all__ = ["app"]
 
 
+# Docstrings are wrapped to the terminal, not where they were written.
+_LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
+
+_VERBS: Final = {
+    "run": "run",
+    "compare": "compare",
+    "explain": "explain",
+    "check": "check",
+    "import": "importing",
+    "policies": "known",
+    "devices": "known",
+    "runtimes": "known",
+    "memory": "memory",
+    "schedule": "schedule",
+    "schema": "schema",
+    "sweep": "sweep",
+}
+"""Each verb and its module in `scenarios.cli.verbs`, in the order in which help lists them."""
+
+
 class _Sim(TyperGroup):
-    """Turns errors into exit statuses, for the shell and for tests that call the app alike."""
+    """Makes a verb when it is named; turns errors into exit statuses, for the shell and for tests alike."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb; who asks for one that is not ours has all of them made, and so can be corrected."""
+        if cmd_name in _VERBS and cmd_name not in self.commands:
+            self._add(import_module(f"scenarios.cli.verbs.{_VERBS[cmd_name]}").add_to)
+        elif cmd_name not in self.commands:
+            self.list_commands(ctx)
+        return self.commands.get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return all verbs, after making them: ours, then those of other packages."""
+        for name in _VERBS:
+            self.get_command(ctx, name)
+        for name in plugins.names("sim.commands"):
+            with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
+                self._add(plugins.lookup("sim.commands", name))
+        return sorted(self.commands, key=[*_VERBS, *self.commands].index)
+
+    def _add(self, add_to: Callable[[typer.Typer], None]) -> None:
+        """Make the verbs that a module or another package registers."""
+        part = typer.Typer(**_LOOK)
+        add_to(part)
+        self.commands.update(get_group(part).commands)
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -79,9 +113,8 @@ app = typer.Typer(
     cls=_Sim,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # docstrings are wrapped to the terminal, not where they were written
     help="How would this computation graph run on this machine under this scheduling policy, and why?",
+    **_LOOK,
 )
 
 
@@ -108,18 +141,3 @@ def _common(
         ),
     ] = False,
 ) -> None: ...
-
-
-run.add_to(app)
-compare.add_to(app)
-explain.add_to(app)
-check.add_to(app)
-importing.add_to(app)
-known.add_to(app)
-memory.add_to(app)
-schedule.add_to(app)
-schema.add_to(app)
-sweep.add_to(app)
-for _name in plugins.names("sim.commands"):  # verbs of other packages: `add_to(app)` registers them
-    with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
-        plugins.lookup("sim.commands", _name)(app)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from sim.engine import Engine, Memory, Observer
+from sim.engine import Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.kernel.run import STUCK, compiled, run
@@ -68,4 +68,6 @@ def run_job(
         if engine == "kernel" and found != STUCK:
             raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
+    from sim.engine.engine import Engine
+
     return replace(Engine(job, policy, memory=memory, observers=observers).run(), engine=which)
