@@ -19,6 +19,7 @@ from devices.network import make_network
 from devices.processor.cores.core_pool import CorePool
 from devices.processor.sms.leftover import LeftoverSMs
 from policies.issue.critical_path import CriticalPath
+from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
@@ -149,6 +150,10 @@ def policies(draw: st.DrawFn) -> Policy:
                 KeepFirst,
                 StreamStacks,
                 lambda: StreamStacks(blocking_threads=1),
+                TensorFlowExecutor,
+                lambda: TensorFlowExecutor("caller"),
+                lambda: TensorFlowExecutor(inter_op_parallelism_threads=2),
+                lambda: TensorFlowExecutor(session_inter_op_thread_pool=(1, 1)),
             ]
         )
     )()
@@ -165,6 +170,13 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         attributes[op] = {"grid": draw(st.integers(1, 30)), "cores": draw(st.integers(1, 2))}
     for op in draw(some):
         attributes[op] |= {"stream_id": draw(st.integers(0, 2)), "blocking": draw(st.booleans())}
+    for op in draw(some):
+        pool = draw(st.integers(0, 1))
+        attributes[op] |= {
+            "expensive": draw(st.booleans()),
+            "session": f"s{pool}",
+            "inter_op_thread_pool": pool,
+        }
     if draw(st.integers(0, 3)) == 0:  # ops that keep their host thread
         for op in draw(some):
             attributes[op]["host_waits"] = True

@@ -28,7 +28,7 @@ REFUSED = {
     "npu_tiles": "the tasks of npu0 share its cores, SMs or bandwidth",
     "pageable": "host threads copy pageable memory",
     "rendezvous": "the graph has Sends and Recvs that meet by key",
-    "sessions": "the policy TensorFlowExecutor has to be asked task by task",
+    "sessions": "the tasks of cpu0 share its cores, SMs or bandwidth",
     "thread_pools": "the tasks of cpu0 share its cores, SMs or bandwidth",
 }
 """What stands in the way of some cases of these; every case of all others runs."""

@@ -12,7 +12,7 @@ from typing import Final
 from sim.engine import Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.run import STUCK, compiled, run
+from sim.kernel.run import DEADLOCK, compiled, run
 from sim.native.compiled import source_is_wanted
 from sim.policy.policy import Policy
 from sim.trace import Trace
@@ -65,7 +65,7 @@ def run_job(
         found = run(job, policy, memory=memory, observers=observers)
         if isinstance(found, Trace):
             return found
-        if engine == "kernel" and found != STUCK:
+        if engine == "kernel" and found != DEADLOCK:
             raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
     from sim.engine.engine import Engine

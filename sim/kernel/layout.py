@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.transfers import Flow, check_routes, make_flow
@@ -96,7 +96,7 @@ def obstacle(
     graph, machine = job.graph, job.machine
     if has_control_flow(graph):
         return "the graph has control flow"
-    if find_meetings(graph).recvs:
+    if rendezvous_keys(graph).recvs:
         return "the graph has Sends and Recvs that meet by key"
     if graph.attributes and non_strict_ops(graph).any():
         return "the graph has ops that start with the first of their inputs (strict: false)"
@@ -241,6 +241,7 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order, shared: Sequence
     out["networked"], out["n_released"] = n_transfers > 0, 0
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
+    out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
     out["coming"] = np.zeros(2 * int(out["n_lanes"]) + 1, np.int64)
     for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
         out[name] = 0
@@ -360,7 +361,7 @@ def _devices(job: Job) -> Columns:
         ("n_idle", 0, job.n_groups),
         ("asked", 0, job.n_groups),
         ("is_asked", 0, job.n_groups),
-        ("batch", 0, job.n_groups),
+        ("batch", 0, max(n_lanes, job.n_groups)),
     ):
         out[name] = np.full(size, value)
     return out
@@ -373,9 +374,12 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     if order.kind == "place":
         place, program, sizes, queue_of = _programs(flow, order, group)
     elif order.kind == "keep":
-        assert order.apart is not None
-        sizes = np.bincount(2 * job.group_of + order.apart, minlength=2 * job.n_groups)
-        queue_of = 2 * group + order.apart_issuers
+        assert order.pool is not None
+        assert order.pool_of_issuer is not None
+        queue_of = order.pool_of_issuer
+        sizes = np.bincount(order.pool, minlength=int(queue_of.max()) + 1)
+    elif order.kind == "steal":  # which has lists of its own
+        sizes = np.zeros(job.n_groups, np.int64)
     else:
         sizes = np.bincount(job.group_of, minlength=job.n_groups)
     total = sizes * (1 if order.per == "issuer" else job.iterations)
@@ -422,11 +426,11 @@ def _keeping(order: Order, n_issuers: int) -> Columns:
     nothing = np.zeros(1, np.int64)
     return {
         "keeping": order.kind == "keep",
+        "stealing": order.kind == "steal",
         "keep_first": order.label is None,
         "kept": np.full(n_issuers, -1),
         "label": nothing if order.label is None else order.label,
-        "blocks": nothing if order.apart is None else order.apart,
-        "may_block": nothing if order.apart_issuers is None else order.apart_issuers,
+        "pool": nothing if order.pool is None else order.pool,
         "maker": -1,
         "maker_label": -1,
         "n_made": 0,

@@ -3,6 +3,7 @@ cimport cython
 
 from sim.kernel.maxmin cimport i64
 from sim.kernel.network cimport Net
+from sim.kernel.stealing cimport Stealing
 
 # Most of what a task costs is fetching it from memory, so that what counts tasks is 32 bits wide.
 ctypedef int i32
@@ -14,11 +15,12 @@ cdef i64 EVENT, LAUNCH, RESOURCES, NEVER, GROUPS, WIDTH
 cdef class Run:
     cdef public i64 n, ends, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
-    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
-    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, tangled
+    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, tangled
     cdef public Net net
-    cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer
+    cdef public Stealing threads
+    cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer, last
     cdef public i32[::1] wait, slots, program, place, rows
     cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
@@ -26,7 +28,7 @@ cdef class Run:
     cdef public i64[::1] after_sms, group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
-    cdef public i64[::1] queue_tail, kept, label, blocks, may_block, program_first, window_end
+    cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
     cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
 
     @cython.locals(going=bint)
@@ -38,9 +40,9 @@ cdef class Run:
     cdef void complete(self) noexcept
     @cython.locals(device=i64, task=i64)
     cdef void free_lane(self, i64 lane) noexcept
-    @cython.locals(base=i64, other=i64, follower=i64, k=i64)
+    @cython.locals(base=i64, other=i64, follower=i64, left=i64, lane=i64, hop=i64, k=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
-    @cython.locals(base=i64, moving=bint, other=i64, left=i64, consumer=i64, k=i64)
+    @cython.locals(base=i64, moving=bint, other=i64, left=i64, first=i64, last=i64, consumer=i64, k=i64)
     cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
     @cython.locals(group=i64, length=i64, place=i64)
     cdef void eligible(self, i64 task, i64 node) noexcept
@@ -82,7 +84,7 @@ cdef class Run:
     cdef void occupy(self, i64 who) noexcept
     cdef void ask_later(self, i64 group) noexcept
     cdef void touch(self, i64 lane) noexcept
-    @cython.locals(lane=i64, task=i64, at=i64, k=i64)
+    @cython.locals(n=i64, lane=i64, task=i64, at=i64, k=i64)
     cdef void start_heads(self) noexcept
     cdef void wake(self, i64 lane, i64 at) noexcept
     @cython.locals(ns=i64)
@@ -102,11 +104,11 @@ cdef class Run:
     cdef bint earlier(self, i64 a, i64 b) noexcept
     @cython.locals(key=i64, task=i64, k=i64)
     cdef bint next_round(self) noexcept
-    @cython.locals(at=i64, up=i64, above=i64)
     cdef void schedule(self, i64 key, i64 task) noexcept
-    @cython.locals(first=i64, n=i64, key=i64, task=i64, at=i64, kid=i64, below=i64)
+    @cython.locals(first=i64, last=i64, at=i64, kid=i64, before=i64, key=i64)
     cdef i64 pop_event(self) noexcept
-    cdef bint comes_first(self, i64 a, i64 b) noexcept
+    @cython.locals(up=i64, above=i64)
+    cdef void place_event(self, i64 at, i64 key, i64 task) noexcept
     @cython.locals(at=i64)
     cdef void push_coming(self, i64 task) noexcept
     @cython.locals(first=i64, n=i64, task=i64, at=i64, kid=i64)
@@ -115,11 +117,11 @@ cdef class Run:
     cdef void push_slot(self, i64 first, i64 n, i64 value) noexcept
     @cython.locals(least=i64, value=i64, at=i64, kid=i64)
     cdef i64 pop_slot(self, i64 first, i64 n) noexcept
-@cython.locals(moves=i64, value=i64, at=i64, k=i64)
-cdef void sort(i64[::1] column, i64 n) noexcept
-@cython.locals(value=i64, k=i64)
-cdef void sort_by_heap(i64[::1] column, i64 n) noexcept
-@cython.locals(value=i64, kid=i64)
-cdef void sift_down(i64[::1] column, i64 at, i64 n) noexcept
+    @cython.locals(moves=i64, value=i64, at=i64, k=i64)
+    cdef void sort_batch(self, i64 n) noexcept
+    @cython.locals(value=i64, k=i64)
+    cdef void sort_by_heap(self, i64 n) noexcept
+    @cython.locals(value=i64, kid=i64)
+    cdef void sift_down(self, i64 at, i64 n) noexcept
 @cython.locals(a=i64, b=i64, at=i64, k=i64)
 cdef void sort_pairs(i64[::1] first, i64[::1] second, i64 n) noexcept

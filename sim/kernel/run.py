@@ -11,21 +11,24 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
+from sim.kernel import stealing as stealing_source
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
 from sim.native.compiled import load
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
-from sim.record.record import complete_tasks
+from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.trace import Trace
 from sim.words.arrays import IntArray
 
 __all__ = ["compiled", "run"]
 
 
-_RESULTS: Final = ("stream", "ready", "issue", "start", "end", "wait", "issuer", "turn")
-"""Columns of which a trace is made, an entry a task."""
+_SYNCHRONISATIONS: Final = ("completion", "issue")
+"""Those that the kernel runs; any other is the engine's on SimPy alone."""
 
-STUCK: Final = "nothing can happen any more and tasks remain"
+_SOURCES: Final = (source, network_source, stealing_source)
+
+DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
@@ -60,6 +63,8 @@ def run(
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
         return why
+    if policy.synchronisation not in _SYNCHRONISATIONS:
+        return f"synchronisation {policy.synchronisation!r} is not in the kernel"
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)
@@ -70,51 +75,38 @@ def run(
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
-    loop, network = (source, network_source) if pure else (load("loop"), load("network"))
+    loop, network, stealing = _SOURCES if pure else (load(name) for name in ("loop", "network", "stealing"))
     lists = loop is source
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
+    if order.kind == "steal":
+        kernel.threads = stealing.Stealing(
+            kernel.n_tasks, flow.n_nodes, order.cheap, order.pool, order.pool_of_issuer
+        )
     kernel.run()
     if routes is not None and kernel.net.status:
         return "shares of links are fractions that 128 bits cannot tell apart"
     if kernel.n_done < kernel.n_tasks:
-        return STUCK
-    ran: dict[str, IntArray] = {name: np.asarray(getattr(kernel, name)) for name in _RESULTS}
+        return DEADLOCK
+    ran = {name: np.asarray(getattr(kernel, name.removesuffix("_ns"))) for name in (*TASK_COLUMNS, "turn")}
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
-    return _trace(job, flow, policy, rows, ran, "kernel (pure Python)" if lists else "kernel")
+    tasks = _at(rows, ran, TASK_COLUMNS)
+    moved = _at(_transfers(job, flow, ran), ran, TRANSFER_COLUMNS)
+    which = "kernel (pure Python)" if lists else "kernel"
+    return Trace.from_columns(job, flow, policy, tasks, moved, engine=which)
 
 
-def _trace(
-    job: Job, flow: Flow, policy: Policy, rows: IntArray, ran: dict[str, IntArray], engine: str
-) -> Trace:
-    """Return the trace, whose columns are those of the kernel in the order of starts."""
-
-    def column(name: str) -> IntArray:
-        return ran[name][rows].astype(np.int64, copy=False)
-
-    tasks = {"id": rows, "stream": column("stream")}
-    tasks |= {f"{name}_ns": column(name) for name in ("ready", "issue", "start", "end")}
-    tasks |= {"wait": column("wait"), "issuer": column("issuer")}
-    complete_tasks(tasks, flow)
-    moved = _transfers(job, flow, ran)
-    return Trace(job, flow, type(policy).__name__, tasks, moved, engine=engine)
+def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
+    return {"id": id} | {name: ran[name][id].astype(np.int64, copy=False) for name in names}
 
 
-def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> dict[str, IntArray]:
-    """Return the columns of the transfers, in the order of starts."""
+def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> IntArray:
+    """Return the ids of the transfers, in the order of starts."""
     n = flow.n_nodes
     id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
-    times = {name: ran[name][id] for name in ("turn", "ready", "start", "end")}
-    order = np.lexsort((times["turn"], times["start"]))
-    id = id[order]
-    iteration, node = np.divmod(id, n)
-    moved = {"id": id, "iteration": iteration}
-    moved |= {f"{name}_ns": times[name][order] for name in ("ready", "start", "end")}
-    which = node - flow.n_ops
-    return moved | {
-        name: getattr(flow, name)[which] for name in ("tensor", "source", "destination", "nbytes")
-    }
+    order: IntArray = id[np.lexsort((ran["turn"][id], ran["start_ns"][id]))]
+    return order

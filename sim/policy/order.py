@@ -7,6 +7,8 @@ kernel (`sim.kernel`) can run it::
     lifo      last eligible, first taken
     keep      an issuer keeps some of what it     a stack for each issuer, and a queue for all others
               made eligible, last in, first out
+    steal     an issuer keeps what it made        a queue for each issuer of what is cheap, and a deque from
+              eligible, others steal it           whose back others steal (`sim.kernel.stealing`)
     place     a program for each queue            window 1: its next task, eligible or not, and no other
               a b c d e f                         window 3: the first eligible of the three from the oldest
                 [-----]                           that nobody took; no window: the first eligible of all
@@ -18,10 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from sim.job.job import Job
     from sim.words.arrays import IntArray
 
 __all__ = ["Order"]
@@ -34,7 +33,7 @@ class Order:
     Attributes
     ----------
     kind : str
-        ``"fifo"``, ``"lifo"``, ``"place"`` or ``"keep"``.
+        ``"fifo"``, ``"lifo"``, ``"place"``, ``"keep"`` or ``"steal"``.
     programs : sequence of array of int64
         Of ``"place"``: the ops of each queue in order, repeated every iteration; of a queue for each issuer
         its tasks, as ``iteration * ops + op``, which are not repeated.
@@ -49,31 +48,19 @@ class Order:
     label : array of int64, optional
         Of ``"keep"``, one for each op: an issuer keeps those with the label of the op that made them
         eligible. Without it, it keeps the first.
-    apart, apart_issuers : arrays of int64 of 0 and 1
-        Of ``"keep"``: ops that only some issuers of a group take, and these, which take no others.
+    cheap : array of int64 of 0 and 1, optional
+        Of ``"steal"``, one for each op.
+    pool, pool_of_issuer : arrays of int64
+        Of ``"keep"`` and ``"steal"``, one for each op and each issuer: who takes what. Issuers of one
+        pool are neighbours; -1: an issuer that takes nothing.
     """
 
-    kind: Literal["fifo", "lifo", "place", "keep"]
+    kind: Literal["fifo", "lifo", "place", "keep", "steal"]
     programs: Sequence[IntArray] = field(default=())
     window: int | None = None
     per: Literal["group", "machine", "issuer"] = "group"
     in_flight: int | None = None
     label: IntArray | None = None
-    apart: IntArray | None = None
-    apart_issuers: IntArray | None = None
-
-    @classmethod
-    def by_rank(cls, job: Job, rank: IntArray) -> Order:
-        """Return the order in which of all eligible tasks that of the least rank comes first.
-
-        Earlier iterations come before later ones, whatever their ranks.
-
-        Parameters
-        ----------
-        job : Job
-        rank : array of int64
-            One for each op, all different.
-        """
-        by_rank = np.argsort(rank, kind="stable")
-        group = job.group_of[by_rank]
-        return cls("place", [by_rank[group == g] for g in range(job.n_groups)])
+    cheap: IntArray | None = None
+    pool: IntArray | None = None
+    pool_of_issuer: IntArray | None = None

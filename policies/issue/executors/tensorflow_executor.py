@@ -30,10 +30,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from policies.issue.executors.thread_pools import PoolLayout
 from policies.option_checks import whole
 from sim import Issuer, Job, Policy, Task
 from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.policy.order import Order
 from sim.words.errors import InputError
 
 __all__ = ["TensorFlowExecutor"]
@@ -90,18 +93,22 @@ class TensorFlowExecutor(Policy):
         cycles_per_us: int = 0,
     ) -> None:
         if threads not in ("pool", "caller"):
-            raise InputError(f"tensorflow-executor: threads must be pool or caller, found {threads!r}")
+            message = f"tensorflow-executor: threads must be pool or caller, found {threads!r}"
+            raise InputError(message, path=("threads",))
         if inter_op_parallelism_threads < 0:
             raise InputError(
                 "tensorflow-executor: inter_op_parallelism_threads must be >= 0, found "
-                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller"
+                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller",
+                path=("inter_op_parallelism_threads",),
             )
         if use_per_session_threads and session_inter_op_thread_pool:
             raise InputError(
-                "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both"
+                "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both",
+                path=("use_per_session_threads",),
             )
         if any(size < 1 for size in session_inter_op_thread_pool):
-            raise InputError("tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1")
+            message = "tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1"
+            raise InputError(message, path=("session_inter_op_thread_pool",))
         self.threads = threads
         self.size = inter_op_parallelism_threads
         self.per_session = use_per_session_threads
@@ -130,6 +137,19 @@ class TensorFlowExecutor(Policy):
         self._pool: list[deque[Task]] = [deque() for _ in issuers]
         self._roots: list[list[Task]] = [[] for _ in self._members]
         self._after_recv: dict[int, list[Task]] = {}
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return that threads steal, unless estimates or Recvs change who goes on with what."""
+        self.prepare(job)
+        if self.cycles_per_us or any(self._is_recv):
+            return None
+        cheap = (
+            1 - np.array(self._expensive, np.int64)
+            if self.threads == "pool"
+            else np.ones(len(job.graph), int)
+        )
+        pool, of_issuer = np.array(self._pool_of_op), np.array(self._pool_of_thread)
+        return Order("steal", cheap=cheap, pool=pool, pool_of_issuer=of_issuer)
 
     def ready(self, task: Task) -> None:
         """Keep a root until the first thread of its pool asks: the source node makes all of them ready."""

@@ -42,10 +42,11 @@ class _KeepOrQueue(Policy):
         }
 
     def _order(self, job: Job, label: IntArray | None) -> Order:
-        """Return who keeps what, by labels where ops have them, and what is apart."""
+        """Return who keeps what, by labels where ops have them: two pools a group, one for what may block."""
         self.prepare(job)
-        blocks, may_block = np.array(self._blocks, np.int64), np.array(self._may_block, np.int64)
-        return Order("keep", label=label, apart=blocks, apart_issuers=may_block)
+        group = np.array([issuer.group for issuer in job.machine.issuers()])
+        pool, of_issuer = 2 * job.group_of + self._blocks, 2 * group + self._may_block
+        return Order("keep", label=label, pool=pool, pool_of_issuer=of_issuer)
 
     def ready(self, task: Task) -> None:
         """Queue `task`."""

@@ -1,0 +1,175 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False
+# cython: wraparound=False, initializedcheck=False, cdivision=True
+"""Eligible tasks that issuers keep for themselves, and may steal from one another.
+
+::
+
+    of what an issuer makes eligible      cheap ──► back of its own queue
+                                          the last of the others ──► its own queue, if that is empty
+                                          other ──► front of its own deque
+    takes     front of its queue, else front of its deque, else back of the deque of another of its pool
+
+Each task stands in one list at most, so that all lists together are two columns. `policies.issue.executors`
+has the framework whose executor this is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from typing import TypeAlias
+
+from sim.kernel.maxmin import column, zeros
+from sim.words.arrays import IntArray
+
+__all__ = ["FROM_THE_START", "NOBODY", "Stealing"]
+
+Column: TypeAlias = MutableSequence[int]
+
+NOBODY = -1
+FROM_THE_START = -2  # who makes eligible what waits for nothing: the first of its pool that asks
+
+
+class Stealing:
+    """The queues and deques of all issuers.
+
+    Parameters
+    ----------
+    n_tasks, n_nodes : int
+    cheap, pool : sequences of int
+        Of each op: whether it is cheap, and which pool takes it.
+    pool_of : sequence of int
+        Pool of each issuer, -1: none. Those of one pool are neighbours.
+
+    Examples
+    --------
+    Issuer 0 makes three tasks eligible, and goes on with the last of them; issuer 1 steals the first:
+
+    >>> some = Stealing(4, 4, [0] * 4, [0] * 4, [0, 0])
+    >>> some.begin(0)
+    >>> for task in (1, 2, 3):
+    ...     some.add(task, task)
+    >>> some.finish()
+    >>> some.take(0), some.take(1), some.take(1), some.take(0)
+    (3, 1, 2, -1)
+    """
+
+    def __init__(
+        self,
+        n_tasks: int,
+        n_nodes: int,
+        cheap: Sequence[int] | IntArray,
+        pool: Sequence[int] | IntArray,
+        pool_of: Sequence[int] | IntArray,
+    ) -> None:
+        nobody = [-1] * len(pool_of)
+        n_pools = max(pool_of) + 1
+        self.n_nodes = n_nodes
+        self.cheap, self.pool, self.pool_of = column(cheap), column(pool), column(pool_of)
+        # Of each pool: its first issuer, and how many it has.
+        self.first, self.size = zeros(n_pools), zeros(n_pools)
+        for who, of in enumerate(pool_of):
+            if of >= 0:
+                if self.size[of] == 0:
+                    self.first[of] = who
+                self.size[of] += 1
+        # Of each task: who stands before and behind it.
+        self.before, self.behind = zeros(n_tasks), zeros(n_tasks)
+        # First and last of each queue, of each deque, and of what is there from the start in each pool.
+        self.queue, self.queue_last = column(nobody), column(nobody)
+        self.deque, self.deque_last = column(nobody), column(nobody)
+        self.root, self.root_last = column([-1] * n_pools), column([-1] * n_pools)
+        self.n_queued = zeros(n_pools)  # in the deques of each pool
+        self.maker = FROM_THE_START
+        self.held = NOBODY  # the last that is not cheap, of those that its maker has made eligible so far
+
+    def begin(self, maker: int) -> None:
+        """Say who makes eligible what is added from now on: an issuer, or `NOBODY`."""
+        self.maker = maker
+
+    def add(self, task: int, op: int) -> None:
+        """Take a task that has become eligible."""
+        pool = self.pool[op]
+        who = self.maker
+        if who == FROM_THE_START:
+            self.append(self.root, self.root_last, pool, task)
+        elif who < 0 or self.pool_of[who] != pool:
+            self.append(self.deque, self.deque_last, self.first[pool], task)
+            self.n_queued[pool] += 1
+        elif self.cheap[op]:
+            self.append(self.queue, self.queue_last, who, task)
+        else:
+            if self.held >= 0:
+                self.push(who, self.held)
+            self.held = task
+
+    def finish(self) -> None:
+        """End what `begin` began: the last task that is not cheap goes where it is taken next."""
+        if self.held >= 0:
+            if self.queue[self.maker] < 0:
+                self.append(self.queue, self.queue_last, self.maker, self.held)
+            else:
+                self.push(self.maker, self.held)
+            self.held = NOBODY
+
+    def take(self, who: int) -> int:
+        """Return the task that an issuer takes now; -1: none."""
+        pool = self.pool_of[who]
+        if pool < 0:
+            return NOBODY
+        if self.root[pool] >= 0:
+            self.begin(who)
+            task = self.root[pool]
+            self.root[pool] = NOBODY
+            while task >= 0:
+                behind = self.behind[task]
+                self.add(task, task % self.n_nodes)
+                task = behind
+            self.finish()
+        task = self.queue[who]
+        if task >= 0:
+            self.queue[who] = self.behind[task]
+            return task
+        if self.n_queued[pool] == 0:
+            return NOBODY
+        self.n_queued[pool] -= 1
+        task = self.deque[who]
+        if task >= 0:
+            self.deque[who] = self.behind[task]
+            if self.deque[who] >= 0:
+                self.before[self.deque[who]] = NOBODY
+            return task
+        victim = who
+        while task < 0:  # somebody has one
+            victim += 1
+            if victim == self.first[pool] + self.size[pool]:
+                victim = self.first[pool]
+            if self.deque[victim] >= 0:
+                task = self.deque_last[victim]
+        if self.before[task] < 0:
+            self.deque[victim] = NOBODY
+        else:
+            self.behind[self.before[task]] = NOBODY
+        self.deque_last[victim] = self.before[task]
+        return task
+
+    def append(self, head: Column, last: Column, which: int, task: int) -> None:
+        """Put a task at the end of a list."""
+        self.behind[task] = NOBODY
+        self.before[task] = NOBODY
+        if head[which] < 0:
+            head[which] = task
+        else:
+            self.before[task] = last[which]
+            self.behind[last[which]] = task
+        last[which] = task
+
+    def push(self, who: int, task: int) -> None:
+        """Put a task at the front of an issuer's deque."""
+        self.before[task] = NOBODY
+        self.behind[task] = self.deque[who]
+        if self.deque[who] < 0:
+            self.deque_last[who] = task
+        else:
+            self.before[self.deque[who]] = task
+        self.deque[who] = task
+        self.n_queued[self.pool_of[who]] += 1
