@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -33,21 +33,25 @@ __all__ = ["app"]
 # Docstrings are wrapped to the terminal, not where they were written.
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
-_VERBS: Final = {
-    "run": "run",
-    "compare": "compare",
-    "explain": "explain",
-    "check": "check",
-    "import": "importing",
-    "policies": "known",
-    "devices": "known",
-    "runtimes": "known",
-    "memory": "memory",
-    "schedule": "schedule",
-    "schema": "schema",
-    "sweep": "sweep",
+_VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "run": ("run", "run", "Run a scenario and print the results."),
+    "compare": (
+        "compare",
+        "compare",
+        "Run the same work under several policies and explain the differences.",
+    ),
+    "explain": ("explain", "explain", "Show the critical path and why devices were idle."),
+    "check": ("check", "check", "Check every `expect:` of scenarios; exit 1 if one fails."),
+    "import": ("importing", "import_", "Convert a model in any known format to a graph file."),
+    "policies": ("known", "policies", "List the policies and the other decisions."),
+    "devices": ("known", "devices", "List the device and machine presets and the keys of a device."),
+    "runtimes": ("known", "runtimes", "List the runtimes."),
+    "memory": ("memory", "memory", "Replay an allocation trace through allocators."),
+    "schedule": ("schedule", "schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
+    "schema": ("schema", "schema", "Print the JSON Schema of scenario files, for editors."),
+    "sweep": ("sweep", "sweep", "Run a scenario at every combination of settings."),
 }
-"""Each verb and its module in `scenarios.cli.verbs`, in the order in which help lists them."""
+"""Name of a verb -> its module and function in `scenarios.cli.verbs`, and its line in the list of all."""
 
 
 class _Sim(TyperGroup):
@@ -56,7 +60,12 @@ class _Sim(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a verb; who asks for one that is not ours has all of them made, and so can be corrected."""
         if cmd_name in _VERBS and cmd_name not in self.commands:
-            self._add(import_module(f"scenarios.cli.verbs.{_VERBS[cmd_name]}").add_to)
+            module, verb, line = _VERBS[cmd_name]
+            part = typer.Typer(**_LOOK)
+            part.command(cmd_name, short_help=line)(
+                getattr(import_module(f"scenarios.cli.verbs.{module}"), verb)
+            )
+            self.commands.update(get_group(part).commands)
         elif cmd_name not in self.commands:
             self.list_commands(ctx)
         return self.commands.get(cmd_name)
@@ -66,15 +75,11 @@ class _Sim(TyperGroup):
         for name in _VERBS:
             self.get_command(ctx, name)
         for name in plugins.names("sim.commands"):
+            part = typer.Typer(**_LOOK)
             with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
-                self._add(plugins.lookup("sim.commands", name))
+                plugins.lookup("sim.commands", name)(part)
+                self.commands.update(get_group(part).commands)
         return sorted(self.commands, key=[*_VERBS, *self.commands].index)
-
-    def _add(self, add_to: Callable[[typer.Typer], None]) -> None:
-        """Make the verbs that a module or another package registers."""
-        part = typer.Typer(**_LOOK)
-        add_to(part)
-        self.commands.update(get_group(part).commands)
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
