@@ -20,6 +20,7 @@ from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
+from sim.job.transfers import Flow, make_flow
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
@@ -45,6 +46,8 @@ class Engine:
     ----------
     job : Job
     policy : Policy
+    flow : Flow, optional
+        What `make_flow` gives, where somebody has made it already.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     observers : iterable of Observer
@@ -55,6 +58,7 @@ class Engine:
         job: Job,
         policy: Policy,
         *,
+        flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -63,7 +67,10 @@ class Engine:
         self.observers = list(observers)
         self.clock = simpy.Environment()
         self.now_ns = self.round = 0
-        self.flow, self.readiness, self.rendezvous = make_readiness(job, policy, memory is not None, self)
+        flow = make_flow(job) if flow is None else flow
+        self.flow, self.readiness, self.rendezvous = make_readiness(
+            job, flow, policy, memory is not None, self
+        )
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
         self.device_of: list[int] = job.device_of.tolist()

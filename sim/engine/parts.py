@@ -7,7 +7,7 @@ from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.pageable import host_groups
-from sim.job.transfers import Flow, check_routes, make_flow
+from sim.job.transfers import Flow, check_routes
 from sim.machine.link import Network
 from sim.policy.policy import Policy
 from sim.readiness.counters import CounterReadiness, Readiness
@@ -21,7 +21,7 @@ __all__ = ["groups_that_copy", "holding_ops", "make_network", "make_readiness"]
 
 
 def make_readiness(
-    job: Job, policy: Policy, with_memory: bool, context: Context
+    job: Job, flow: Flow, policy: Policy, with_memory: bool, context: Context
 ) -> tuple[Flow, Readiness, Rendezvous | None]:
     """Return the nodes and edges of a run, what says when its tasks are eligible, and who meets by key.
 
@@ -30,7 +30,6 @@ def make_readiness(
     InputError
         Control flow with an allocator.
     """
-    flow = make_flow(job)
     keys = rendezvous_keys(job.graph)
     if keys.recvs:
         flow = with_keyed_transfers(job, flow, keys)
