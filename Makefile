@@ -17,7 +17,7 @@ help:  ## Show this list
 
 venv: $(READY)  ## Make .venv, with the project installed editable
 
-$(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/kernel/*.py sim/kernel/*.pxd)
+$(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/native/*.py sim/native/*.pxd sim/kernel/*.py sim/kernel/*.pxd)
 	@tools/venv.sh $(EXTRAS)
 	@touch $@
 
@@ -95,5 +95,5 @@ $(BIN)/uv: | $(READY)
 
 clean:  ## Remove everything that can be made again
 	rm -rf .venv .venv-lowest out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
-	rm -rf *.egg-info sim/kernel/*.so
+	rm -rf *.egg-info sim/*/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,9 @@
 """Compiles the kernel; all else about the distribution is in ``pyproject.toml``.
 
-Each ``sim/kernel/NAME.py`` with a file of types ``NAME.pxd`` beside it is compiled as ``sim.kernel._NAME``,
-so that the source stays importable beside it. The compiled module carries a digest of its source, by which
-`sim.kernel.compiled` recognises one that is out of date.
+Each ``sim/kernel/NAME.py`` with a file of types ``NAME.pxd`` beside it is compiled as ``sim.kernel._NAME``
+(and so in the other folders that `sim.native.compiled` lists), so that the source stays importable beside it.
+The compiled module carries a digest of its source, by which `sim.native.compiled` recognises one that is out
+of date.
 
 Compiling is optional: without Cython or a working C compiler, the build says so and the installation is pure
 Python. ``SIM_PURE_WHEEL=1`` skips it on purpose, for the wheel that fits every interpreter and platform.
@@ -25,9 +26,9 @@ try:
 except ImportError:  # a build without isolation, in an environment that lacks it
     cythonize = None
 
-KERNEL = Path("sim", "kernel")
-COMPILED = runpy.run_path(str(KERNEL / "compiled.py"))
-NAMES: list[str] = COMPILED["sources"](KERNEL)
+SIM = Path("sim")
+COMPILED = runpy.run_path(str(SIM / "native" / "compiled.py"))
+SOURCES: list[Path] = COMPILED["sources"](SIM)
 PURE = os.environ.get("SIM_PURE_WHEEL", "0") not in ("", "0")
 
 
@@ -61,24 +62,33 @@ def translate(folder: Path) -> dict[str, list[str]]:
 
     Cython looks for types in packages, and modules of the kernel that call one another must do so compiled.
     """
-    package = folder / KERNEL
-    package.mkdir(parents=True, exist_ok=True)
-    for inner in (package.parent, package):
-        (inner / "__init__.py").touch()
-    sibling = re.compile(rf"\bsim\.kernel\.({'|'.join(NAMES)})\b")
-    digest = COMPILED["digest"](KERNEL)
-    for name in NAMES:
+    names = "|".join(source.stem for source in SOURCES)
+    sibling = re.compile(rf"\bsim\.({'|'.join(COMPILED['FOLDERS'])})\.({names})\b")
+    digest = COMPILED["digest"](SIM)
+    for source in SOURCES:
+        package = folder / source.parent
+        package.mkdir(parents=True, exist_ok=True)
+        for inner in (package.parent, package):
+            (inner / "__init__.py").touch()
         for suffix, more in ((".py", f"\nSOURCE_DIGEST = {digest!r}\n"), (".pxd", "")):
-            text = sibling.sub(r"sim.kernel._\1", (KERNEL / name).with_suffix(suffix).read_text("utf-8"))
-            (package / f"_{name}{suffix}").write_text(text + more, "utf-8")
-    extensions = [Extension(f"sim.kernel._{name}", [str(package / f"_{name}.py")]) for name in NAMES]
+            text = sibling.sub(r"sim.\1._\2", source.with_suffix(suffix).read_text("utf-8"))
+            (package / f"_{source.stem}{suffix}").write_text(text + more, "utf-8")
+    extensions = [
+        Extension(compiled_name(source), [str(folder / source.parent / f"_{source.stem}.py")])
+        for source in SOURCES
+    ]
     options = {"include_path": [str(folder)], "language_level": "3", "force": True}
     return {extension.name: extension.sources for extension in cythonize(extensions, **options)}
 
 
+def compiled_name(source: Path) -> str:
+    """Return what the compiled module is called."""
+    return f"sim.{source.parent.name}._{source.stem}"
+
+
 def extensions() -> list[Extension]:
     """Return what to compile: nothing for a pure wheel, and nothing without Cython."""
-    if PURE or not NAMES:
+    if PURE or not SOURCES:
         return []
     if cythonize is None:
         say("there is no Cython")
@@ -86,10 +96,8 @@ def extensions() -> list[Extension]:
     # Debug information would name the folder of the build: the same source shall give the same bytes.
     flags = [] if os.name == "nt" else ["-g0"]
     return [
-        Extension(
-            f"sim.kernel._{name}", [str(KERNEL / f"{name}.py")], extra_compile_args=flags, optional=True
-        )
-        for name in NAMES
+        Extension(compiled_name(source), [str(source)], extra_compile_args=flags, optional=True)
+        for source in SOURCES
     ]
 
 

@@ -1,39 +1,137 @@
-"""The whole command on a small scenario, as a ratio to ``python -c "import numpy"`` in turn with it.
+"""Whole commands by CPU time, each as a ratio to something measured in turn with it.
 
-``python benchmarks/bench_command.py`` prints the median ratio of CPU times. Run it where Python may write
-bytecode: what it measures is an installed package, not the compiler.
+    python benchmarks/bench_command.py             the table
+    make bench                                     the ratios, held to their budgets
+
+A small scenario, in imports of numpy. A graph file of a million ops (layered, as in `bench_engine.py`) and a
+pipeline of 64 ranks, 4 chunks and 512 micro-batches, in raw SimPy timeouts for each op, task and transfer.
+Run it where Python may write bytecode: what it measures is an installed package, not Python's compiler.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 
-RUN = "from scenarios.cli import app; app()"
-COMMANDS = {
-    "sim run branches.yaml": [sys.executable, "-c", RUN, "run", "scenarios/examples/branches.yaml"],
-    "sim --help": [sys.executable, "-c", RUN, "--help"],
-}
+import pytest
+from bench_engine import layered, raw_timeouts
+
+from scenarios.importers.neutral.graph_write import write_graph
+from sim.kernel.run import compiled
+
+ROOT = Path(__file__).parents[1]
+SIM = [sys.executable, "-c", "from scenarios.cli import app; app()"]
+SMALL = [*SIM, "run", str(ROOT / "scenarios/examples/branches.yaml")]
+
+OPS = 1_000_000
+GRAPH = f"""\
+machine:
+  devices: {{{", ".join(f"d{k}: {{kind: gpu}}" for k in range(8))}}}
+workload: {{graph: graph.json}}
+policy: ready-queue
+"""
+PIPELINE = """\
+workload:
+  pipeline: {stages: 256, chunks: 4, micro_batches: 512, forward: 1ms, backward: 2ms, transfer: 0.1ms}
+policy: interleaved-1f1b
+"""
+
+MARGIN = 1.3
+"""What a machine may need beyond what is noted below."""
+
+IMPORTS = 3.5
+"""Imports of numpy that the small scenario takes."""
+TIMEOUTS = {"graph": 7.2, "pipeline": 4.0}
+"""Raw timeouts that a command takes for each op, or for each task and transfer."""
+GIB = {"graph": 0.8, "pipeline": 0.45}
+"""Memory at its peak."""
 
 
 def cpu_s(command: list[str]) -> float:
     """Return the CPU time of a process, user and system."""
-    before = os.times()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def peak_gib(command: list[str]) -> float:
+    """Return the memory that a process takes at its peak."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_maxrss / 2**20
+
+
+def imports_of_numpy(command: list[str], rounds: int = 9) -> float:
+    """Return the CPU time of a command in imports of numpy, the median of pairs."""
+    numpy = [sys.executable, "-c", "import numpy"]
+    cpu_s(command), cpu_s(numpy)  # bytecode and file cache
+    return statistics.median(cpu_s(command) / cpu_s(numpy) for _ in range(rounds))
+
+
+def write_layered(path: Path) -> None:
+    """Write the large graph file."""
+    write_graph(layered(OPS), path)
+
+
+def large(what: str, folder: Path) -> tuple[list[str], int]:
+    """Return a large command, and how many ops, or tasks and transfers, it runs."""
+    scenario = folder / "scenario.yaml"
+    scenario.write_text(GRAPH if what == "graph" else PIPELINE, encoding="utf-8")
+    if what == "graph":  # written by a process of its own: a child's peak counts what its parent holds
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            other.submit(write_layered, folder / "graph.json").result()
+    return [*SIM, "run", str(scenario), "--json"], OPS if what == "graph" else 4 * 256 * 512
+
+
+def timeout_s(n: int = 200_000) -> float:
+    """Return the CPU time of a raw timeout."""
+    before = time.process_time()
+    raw_timeouts(n, 8)
+    return (time.process_time() - before) / n
+
+
+def timeouts_each(command: list[str], n: int, rounds: int = 3) -> tuple[float, float]:
+    """Return the CPU seconds of a command, the best of the rounds, and its raw timeouts each, the median."""
+    pairs = [(cpu_s(command), timeout_s()) for _ in range(rounds)]
+    return min(took for took, _ in pairs), statistics.median(took / n / timeout for took, timeout in pairs)
+
+
+needs_compiler = pytest.mark.skipif(not compiled(), reason="the kernel is not compiled")
+
+
+@needs_compiler
+def test_a_small_scenario_starts_at_once() -> None:
+    assert imports_of_numpy(SMALL) <= MARGIN * IMPORTS
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", ["graph", "pipeline"])
+def test_a_large_command(what: str, tmp_path: Path) -> None:
+    command, n = large(what, tmp_path)
+    assert timeouts_each(command, n)[1] <= MARGIN * TIMEOUTS[what]
+    assert peak_gib(command) <= MARGIN * GIB[what]
 
 
 def main() -> None:
     """Print a line a command."""
-    numpy = [sys.executable, "-c", "import numpy"]
-    for name, command in COMMANDS.items():
-        cpu_s(command), cpu_s(numpy)  # bytecode and file cache
-        pairs = [(cpu_s(command), cpu_s(numpy)) for _ in range(9)]
-        ratio = statistics.median(a / b for a, b in pairs)
-        print(f"{name}: {ratio:.2f} x import numpy ({statistics.median(a for a, _ in pairs):.2f} s of CPU)")
+    for name, command in {"sim run branches.yaml": SMALL, "sim --help": [*SIM, "--help"]}.items():
+        print(f"{name}: {imports_of_numpy(command):.2f} x import numpy")
+    for what in TIMEOUTS:
+        with tempfile.TemporaryDirectory() as folder:
+            command, n = large(what, Path(folder))
+            best, ratio = timeouts_each(command, n)
+            print(f"{what}: {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, {peak_gib(command):.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from sim import Graph, Job, Trace
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import layout
-from sim.kernel.compiled import load
 from sim.kernel.run import compiled, run
+from sim.native.compiled import load
 from sim.policy.as_data import order_of
 
 BUDGET = {"plain": 0.15, "gpu": 0.4}

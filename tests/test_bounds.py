@@ -137,10 +137,17 @@ def longest_by_definition(job: Job) -> int:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_the_critical_path_is_the_longest_chain(seed: int) -> None:
+def test_the_critical_path_is_the_longest_chain(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = draw_run(seed, 14)
     assert critical_path_ns(trace.job) == longest_by_definition(trace.job)
     assert lower_bound_ns(trace) <= trace.makespan_ns
+    monkeypatch.setenv("SIM_PURE", "1")
+    assert critical_path_ns(trace.job) == longest_by_definition(trace.job)
+
+
+def test_a_chain_too_long_for_64_bits_is_added_up_all_the_same() -> None:
+    long = graph(dict.fromkeys("abc", 2**62), {"b": ["a"], "c": ["b"]})
+    assert critical_path_ns(make_job(long, Machine((Device("gpu0"),)))) == 3 * 2**62
 
 
 def test_enough_lanes_and_no_overhead_reach_the_critical_path() -> None:

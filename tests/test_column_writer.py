@@ -10,7 +10,7 @@ import pytest
 
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.engine import Engine
+from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 from sim.machine.task import Task
 from sim.record.column_writer import ColumnWriter, transfer_columns

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = (
-    *("pandas", "matplotlib", "plotly", "onnx", "torch", "ortools", "distributed"),
+    *("pandas", "matplotlib", "plotly", "onnx", "torch", "ortools", "distributed", "simpy", "numpy.ma"),
     *(
         "rich",
         "devices.memory",
@@ -20,6 +20,7 @@ HEAVY = (
     ),
     *(
         "policies.pipeline",
+        "scenarios.cli.verbs.sweep",
         "scenarios.importers",
         "scenarios.report.outputs",
         "scenarios.work.pipeline.pipeline_workload",

@@ -8,7 +8,7 @@ import pytest
 
 from scenarios.run.execute import job_of
 from scenarios.run.load import load_scenario
-from sim.engine import Engine
+from sim.engine.engine import Engine
 from sim.kernel.run import run
 from sim.trace import Trace
 from tests.kernel_helpers import KERNELS, same

@@ -16,7 +16,7 @@ from policies.issue.in_order import InOrder
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Job, Machine, Trace
-from sim.engine import Engine
+from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 from sim.words.errors import InputError
 

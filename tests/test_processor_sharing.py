@@ -15,7 +15,7 @@ from devices.processor.sms.leftover import LeftoverSMs
 from devices.processor.sms.shared_sms import SharedSMs
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine
-from sim.engine import Engine
+from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 
 

@@ -408,7 +408,7 @@ def test_one_program_that_asks_before_it_sends_is_stuck(policy: Any) -> None:
 
 
 def test_a_graph_without_keys_has_no_rendezvous() -> None:
-    from sim.engine import Engine
+    from sim.engine.engine import Engine
 
     b = GraphBuilder("plain")
     b.op("a", duration_ns=1, device="cpu0")

@@ -15,7 +15,7 @@ def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
     machine = trace.job.machine
     pair = trace.transfers["source"] * len(machine.devices) + trace.transfers["destination"]
     rows, links = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for p in np.unique(pair).tolist():
+    for p in sorted(set(pair.tolist())):
         mine = np.flatnonzero(pair == p)
         for k in machine.route(*divmod(p, len(machine.devices))):
             rows.append(mine)

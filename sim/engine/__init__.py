@@ -20,7 +20,6 @@ A task's way through it::
                                 └─ a CPU worker executes what it takes ──────────────────────────►┘
 """
 
-from sim.engine.engine import Engine
 from sim.engine.hooks import Memory, Observer
 
-__all__ = ["Engine", "Memory", "Observer"]
+__all__ = ["Memory", "Observer"]  # `sim.engine.engine` imports simpy, which many a run does without

@@ -22,6 +22,8 @@ from sim.words.errors import GraphError, UnknownNameError, nearest
 
 __all__ = ["GraphBuilder"]
 
+_N_FACTS = 10  # kind, dtype, pin, flops, bytes read and written, duration, stage, micro-batch, phase
+
 Ref = str | int | tuple[str | int, int]
 """An input: a name or number, or (name, distance) for the tensor of `distance` iterations before."""
 
@@ -103,9 +105,8 @@ class GraphBuilder:
         self._externals: dict[str, int] = {}
         self._external_rows: list[tuple[int, int, int]] = []
         self._kinds, self._dtypes, self._pins, self._phases = (_Vocabulary() for _ in range(4))
-        self._rows = array(
-            "q"
-        )  # the columns of one op after another; tuples would take five times the memory
+        # Facts of one op after another (tuples would take five times the memory), and columns of many ops.
+        self._rows, self._columns = array("q"), list[list[IntArray]]()
         self._inputs, self._after = _Refs("input"), _Refs("control input")
         self._sizes, self._first = array("q"), array("q", [0])
         self._duration_by_kind: dict[str, dict[int, int]] = {}
@@ -258,7 +259,7 @@ class GraphBuilder:
 
     def extend(
         self,
-        names: Sequence[str],
+        names: Sequence[str] | dict[str, int],
         *,
         kind: tuple[Sequence[str], IntArray],
         inputs: Csr,
@@ -282,7 +283,8 @@ class GraphBuilder:
 
         Parameters
         ----------
-        names : sequence of str
+        names : sequence of str, or dict of str to int
+            Of all ops in order; a dict has their numbers, too.
         kind, device, phase : (sequence of str, array)
             Words, and for each op the index of its word.
         inputs, after : Csr
@@ -325,21 +327,21 @@ class GraphBuilder:
         <Graph 'two': 2 ops, 2 tensors, 1 edges>
         """
         before, n = len(self._ops), len(names)
-        taken = self._externals.keys() & set(names) if self._externals else ()
-        self._ops.update(zip(names, range(before, before + n), strict=True))
+        taken = not self._externals.keys().isdisjoint(names)
+        self._ops.update(
+            names if isinstance(names, dict) else zip(names, range(before, before + n), strict=True)
+        )
         if taken or len(self._ops) < before + n:
             seen = set(itertools.islice(self._ops, before)) | self._externals.keys()
             twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise GraphError(f"graph {self.name!r}: the name {twice!r} is used twice")
-        table = np.full((n, 10), UNSET, dtype=np.int64)
+        self._gather()
         given: tuple[IntArray | int, ...] = (
             *(self._kinds.all(*kind), UNSET if dtype is None else self._dtypes.all(*dtype)),
             *(self._pins.all(*device), flops, bytes_read, bytes_written),
             *(duration_ns, stage, micro_batch, self._phases.all(*phase)),
         )
-        for column, values in enumerate(given):
-            table[:, column] = values
-        self._rows.frombytes(_bytes(table))
+        self._columns.append([np.broadcast_to(np.asarray(values, np.int64), n) for values in given])
         self._inputs.extend(inputs, input_distance)
         self._after.extend(after, after_distance)
         for device_kind, times in duration_by_kind.items():
@@ -377,9 +379,9 @@ class GraphBuilder:
             raise GraphError(f"graph {self.name!r} is empty: it has no op")
         self._resolve(self._inputs, self._output)
         self._resolve(self._after, self._ops.get)
-        table = np.array(self._rows, dtype=np.int64).reshape(n, -1).T
-        kind, dtype, pin, flops, read, written, duration, stage, micro_batch, phase = np.ascontiguousarray(
-            table
+        self._gather()
+        kind, dtype, pin, flops, read, written, duration, stage, micro_batch, phase = (
+            np.concatenate(parts) for parts in zip(*self._columns, strict=True)
         )
         external = np.array(self._external_rows, dtype=np.int64).reshape(-1, 3)
         bounds = np.array(self._first, dtype=np.int64)
@@ -420,6 +422,12 @@ class GraphBuilder:
         )
         _ = graph.topological_order  # refuses a cycle
         return graph
+
+    def _gather(self) -> None:
+        """Turn the rows so far into columns."""
+        if self._rows:
+            self._columns.append([*np.array(self._rows).reshape(-1, _N_FACTS).T])
+            self._rows = array("q")
 
     def _refer(
         self, refs: _Refs, consumer: int, given: Iterable[Ref], find: Callable[[str], int | None]
@@ -473,8 +481,8 @@ class GraphBuilder:
         return list(self._ops)[op]
 
 
-def _bytes(values: npt.NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(values, dtype=np.int64).tobytes()
+def _bytes(values: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(values, dtype=np.int64).view(np.uint8).data
 
 
 def _row_sums(rows: Csr, values: IntArray) -> IntArray:

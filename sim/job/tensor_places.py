@@ -27,7 +27,7 @@ def input_devices(graph: Graph, machine: Machine) -> IntArray:
     """
     home = np.full(graph.n_tensors, UNSET)
     pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
-    for code in np.unique(graph.tensor_pin[pinned]).tolist():
+    for code in sorted(set(graph.tensor_pin[pinned].tolist())):
         home[pinned & (graph.tensor_pin == code)] = machine.device_index(graph.pins[code])
     return home
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from sim.engine import Engine, Memory, Observer
+from sim.engine import Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import make_flow
-from sim.kernel.compiled import source_is_wanted
 from sim.kernel.run import DEADLOCK, compiled, run
+from sim.native.compiled import source_is_wanted
 from sim.policy.policy import Policy
 from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError
@@ -70,4 +70,6 @@ def run_job(
         if engine == "kernel" and found != DEADLOCK:
             raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
+    from sim.engine.engine import Engine
+
     return replace(Engine(job, policy, flow=flow, memory=memory, observers=observers).run(), engine=which)

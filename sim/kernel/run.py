@@ -13,8 +13,8 @@ from sim.kernel import loop as source
 from sim.kernel import network as network_source
 from sim.kernel import sms as sms_source
 from sim.kernel import stealing as stealing_source
-from sim.kernel.compiled import load
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of, sms_of
+from sim.native.compiled import load
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
@@ -39,7 +39,7 @@ DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
-    """Whether the kernel runs compiled (see `sim.kernel.compiled`)."""
+    """Whether the kernel runs compiled (see `sim.native.compiled`)."""
     return load("loop") is not source
 
 

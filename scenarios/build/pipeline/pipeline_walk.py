@@ -11,7 +11,6 @@ is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
@@ -22,6 +21,7 @@ from policies.pipeline import Schedule
 from policies.pipeline.orders.action import Action
 from scenarios.build.pipeline.pipeline_flow import Read
 from sim.graph.csr import Csr
+from sim.native.compiled import load
 from sim.words.arrays import IntArray
 
 __all__ = ["NOTHING", "PLANE", "Actions", "key_of", "needs_of", "walk"]
@@ -98,9 +98,7 @@ def needs_of(
     return Csr(np.concatenate(([0], np.cumsum(counts))), table[table != NOTHING])
 
 
-def walk(
-    needs: Csr, makes: Csr, first: Sequence[int], n_keys: int
-) -> tuple[list[tuple[int, int, int]], list[int]]:
+def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[IntArray, list[int]]:
     """Walk over programs, each of which stops where it lacks something and goes on when that is made.
 
     Parameters
@@ -112,40 +110,16 @@ def walk(
 
     Returns
     -------
-    list of (rank, first step, end), list of int
-        The order, in runs; and the step at which each rank stops: the end, unless they wait for each other.
+    array of steps, list of int
+        The order; and the step at which each rank stops: the end, unless they wait for each other.
 
     Examples
     --------
     >>> needs, makes = Csr.of_rows([[], [], [0], [1]]), Csr.of_rows([[0], [1], [], []])
-    >>> walk(needs, makes, [0, 2, 4], 2)
-    ([(0, 0, 2), (1, 2, 4)], [2, 4])
+    >>> order, done = walk(needs, makes, [0, 2, 4], 2)
+    >>> order.tolist(), done
+    ([0, 1, 2, 3], [2, 4])
     """
-    there = bytearray(n_keys)
-    sleepers: dict[int, list[int]] = {}
-    ask, make = needs.indptr.tolist(), makes.indptr.tolist()
-    asked, made = needs.indices.tolist(), makes.indices.tolist()
-    done = list(first[:-1])
-    runs = []
-    awake = deque(range(len(done)))
-    while awake:
-        rank = awake.popleft()
-        at = start = done[rank]
-        end = first[rank + 1]
-        while at < end:
-            for key in asked[ask[at] : ask[at + 1]]:
-                if not there[key]:
-                    sleepers.setdefault(key, []).append(rank)
-                    break
-            else:
-                for key in made[make[at] : make[at + 1]]:
-                    there[key] = 1
-                    if key in sleepers:
-                        awake.extend(sleepers.pop(key))
-                at += 1
-                continue
-            break
-        if at > start:
-            runs.append((rank, start, at))
-            done[rank] = at
-    return runs, done
+    steps_in_order = load("programs", "native").steps_in_order
+    order, done = steps_in_order(np.array(first), n_keys, *needs, *makes)
+    return order, done.tolist()

@@ -124,18 +124,19 @@ class Writer:
         if not self.around.copy_streams:
             steps = self._with_meetings()
             needs, makes, first, n_keys = _with_posts(steps, needs, makes, n_keys)
-        runs, done = walk(needs, makes, first, n_keys)
+        order, done = walk(needs, makes, first, n_keys)
         if done != first[1:]:
             raise StuckError(self._why(steps, [at - start for at, start in zip(done, first, strict=False)]))
         if self._is_plain():
-            self._write_at_once(runs)
+            self._write_at_once(order)
         else:
-            for rank, start, end in runs:
-                for step in steps[rank][start - first[rank] : end - first[rank]]:
-                    if isinstance(step, _Meeting):
-                        self._meet(step)
-                    else:
-                        self._slot(rank, step)
+            each = [(rank, step) for rank, program in enumerate(steps) for step in program]
+            for at in order.tolist():
+                rank, step = each[at]
+                if isinstance(step, _Meeting):
+                    self._meet(step)
+                else:
+                    self._slot(rank, step)
         self.end.write()
         return self.builder.build()
 
@@ -164,11 +165,9 @@ class Writer:
         one_each = len(self.actions.stage) == self.actions.first[-1]
         return one_each and around.copy_streams and not between and not collectives
 
-    def _write_at_once(self, runs: Sequence[tuple[int, int, int]]) -> None:
+    def _write_at_once(self, order: IntArray) -> None:
         """Write all slots as columns, in the order of the walk: what `_slot` does one by one."""
         actions, m, plane = self.actions, self.m, self.plane
-        slots = [np.arange(start, end) for _, start, end in runs]
-        order = np.concatenate(slots)
         phase, stage, k = actions.phase[order], actions.stage[order], actions.micro_batch[order]
         rank, at, n = actions.rank[order], stage * m + k, len(order)
         letters = {letter: phase == letter for letter in PHASES}

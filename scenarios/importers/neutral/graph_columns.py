@@ -85,8 +85,7 @@ class _Columns:
 
     def __init__(self, externals: Iterable[str]) -> None:
         self._number = {name: -2 - k for k, name in enumerate(externals)}
-        self._n_external = len(self._number)
-        self.names: list[str] = []
+        self._externals = list(self._number)
         self._amounts = {key: array("q") for key in _AMOUNTS}
         self._words = {key: _Words() for key in _WORDS}
         self._sizes, self._inputs, self._after = _Rows(), _References(), _References()
@@ -98,7 +97,7 @@ class _Columns:
         _need(set(map(type, records)) == {dict})
         keys = set().union(*records)
         _need(keys <= _KEYS)
-        before, n = len(self.names), len(records)
+        before, n = len(self._number) - len(self._externals), len(records)
 
         def values(key: str, kind: type, absent: object = _ABSENT) -> list[Any]:
             """Return one value a record."""
@@ -110,9 +109,8 @@ class _Columns:
 
         names = values("name", str)
         _need(_ABSENT not in names and "" not in names)
-        self.names += names
         self._number.update(zip(names, range(before, before + n), strict=True))
-        _need(len(self._number) == self._n_external + before + n)
+        _need(len(self._number) == len(self._externals) + before + n)
         for key, column in self._amounts.items():
             amounts = values(key, int, UNSET)
             if key in keys and min(amounts) < 0:
@@ -137,7 +135,7 @@ class _Columns:
 
     def resolve(self) -> None:
         """Give every reference its number, now that all names are known."""
-        for name in self.names:
+        for name in self._number:
             if ":" in name:
                 base, _, k = name.rpartition(":")
                 _need(not (k.isdigit() and base in self._number))  # what it means depends on where it is read
@@ -177,8 +175,10 @@ class _Columns:
         }
         sizes = np.zeros(int(self._at_least_one.sum()), np.int64)
         sizes[np.repeat(self._sizes.row_counts() > 0, self._at_least_one)] = self._sizes.numbers()
+        for external in self._externals:
+            del self._number[external]
         builder.extend(
-            self.names,
+            self._number,
             **words,
             **amounts,
             inputs=Csr(_bounds(self._inputs.row_counts()), self._read),

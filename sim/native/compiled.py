@@ -1,7 +1,7 @@
-"""Which form of a kernel module runs: the compiled one, or the Python source that it was compiled from.
+"""Which form of a compiled module runs: the compiled one, or the Python source that it was compiled from.
 
 ``sim/kernel/NAME.py`` is always importable as what it is. Where ``setup.py`` could compile it, there is
-``sim.kernel._NAME`` as well, which carries the digest of its source::
+``sim.kernel._NAME`` as well, which carries the digest of its source (so for each folder in `FOLDERS`)::
 
     source     loop.py + loop.pxd      --- digest --->   the same?    yes: sim.kernel._loop
     compiled   _loop.SOURCE_DIGEST     -------------->                no:  sim.kernel.loop, and a warning
@@ -19,37 +19,40 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
-__all__ = ["digest", "load", "source_is_wanted", "sources", "state"]
+__all__ = ["FOLDERS", "digest", "load", "source_is_wanted", "sources", "state"]
 
-_FOLDER = Path(__file__).parent
+FOLDERS = ("kernel", "native")
+"""Folders of ``sim`` in which there are modules that are compiled: those with a file of types."""
+
+_SIM = Path(__file__).parent.parent
 _CHANGED = "its source has changed since it was compiled; install again, or run `make venv`"
 
 
-def load(name: str) -> ModuleType:
-    """Return module `name` of the kernel: compiled if it can be, else the source.
+def load(name: str, folder: str = "kernel") -> ModuleType:
+    """Return a module, compiled if it can be, else the source.
 
     Parameters
     ----------
-    name
-        As in ``sim/kernel/NAME.py``.
+    name, folder
+        As in ``sim/FOLDER/NAME.py``.
 
     Warns
     -----
     RuntimeWarning
         There is a compiled module, and it was compiled from another source.
     """
-    found = _compiled(name)
+    found = _compiled(f"sim.{folder}._{name}")
     if isinstance(found, ModuleType):
         return found
     if found == _CHANGED:
         warnings.warn(f"the kernel runs as pure Python: {_CHANGED}", RuntimeWarning, stacklevel=2)
-    return import_module(f"sim.kernel.{name}")
+    return import_module(f"sim.{folder}.{name}")
 
 
 def state() -> str:
     """Return ``compiled``, or ``pure Python`` and why, as ``sim --version`` shows it."""
-    for name in sources():
-        found = _compiled(name)
+    for source in sources():
+        found = _compiled(f"sim.{source.parent.name}._{source.stem}")
         if isinstance(found, str):
             return f"pure Python ({found})"
     return "compiled" if sources() else "pure Python"
@@ -60,21 +63,22 @@ def source_is_wanted() -> bool:
     return os.environ.get("SIM_PURE", "0") not in ("", "0")
 
 
-def sources(folder: Path = _FOLDER) -> list[str]:
-    """Return the names of the modules that are compiled: those with a file of types."""
-    return sorted(types.stem for types in folder.glob("*.pxd") if types.with_suffix(".py").exists())
+def sources(sim: Path = _SIM) -> list[Path]:
+    """Return the modules that are compiled, in their place below the folder ``sim``."""
+    types = (path for folder in FOLDERS for path in sim.joinpath(folder).glob("*.pxd"))
+    return sorted(path.with_suffix(".py") for path in types if path.with_suffix(".py").exists())
 
 
-def digest(folder: Path = _FOLDER) -> str:
+def digest(sim: Path = _SIM) -> str:
     """Return the digest of all that is compiled: together, because one module may hold parts of another.
 
     A CRC is enough to notice an edit, and importing `hashlib` would take longer than reading the sources.
     """
     seen = 0
-    for name in sources(folder):
-        for suffix in (".py", ".pxd"):
-            text = folder.joinpath(name).with_suffix(suffix).read_bytes()
-            seen = crc32(text, crc32(f"{name}{suffix} {len(text)}\n".encode(), seen))
+    for source in sources(sim):
+        for path in (source, source.with_suffix(".pxd")):
+            text = path.read_bytes()
+            seen = crc32(text, crc32(f"{path.name} {len(text)}\n".encode(), seen))
     return f"{seen:08x}"
 
 
@@ -83,7 +87,7 @@ def _compiled(name: str) -> ModuleType | str:
     if source_is_wanted():
         return "SIM_PURE is set"
     try:
-        module = import_module(f"sim.kernel._{name}")
+        module = import_module(name)
     except ModuleNotFoundError:
         return "not compiled where it was built"
     except ImportError as error:
