@@ -125,7 +125,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        from sim.kernel.compiled import state
+        from sim.native.compiled import state
 
         typer.echo(f"sim {version('graph-schedule-sim')}")
         typer.echo(f"kernel: {state()}")
