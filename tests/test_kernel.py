@@ -30,7 +30,6 @@ from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, P
 from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.job.noise import Noise
-from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
 from sim.machine.device_details import Details
 from sim.record.record import Wait
@@ -295,8 +294,8 @@ class Below(ByNext):
 def refusal(
     policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any
 ) -> str | None:
-    job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
-    return why_not(job, policy)
+    found = run(make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of), policy)
+    return found if isinstance(found, str) else None
 
 
 @pytest.mark.parametrize("policy", [ByNext, ByReady, ByEnded, ByPrepare, ByScope, ByHelper, Below])

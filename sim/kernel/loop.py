@@ -33,6 +33,8 @@ Column = list[int]
 EVENT = 4
 LAUNCH = 5
 RESOURCES = 6
+AT_ISSUE = 1  # as in `sim.kernel.memory`
+AT_START = 2
 NEVER = (1 << 63) - 2
 GROUPS = 8  # times at which SMs come free that are told apart
 WIDTH = 24  # room for more of them while they are merged
@@ -192,6 +194,12 @@ class Run:
     released: Column  # those whose event has arrived
     n_released: int
 
+    # Who took memory and who ended, in order (`sim.kernel.memory`).
+    takes: int  # when: 0 never, 1 at issue, 2 at the start
+    noted: Column
+    noted_ns: Column
+    n_noted: int
+
     # The rows of the trace.
     rows: Column
     n_rows: int
@@ -245,6 +253,8 @@ class Run:
             task = self.ended[k]
             node = self.node_of(task)
             self.end[task] = self.now
+            if self.takes:
+                self.note(-1 - task)
             if node >= self.n_ops:
                 continue
             if self.executed[self.device[node]]:
@@ -269,6 +279,12 @@ class Run:
         for k in range(self.n_released):
             self.carry(self.released[k])
         self.n_released = 0
+
+    def note(self, task: int) -> None:
+        """Put down that a task takes its memory, or that it has ended (-1 - task)."""
+        self.noted[self.n_noted] = task
+        self.noted_ns[self.n_noted] = self.now
+        self.n_noted += 1
 
     def free_lane(self, lane: int) -> None:
         """Free the stream of a task that ended, and its place in the launch queue."""
@@ -364,6 +380,8 @@ class Run:
 
     def carry(self, task: int) -> None:
         """Give a transfer to the network."""
+        if self.takes:
+            self.note(task)
         self.net.start(task, self.node_of(task) - self.n_ops, self.now)
         self.note_begun()
 
@@ -417,6 +435,8 @@ class Run:
 
     def execute(self, task: int, node: int) -> None:
         """Let a worker execute what it took; where cores are counted, in turn when they are free."""
+        if self.takes == AT_START:
+            self.note(task)
         if self.counts_cores:
             device = self.device[node]
             need = self.cores[node]
@@ -600,6 +620,8 @@ class Run:
         """Let the issuer pay for the task it took, and go on at once where that costs nothing."""
         node = self.node_of(task)
         cost = self.cost[node] if self.charged else 0
+        if self.takes == AT_ISSUE:
+            self.note(task)
         if self.executed[self.device[node]]:
             self.occupy(who)
             self.stream[task] = self.issuer_lane[who]
@@ -679,13 +701,15 @@ class Run:
             if at > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH
-                if self.partition[lane] >= 0:  # then others may come before it
+                if self.partition[lane] >= 0 or self.takes == AT_START:  # then others may come before it
                     self.wake(lane, at)
                     continue
             else:
                 at = self.now
             self.head[lane] = self.follower[task]
             self.busy[lane] = 1
+            if self.takes == AT_START:
+                self.note(task)
             if self.partition[lane] >= 0:
                 self.begin_on_sms(task, self.node_of(task), self.partition[lane])
             else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from sim.kernel import network as network_source
 from sim.kernel import stealing as stealing_source
 from sim.kernel.compiled import load
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
+from sim.kernel.memory import Journal, MemoryAfterwards
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
 from sim.record.record import complete_tasks
@@ -40,7 +42,7 @@ def run(
     job: Job,
     policy: Policy,
     *,
-    memory: Callable[..., Any] | None = None,
+    memory: object = None,
     observers: Iterable[Any] = (),
     pure: bool = False,
 ) -> Trace | str:
@@ -51,7 +53,7 @@ def run(
     job : Job
     policy : Policy
     memory, observers
-        As for `sim.simulate`; with either there is no run.
+        As for `sim.simulate`.
     pure : bool
         Whether to run the source although it is compiled.
 
@@ -59,6 +61,18 @@ def run(
     -------
     Trace or str
         The trace that the engine on SimPy gives, or what stands in the way of it.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, Policy
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=10)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> class Mine(Policy):
+    ...     pass
+    >>> run(job, Mine())
+    'the policy Mine has to be asked task by task'
     """
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
@@ -73,10 +87,14 @@ def run(
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
+    memories = memory if isinstance(memory, MemoryAfterwards) else None
+    log_of = memories.afterwards(job, flow) if memories is not None else None
+    if isinstance(log_of, str):
+        return log_of
     loop, network, stealing = _SOURCES if pure else (load(name) for name in ("loop", "network", "stealing"))
     lists = loop is source
     kernel = loop.Run()
-    for name, value in columns(job, flow, policy, order, shared).items():
+    for name, value in columns(job, flow, policy, order, shared, memories).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
@@ -89,14 +107,23 @@ def run(
         return "shares of links are fractions that 128 bits cannot tell apart"
     if kernel.n_done < kernel.n_tasks:
         return STUCK
+    log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None
+    if isinstance(log, str):
+        return log
     ran: dict[str, IntArray] = {name: np.asarray(getattr(kernel, name)) for name in _RESULTS}
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
-    return _trace(job, flow, policy, rows, ran, "kernel (pure Python)" if lists else "kernel")
+    trace = _trace(job, flow, policy, rows, ran, log)
+    return replace(trace, engine="kernel (pure Python)" if lists else "kernel")
 
 
 def _trace(
-    job: Job, flow: Flow, policy: Policy, rows: IntArray, ran: dict[str, IntArray], engine: str
+    job: Job,
+    flow: Flow,
+    policy: Policy,
+    rows: IntArray,
+    ran: dict[str, IntArray],
+    log: dict[str, IntArray] | None,
 ) -> Trace:
     """Return the trace, whose columns are those of the kernel in the order of starts."""
 
@@ -108,7 +135,7 @@ def _trace(
     tasks |= {"wait": column("wait"), "issuer": column("issuer")}
     complete_tasks(tasks, flow)
     moved = _transfers(job, flow, ran)
-    return Trace(job, flow, type(policy).__name__, tasks, moved, engine=engine)
+    return Trace(job, flow, type(policy).__name__, tasks, moved, log)
 
 
 def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> dict[str, IntArray]:

@@ -56,6 +56,7 @@ class CountedAllocator(Allocator):
         self._rounding = rounding
         self._malloc_synchronises = malloc_synchronises
         self._free_synchronises = free_synchronises
+        self.may_synchronise = malloc_synchronises or free_synchronises
         self._live: dict[int, Block] = {}
 
     def rounded(self, nbytes: int) -> int:
