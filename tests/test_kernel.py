@@ -85,6 +85,9 @@ def machines(draw: st.DrawFn) -> Machine:
                     "cores": draw(st.integers(2, 5)),
                     "cores_per_op": draw(st.integers(1, 2)),
                 }
+            if draw(st.booleans()):
+                staging = draw(st.none() | st.integers(1, 12).map(lambda n: n * 10**9 // 4))
+                issue |= {"pageable": True, "staging_bytes_per_s": staging}
             devices.append(Device(f"d{d}", "cpu", workers=draw(st.integers(1, 3)), **issue))
         else:
             launch = {"launch_latency_ns": draw(ns), "gap_ns": draw(ns), "event_ns": draw(ns)}

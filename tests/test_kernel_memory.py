@@ -95,7 +95,7 @@ def agree(given: dict[str, Any], memory: TensorMemories) -> str:
 
 
 @given(runs_with_memory())
-@examples(250)
+@examples(150)
 def test_the_kernel_takes_and_frees_what_simpy_does(given: tuple[dict[str, Any], TensorMemories]) -> None:
     event(agree(*given))
 

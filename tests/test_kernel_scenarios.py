@@ -26,7 +26,6 @@ REFUSED = {
     "condition": "the graph has control flow",
     "loop": "the graph has control flow",
     "npu_tiles": "the tasks of npu0 share its cores, SMs or bandwidth",
-    "pageable": "host threads copy pageable memory",
     "rendezvous": "the graph has Sends and Recvs that meet by key",
     "sessions": "the tasks of cpu0 share its cores, SMs or bandwidth",
     "thread_pools": "the tasks of cpu0 share its cores, SMs or bandwidth",

@@ -15,6 +15,7 @@ from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import find_meetings
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
+from sim.job.pageable import host_groups
 from sim.job.transfers import Flow, check_routes
 from sim.kernel import loop
 from sim.kernel.memory import MemoryAfterwards, journal_columns
@@ -65,8 +66,6 @@ def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) 
         return "the memory of the run is of your own"
     if any(True for _ in observers):
         return "an observer watches the run"
-    if any(device.pageable for device in machine.devices):
-        return "host threads copy pageable memory"
     for device in machine.devices:
         if device.processor is not None and not isinstance(device.processor, ProcessorInColumns):
             return f"the tasks of {device.name} share its cores, SMs or bandwidth"
@@ -190,7 +189,7 @@ def columns(
     out |= _nodes(job, flow)
     out |= _edges(job, flow, policy.synchronisation == "issue")
     out |= _tasks(n_tasks) | journal_columns(memory, n_tasks)
-    out |= _devices(job)
+    out |= _devices(job) | _hosts(job, flow)
     out |= _sms(job, flow, shared) | _cores(flow, shared)
     # Streams to be woken are numbered after the tasks.
     out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
@@ -332,6 +331,21 @@ def _devices(job: Job) -> Columns:
     ):
         out[name] = np.full(size, value)
     return out
+
+
+def _hosts(job: Job, flow: Flow) -> Columns:
+    """Return which transfers a host thread makes."""
+    group = host_groups(job, flow.source, flow.destination)
+    hosting = bool((group >= 0).any())
+    return {
+        "hosting": hosting,
+        "host_group": group,
+        "host": np.zeros(flow.n_nodes * job.iterations if hosting else 1, np.int64),
+        "n_groups": job.n_groups,
+        "unhosted": np.full(job.n_groups, -1),
+        "unhosted_last": np.full(job.n_groups, -1),
+        "n_unhosted": 0,
+    }
 
 
 def _queues(job: Job, flow: Flow, order: Order) -> Columns:

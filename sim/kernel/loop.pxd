@@ -15,9 +15,9 @@ cdef i64 EVENT, LAUNCH, RESOURCES, AT_ISSUE, AT_START, NEVER, GROUPS, WIDTH
 cdef class Run:
     cdef public i64 n, ends, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
-    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, takes, n_noted
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, takes, n_noted, n_groups, n_unhosted
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
-    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, tangled
+    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting, tangled
     cdef public Net net
     cdef public Stealing threads
     cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer
@@ -28,7 +28,7 @@ cdef class Run:
     cdef public i64[::1] after_sms, group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
-    cdef public i64[::1] queue_tail, noted_ns, kept, label, pool, program_first, window_end
+    cdef public i64[::1] queue_tail, noted_ns, host_group, host, unhosted, unhosted_last, kept, label, pool, program_first, window_end
     cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
 
     @cython.locals(going=bint)
@@ -47,7 +47,9 @@ cdef class Run:
     cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
     @cython.locals(group=i64, length=i64, place=i64)
     cdef void eligible(self, i64 task, i64 node) noexcept
+    @cython.locals(group=i64, who=i64)
     cdef void move(self, i64 task, i64 node) noexcept
+    cdef void issue_transfer(self, i64 task, i64 node) noexcept
     cdef void carry(self, i64 task) noexcept
     @cython.locals(task=i64, k=i64)
     cdef void note_begun(self) noexcept
@@ -56,6 +58,10 @@ cdef class Run:
     cdef void done_with(self, i64 task) noexcept
     @cython.locals(task=i64, node=i64, k=i64)
     cdef void pay(self) noexcept
+    @cython.locals(group=i64, task=i64, who=i64)
+    cdef void give_hosts(self) noexcept
+    @cython.locals(who=i64)
+    cdef i64 first_idle(self, i64 group) noexcept
     @cython.locals(device=i64, need=i64)
     cdef void execute(self, i64 task, i64 node) noexcept
     @cython.locals(task=i64, node=i64, device=i64)

@@ -200,6 +200,15 @@ class Run:
     noted_ns: Column
     n_noted: int
 
+    # Copies that a host thread makes (`sim.job.pageable`).
+    hosting: bool
+    host_group: Column  # of each transfer's node: who may make it, -1: nobody has to
+    host: Column  # of each task: who makes it
+    n_groups: int
+    unhosted: Column  # of each group: first and last transfer that waits for a thread
+    unhosted_last: Column
+    n_unhosted: int
+
     # The rows of the trace.
     rows: Column
     n_rows: int
@@ -215,7 +224,7 @@ class Run:
         while going:
             if self.n_ended:
                 self.complete()
-            if self.n_paid or self.n_placed or self.cores_freed:
+            if self.n_paid or self.n_placed or self.cores_freed or self.n_unhosted:
                 self.pay()
             if self.something:
                 self.ask()
@@ -256,6 +265,8 @@ class Run:
             if self.takes:
                 self.note(-1 - task)
             if node >= self.n_ops:
+                if self.hosting and self.host_group[node - self.n_ops] >= 0:
+                    self.free_issuer(self.host[task])
                 continue
             if self.executed[self.device[node]]:
                 self.free_issuer(self.issuer[task])
@@ -369,8 +380,26 @@ class Run:
                 self.queue_tail[group] += 1
 
     def move(self, task: int, node: int) -> None:
-        """Issue a transfer, which nobody is asked for, and let it go when its tensor is there."""
+        """Let a transfer be issued, which nobody is asked for, unless it has to wait for a host thread."""
         self.ready[task] = self.now
+        if self.hosting and self.host_group[node - self.n_ops] >= 0:
+            group = self.host_group[node - self.n_ops]
+            who = self.first_idle(group)
+            if who < 0 or self.unhosted[group] >= 0:
+                self.follower[task] = -1
+                if self.unhosted[group] < 0:
+                    self.unhosted[group] = task
+                else:
+                    self.follower[self.unhosted_last[group]] = task
+                self.unhosted_last[group] = task
+                self.n_unhosted += 1
+                return
+            self.occupy(who)
+            self.host[task] = who
+        self.issue_transfer(task, node)
+
+    def issue_transfer(self, task: int, node: int) -> None:
+        """Issue a transfer, and let it go when its tensor is there."""
         self.issue[task] = self.now
         if self.at_issue:
             self.count_down(task, node, node)
@@ -432,6 +461,35 @@ class Run:
             elif self.find_place(task, node):
                 self.launch(task, node)
         self.n_paid = 0
+        if self.n_unhosted:
+            self.give_hosts()
+
+    def give_hosts(self) -> None:
+        """Issue the transfers that waited for a host thread, of the first group that has one first."""
+        group = 0
+        while group < self.n_groups:
+            task = self.unhosted[group]
+            who = self.first_idle(group) if task >= 0 else -1
+            if who < 0:
+                group += 1
+                continue
+            self.unhosted[group] = self.follower[task]
+            self.n_unhosted -= 1
+            self.occupy(who)
+            self.host[task] = who
+            self.issue_transfer(task, self.node_of(task))
+            group = 0
+
+    def first_idle(self, group: int) -> int:
+        """Return the least index of an issuer of a group that is free; -1: none is."""
+        who = self.idle_first[group]
+        if self.by_group:
+            return self.slots[who] if self.n_idle[group] else -1
+        while who < self.n_issuers and self.issuer_group[who] == group:
+            if self.idle[who]:
+                return who
+            who += 1
+        return -1
 
     def execute(self, task: int, node: int) -> None:
         """Let a worker execute what it took; where cores are counted, in turn when they are free."""

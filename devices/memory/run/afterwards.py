@@ -6,8 +6,8 @@
     calls        +a         +b                   +c  -a  -b                  a has two readers, b one
 
 Under the lifetime ``issue`` a launched op reads when it takes, unless what it reads has not arrived by then;
-all others read when they end. So the place of every read in the journal is known, and a buffer is freed at the
-last one. A counter's log follows by adding up; other allocators are asked for each buffer, in order.
+all others read when they end. So the place of every read in the journal is known, and the last read frees.
+The log of a counter follows by adding up; other allocators are asked for each buffer, in order.
 """
 
 from __future__ import annotations
