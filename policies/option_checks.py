@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
+from sim.policy.policy import Synchronisation
 from sim.words.errors import InputError, nearest
+from sim.words.options import spelling
 
 __all__ = ["SYNCHRONISATIONS", "one_of", "whole"]
 
-SYNCHRONISATIONS = ("completion", "issue")
+SYNCHRONISATIONS: tuple[str, ...] = get_args(Synchronisation)
 """What *eligible* may mean; see `sim.Policy`."""
 
 
@@ -34,14 +37,15 @@ def one_of(policy: str, option: str, value: object, accepted: Sequence[str]) -> 
     >>> one_of("ready-queue", "order", "fiffo", ("fifo", "lifo"))
     Traceback (most recent call last):
         ...
-    sim.words.errors.InputError: ready-queue: order must be one of fifo, lifo; found 'fiffo', did you mean
-    'fifo'?
+    sim.words.errors.InputError: order: ready-queue: order must be one of fifo, lifo; found 'fiffo', did you
+    mean 'fifo'?
     """
     if isinstance(value, str) and value in accepted:
         return value
     close = nearest(str(value), accepted)
     hint = f", did you mean {close!r}?" if close else ""
-    raise InputError(f"{policy}: {option} must be one of {', '.join(accepted)}; found {value!r}{hint}")
+    message = f"{policy}: {option} must be one of {', '.join(accepted)}; found {value!r}{hint}"
+    raise InputError(message, path=(option,))
 
 
 def whole(policy: str, option: str, value: object, *, least: int = 1, most: int | None = None) -> int:
@@ -67,10 +71,12 @@ def whole(policy: str, option: str, value: object, *, least: int = 1, most: int 
     >>> whole("out-of-order", "window", 0)
     Traceback (most recent call last):
         ...
-    sim.words.errors.InputError: out-of-order: window must be a whole number of at least 1; found 0
+    sim.words.errors.InputError: window: out-of-order: window must be a whole number of at least 1; found 0
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         if most is None or value <= most:
             return value
-        raise InputError(f"{policy}: {option} may be at most {most:,}; found {value:,}")
-    raise InputError(f"{policy}: {option} must be a whole number of at least {least}; found {value!r}")
+        message = f"{policy}: {option} may be at most {most:,}; found {value:,}"
+    else:
+        message = f"{policy}: {option} must be a whole number of at least {least}; found {value!r}"
+    raise InputError(message, path=(spelling(option),))

@@ -30,6 +30,8 @@ from pydantic import (
     create_model,
 )
 
+from devices.describe.field_types import quantity_schema
+from devices.describe.quantities import Count, File, Name, Strict, Whole, fault
 from scenarios.fields.machine_fields import AnyMachine
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.fields.noise_fields import NoiseFields, Spread
@@ -40,11 +42,10 @@ from scenarios.fields.policy_fields import (
     Knowledge,
     Policy,
 )
-from scenarios.file.document import hint
-from scenarios.file.quantities import Count, File, Name, Strict, Whole, fault, quantity_schema
 from scenarios.work.registry import every_kind, kind_names, kind_of, kinds_in
 from scenarios.work.workload import Workload
 from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
+from sim.words.errors import hint
 
 __all__ = ["ScenarioFile", "json_schema", "json_schema_text"]
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from sim.job.job import Job
+from sim.job.transfers import Flow
+from sim.machine.task import Task
+from sim.policy.policy import Policy
+from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -18,6 +23,14 @@ class Trace(Record):
     """The outcome of a run, as `simulate` returns it: the columns of `Record`, and ways to go on from
     there.
     """
+
+    @classmethod
+    def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Self:
+        """Return the trace of tasks that ran elsewhere."""
+        columns = task_columns(job.graph, len(tasks), {})
+        for task in tasks:
+            columns.add(task)
+        return cls.from_columns(job, flow, policy, columns.columns(), transfer_columns(0).columns())
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the tasks as a table with words for codes (see `sim.export.tables.task_table`)."""

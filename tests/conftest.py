@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from examples import load_profile
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 load_profile()
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections pass over the thousands of collected tests, which live to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,16 +11,14 @@ from hypothesis import strategies as st
 from import_helpers import columns
 from scenario_texts import write
 
-from scenarios.build.data_loading import DataLoading, data_loading_graph
+from scenarios.build.data_loading import DataLoadingFields
 from scenarios.build.data_parallel import (
-    DataParallel,
-    Layer,
+    DataParallelFields,
     buckets,
-    data_parallel_graph,
     ring_all_reduce_ns,
 )
 from scenarios.build.gpt import gpt_graph
-from scenarios.build.random_dag import branchy, random_dag
+from scenarios.build.random_dag import Branchy, RandomDag
 from scenarios.build.transformer import Transformer
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
@@ -27,7 +26,7 @@ from scenarios.work.built import BUILDERS
 from sim import Graph
 from sim.graph.graph import Role, longest_path_ns
 from sim.trace import Trace
-from sim.words.errors import InputError, ScenarioError
+from sim.words.errors import ScenarioError
 
 
 def run(folder: Path, build: str, rest: str = "") -> Trace:
@@ -93,8 +92,10 @@ def test_a_deeper_buffer_is_never_worse(
 
     def makespan(depth: int) -> int:
         load, prepare, copy, train = times
-        of = DataLoading(load, prepare, train, copy, prefetch=depth, workers=workers, pinned=pinned)
-        return unrolled_ns(data_loading_graph(of), 6)
+        ns = {"load": load, "preprocess": prepare, "train": train, "copy": copy}
+        sizes: dict[str, Any] = {"prefetch": depth, "workers": workers, "pinned": pinned}
+        of = DataLoadingFields(model="data-loading", **{key: f"{n}ns" for key, n in ns.items()}, **sizes)
+        return unrolled_ns(of.graph(), 6)
 
     shallow, deep = sorted(depths)
     assert makespan(deep) <= makespan(shallow) <= makespan(0) == 6 * sum(times)
@@ -140,7 +141,8 @@ def test_one_replica_has_nothing_to_sum(tmp_path: Path) -> None:
 
 
 def test_the_slowest_replica_decides() -> None:
-    graph = data_parallel_graph(DataParallel((Layer(1, 2, 8),), 3))
+    layer: Any = {"forward": "1ns", "backward": "2ns", "gradients": "8B"}
+    graph = DataParallelFields(model="data-parallel", layers=[layer], replicas=3, bucket="0B").graph()
     for replica in range(3):
         reduce = graph.index(f"gpu{replica}/all_reduce0")
         waits = {graph.op_names[op] for op in graph.predecessors.lists()[reduce]}
@@ -167,10 +169,15 @@ def test_ring() -> None:
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_branches(blocks: int, branches: int, depth: int) -> None:
-    graph = branchy(blocks=blocks, branches=branches, depth=depth, duration_ns=10)
+    sizes: dict[str, Any] = {"blocks": blocks, "branches": branches, "depth": depth}
+    graph = Branchy(model="branchy", duration="10ns", **sizes).graph()
     assert len(graph) == blocks * (branches * depth + 2)
     longest = longest_path_ns(graph, graph.duration_ns).max()
     assert longest == 10 * blocks * (depth + 2)
+
+
+def random_dag(**sizes: Any) -> Graph:
+    return RandomDag(model="random-dag", **sizes).graph()
 
 
 @given(seed=st.integers(0, 100), layers=st.integers(1, 12), probability=st.floats(0, 1))
@@ -178,10 +185,10 @@ def test_random_graphs_keep_their_ranges(seed: int, layers: int, probability: fl
     def draw() -> Graph:
         return random_dag(
             layers=layers,
-            width=(2, 5),
+            width=[2, 5],
             edge_probability=probability,
-            duration_ns=(10, 20),
-            output_nbytes=(0, 7),
+            duration=["10ns", "20ns"],
+            output=["0B", "7B"],
             seed=seed,
         )
 
@@ -197,24 +204,25 @@ def test_random_graphs_keep_their_ranges(seed: int, layers: int, probability: fl
 
 
 def test_extremes_of_the_edge_probability() -> None:
-    every = random_dag(layers=4, width=(3, 3), edge_probability=1)
+    every = random_dag(layers=4, width=3, edge_probability=1)
     assert len(every.edges.producer) == 3 * 3 + 3 * 6 + 3 * 9
-    assert len(random_dag(layers=4, width=(3, 3), edge_probability=0).edges.producer) == 9
+    assert len(random_dag(layers=4, width=3, edge_probability=0).edges.producer) == 9
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": (3, 2)}, r"width: \[3, 2\] is no range"),
-        ({"width": (0, 2)}, r"width: \[0, 2\]"),
-        ({"duration_ns": (-1, 2)}, r"duration: \[-1, 2\]"),
-        ({"layers": 0}, "layers must be at least 1, found 0"),
-        ({"edge_probability": 1.5}, "edge_probability 0 to 1, found 1.5"),
+        ("width: [3, 2]", "workload.build.width: [3, 2] is no range"),
+        ("width: [0, 2]", "workload.build.width.0: should be greater than or equal to 1"),
+        ("duration: [-1us, 2us]", "workload.build.duration.0: '-1us' is negative"),
+        ("layers: 0", "workload.build.layers: should be greater than or equal to 1"),
+        ("edge_probability: 1.5", "workload.build.edge_probability: should be less than or equal to 1"),
     ],
 )
-def test_wrong_random_graphs(options: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        random_dag(**options)  # type: ignore[arg-type]
+def test_wrong_random_graphs(options: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError) as error:
+        run(tmp_path, f"model: random-dag, {options}")
+    assert message in str(error.value)
 
 
 # -- transformers ---------------------------------------------------------------------------------
@@ -329,7 +337,7 @@ def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
         ("model: data-loading, train: 1ms", "workload.build.load: is missing"),
         (
             "model: random-dag, width: [3, 2]",
-            "workload.build: width: [3, 2] is no range from least to greatest",
+            "workload.build.width: [3, 2] is no range from least to greatest",
         ),
         (
             "model: gpt, layers: 1, hidden: 10, heads: 3, sequence: 4",

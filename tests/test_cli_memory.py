@@ -83,7 +83,7 @@ def test_an_allocator_that_runs_out_leaves_the_others_compared(trace: Path) -> N
     ("arguments", "says"),
     [
         (["--allocator", "bfcc"], "unknown allocator 'bfcc'; did you mean 'bfc'?"),
-        (["--allocator", "bfc", "--set", "growth=true"], "unknown option of the bfc allocator 'growth'"),
+        (["--allocator", "bfc", "--set", "growth=true"], "the bfc allocator has no option 'growth'"),
         (["--allocator", "bfc", "--set", "malloc=1us"], "a replay has no clock"),
         (["--set", "x"], "--set x: should be KEY=VALUE"),
         (["--capacity", "80"], "--capacity: '80' has no unit"),

@@ -336,3 +336,21 @@ def test_a_pool_runs_its_cpu_and_launches_for_a_gpu() -> None:
     assert intervals(trace) == {"a": (0, 10), "b": (15, 25), "c": (15, 25)}
     with pytest.raises(InputError, match="serves two CPUs with workers: cpu0, cpu1"):
         Machine((cpu(1), cpu(1, "cpu1")), hosts=(Host("process", ("cpu0", "cpu1")),))
+
+
+@pytest.mark.parametrize("synchronisation", ["completion", "issue"])
+def test_an_edge_that_leads_past_the_last_iteration_costs_no_memory(synchronisation: str) -> None:
+    b = GraphBuilder("far")
+    b.op("a", duration_ns=10)
+    b.op("b", duration_ns=10, inputs=["a", ("a", 2**40)], after=[("b", 2**61)])
+    policy = ReadyQueue(synchronisation=synchronisation)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), policy, iterations=2, engine="simpy")
+    trace.check()
+    assert trace.makespan_ns == 40
+
+
+def test_a_synchronisation_that_does_not_exist_is_refused() -> None:
+    policy = ReadyQueue()
+    policy.synchronisation = "isue"
+    with pytest.raises(InputError, match="unknown synchronisation 'isue'; did you mean 'issue'"):
+        simulate(graph_of({"a": []}), Machine((cpu(1),)), policy)

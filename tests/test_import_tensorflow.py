@@ -14,7 +14,7 @@ from scenarios.importers.tensorflow.tensorflow_ops import kind_of
 from sim import simulate
 from sim.graph.frames import frame_structure
 from sim.graph.graph import Role
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.words.errors import InputError
 
 
@@ -211,7 +211,7 @@ def test_a_partitioned_graph_meets_by_key(imported):
         node("out", "_Retval", ["y"], None, device=gpu),
     )
     assert [graph.kind(op) for op in range(5)] == ["arg", "send", "recv", "relu", "retval"]
-    assert find_meetings(graph).sends == {1: f"{cpu};{gpu};edge_3_x"}
+    assert rendezvous_keys(graph).sends == {1: f"{cpu};{gpu};edge_3_x"}
     machine = make_machine(
         {
             "devices": {"cpu0": {"kind": "cpu", "cores": 1}, "gpu0": {"preset": "h200-sxm"}},
@@ -270,7 +270,7 @@ def test_what_is_unknown_is_refused_or_warned_of(imported):
             "node 'c' (Conv2D): the cost of 'conv' needs its input 1, which is absent",
         ),
         ([node("a", colour="red")], "nodes[0] (a).colour: no such key"),
-        ([node("a", shape=("x",))], 'nodes[0] (a).shapes[0][0]: should be a valid integer, not "x"'),
+        ([node("a", shape=("x",))], "nodes[0] (a).shapes[0][0]: should be a whole number, not 'x'"),
         ([{"op": "Relu"}], "nodes[0]: the key 'name' is missing"),
         ([], "empty"),
     ],

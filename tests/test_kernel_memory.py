@@ -18,7 +18,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.job.build_job import make_job
 from sim.kernel.choose import NotOnKernelError
-from sim.kernel.run import STUCK, run
+from sim.kernel.run import DEADLOCK, run
 from sim.words.errors import InputError, OutOfMemoryError, SimError, StuckError
 from tests.kernel_helpers import KERNELS, same
 from tests.test_kernel import job_of, runs
@@ -85,7 +85,7 @@ def agree(given: dict[str, Any], memory: TensorMemories) -> str:
             same(expected.tasks, found.tasks)
             same(expected.transfers, found.transfers)
             same(expected.memory, found.memory)
-        elif found == STUCK:
+        elif found == DEADLOCK:
             assert isinstance(expected, StuckError | OutOfMemoryError)
         elif "runs short" in found:
             assert refused

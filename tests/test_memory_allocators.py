@@ -365,7 +365,7 @@ def test_options_of_allocators_are_checked() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'caching'"):
         make_allocator("cachin")
     with pytest.raises(
-        UnknownNameError, match=r"option of the bfc allocator 'growth'; did you mean 'allow_growth'"
+        InputError, match=r"the bfc allocator has no option 'growth'; did you mean 'allow_growth'"
     ):
         make_allocator("bfc", growth=True)
     with pytest.raises(InputError, match="a scratchpad is small; give its capacity"):

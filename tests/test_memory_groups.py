@@ -58,7 +58,7 @@ def test_a_pool_holds_models_to_their_limits() -> None:
     for wrong in ({}, ["train"], {"train": 600}):
         with pytest.raises(InputError, match="limits"):
             read_allocator({"name": "pool", "limits": wrong})
-    with pytest.raises(InputError, match="unknown option of the bfc allocator 'limits'"):
+    with pytest.raises(InputError, match="the bfc allocator has no option 'limits'"):
         read_allocator({"name": "bfc", "limits": {"train": "600B"}})
 
 
@@ -108,10 +108,7 @@ def test_virtual_devices_of_a_scenario() -> None:
 def test_a_limit_of_a_model_that_is_not_there_is_refused() -> None:
     result = sim("run", SCENARIO, "--set", "memory.allocator={name: pool, limits: {trian: 650MB}}")
     assert result.exit_code == 2
-    assert (
-        "memory.allocator.limits.trian: unknown model 'trian'; did you mean 'train'? Known: serve, train"
-        in result.stderr
-    )
+    assert "memory.allocator.limits.trian: unknown model 'trian'; did you mean 'train'?" in result.stderr
 
 
 def test_a_part_that_is_too_small_is_named() -> None:

@@ -21,8 +21,7 @@ from policies.pipeline import (
     validate,
 )
 from policies.pipeline.orders.pipeline_schedule import one_pipeline
-from policies.pipeline.orders.validate import first_blocked
-from sim.words.errors import InfeasibleError, InputError
+from sim.words.errors import InfeasibleError, InputError, StuckError
 
 NEEDS_ORTOOLS = pytest.mark.skipif(
     importlib.util.find_spec("ortools") is None, reason="ortools is not installed"
@@ -156,7 +155,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"chunks": 3}, "chunks 1.* and the V"),
         ({"forward": [1, 2, 3]}, "forward has 3 numbers for 2 stages"),
         ({"weight_grad": -1}, "weight_grad must be whole numbers of at least 0"),
-        ({"forward": 1.5}, "forward should be a whole number or a list"),
+        ({"forward": 1.5}, "forward: should be a whole number or a list"),
         ({"for_weight_grad": 2}, "cannot exceed"),
         ({"solver": "greedi"}, "did you mean 'greedy'"),
         ({"objective": "spann"}, "did you mean 'span'"),
@@ -199,8 +198,11 @@ def test_the_optimum_is_that_of_trying_all_orders(
     for pair in itertools.product(every_order(2), repeat=2):
         programs = [[Action(r, phase, k) for phase, k in order] for r, order in enumerate(pair)]  # type: ignore[arg-type]
         schedule = one_pipeline("tried", programs, ranks=2, micro_batches=2)
-        if first_blocked(schedule) is None and max(peak_activations(schedule)) <= limit:
-            span = max(evaluate(schedule, stages, transfer=c).spans)
+        if max(peak_activations(schedule)) <= limit:
+            try:
+                span = max(evaluate(schedule, stages, transfer=c).spans)
+            except StuckError:
+                continue
             best = span if best is None else min(best, span)
     forward, input_grad, weight_grad = (list(each) for each in zip(*times, strict=True))
     found = generate(

@@ -188,7 +188,7 @@ def test_calibration_without_partitions_says_so() -> None:
     class Old:
         pass
 
-    found = calibrating.calibrate("cuda", Cuda(Torch(), Old()), quick=True)
+    found = calibrating.calibrate("cuda", Cuda(Torch(), Old()))
     assert any("older than CUDA 12.4" in entry.get("why", "") for entry in found.sentinels)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import fake_torch
@@ -9,7 +10,7 @@ import pytest
 
 from devices.cost.calibration import Calibration
 from sim.words.errors import RunError
-from validation.calibrate.blocks.model_steps import BATCHES, models
+from validation.calibrate.blocks.model_steps import BATCHES, model_steps
 from validation.calibrate.session import Session
 from validation.cases.draws import draw
 from validation.cases.training_cases import step_case
@@ -100,8 +101,9 @@ def test_a_broken_order_is_caught(cuda: backend.Cuda) -> None:
 def test_other_batches_are_predicted(cuda: backend.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in BATCHES:
         monkeypatch.setitem(BATCHES, model, [2, 8])
-    session = Session("cuda", cuda, quick=True)
-    models(session)
+    session = Session("cuda", cuda)
+    for model in BATCHES:
+        model_steps(session, model)
     disturbed = [one["why"] for one in session.sentinels if not one.get("accepted", True)]
     if disturbed:
         pytest.skip(f"inconclusive: the machine was disturbed: {disturbed[0]}")
@@ -130,7 +132,8 @@ def test_a_model_that_fails_loses_the_other_not(cuda: backend.Cuda, monkeypatch:
         raise RunError("no room")
 
     monkeypatch.setattr(OnCpu, "_gpt", broken)
-    session = Session("cuda", cuda, quick=True)
-    models(session)
-    assert [entry["why"] for entry in session.sentinels if not entry["accepted"]] == ["no room"]
+    session = Session("cuda", cuda)
+    for model in BATCHES:
+        session.attempt(model, partial(model_steps, session, model))
+    assert [entry["why"] for entry in session.sentinels if not entry["accepted"]] == ["not measured: no room"]
     assert {table["kind"] for table in session.tables} == set(step_kinds("resnet"))

@@ -31,7 +31,7 @@ def torch() -> Torch:
 
 @pytest.fixture
 def session(torch: Torch) -> Session:
-    return Session("cuda", Cuda(torch, Driver()), quick=True)
+    return Session("cuda", Cuda(torch, Driver()))
 
 
 def test_the_queue_holds_the_host_up_when_it_is_full(torch: Torch) -> None:
@@ -167,7 +167,7 @@ def test_a_probe_that_fails_says_so_and_loses_no_other(session: Session, torch: 
     probes(session, torch)
     lost = [entry for entry in session.sentinels if not entry["accepted"]]
     assert len(lost) == len(ALLOCATION_BYTES) + 1
-    assert {entry["why"] for entry in lost} == {"not measured: CUDA error: no such thing"}
+    assert {entry["why"] for entry in lost} == {"not measured: RuntimeError: CUDA error: no such thing"}
     assert "queue_depth" in session.samples
 
 

@@ -231,7 +231,7 @@ def test_a_trace_in_which_a_recv_came_first_is_refused() -> None:
         trace.check()
 
 
-def test_meetings_are_dependencies_and_stand_in_the_plan() -> None:
+def test_pairs_of_send_and_recv_are_dependencies_and_stand_in_the_plan() -> None:
     b = GraphBuilder("one")
     pair(b, "k", 1, [10], [1])
     for links in (True, False):

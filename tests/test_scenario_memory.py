@@ -142,7 +142,10 @@ def test_lifetimes_follow_the_policy_unless_given(tmp_path: Path) -> None:
     [
         ("memory.allocator=bcf", "memory.allocator: unknown allocator 'bcf'; did you mean 'bfc'"),
         ("memory.devices={gpu0: {name: bfc, malloc: 3}}", "memory.devices.gpu0.malloc: 3 has no unit"),
-        ("memory.allocator={name: bfc, limits: {}}", "memory.allocator.limits: unknown option of the bfc"),
+        (
+            "memory.allocator={name: bfc, limits: {}}",
+            "memory.allocator.limits: the bfc allocator has no option",
+        ),
         (
             "memory.allocator={name: pool, limits: {block1: 3}}",
             "memory.allocator.limits.block1: 3 has no unit",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from scenarios.file.quantities import quantity_schema
+from devices.describe.field_types import quantity_schema
 from scenarios.file.yaml_read import read_yaml
 from scenarios.run.execute import job_of
 from scenarios.run.load import load_scenario

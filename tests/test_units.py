@@ -17,7 +17,6 @@ from sim.words.errors import UnitError
 from sim.words.units import (
     format_bytes,
     format_duration,
-    format_rate,
     parse_bandwidth,
     parse_bytes,
     parse_duration,
@@ -186,8 +185,6 @@ def test_a_limit_is_otherwise_an_ordinary_quantity() -> None:
         (format_bytes(80 * 2**30, iec=True), "80 GiB"),
         (format_bytes(1023, iec=True), "1023 B"),
         (format_bytes(None), "unlimited"),
-        (format_rate(12_500_000_000), "12.5 GB/s"),
-        (format_rate(None), "unlimited"),
     ],
 )
 def test_writes(text: str, expected: str) -> None:
@@ -198,11 +195,6 @@ def test_writes(text: str, expected: str) -> None:
 def test_writing_then_reading_gives_the_same_number(number: int) -> None:
     assert parse_duration(format_duration(number, digits=None)) == number
     assert parse_bytes(format_bytes(number, digits=None)) == number
-
-
-@given(positive)
-def test_rates_round_trip(number: int) -> None:
-    assert parse_bandwidth(format_rate(number, digits=None)) == number
 
 
 @given(whole)

@@ -134,7 +134,7 @@ def test_calibrating_the_timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(grid, "GRID", {"timer": {"sleep": [(MS,), (2 * MS,)]}})
     monkeypatch.setattr(session, "MAX_DELAY", 1e9)  # this test is about what is written
     monkeypatch.setattr(session, "MAX_DRIFT", {"timer": 1e9})
-    found = calibrating.calibrate("timer", quick=True)
+    found = calibrating.calibrate("timer")
     assert {"decision_ns", "event_ns", "gap_ns", "issue_ns", "launch_latency_ns"} <= set(found.quantities)
     assert found.lookup("sleep", sleep_ns=2 * MS) >= 2 * MS
     save_calibration(found, tmp_path / "c.json")
@@ -280,9 +280,10 @@ sys.meta_path.insert(0, Blocked())
 def test_measuring_needs_numpy_alone(tmp_path: Path) -> None:
     draw_plans("e-random", "timer", tmp_path)
     code = _WITHOUT + (
-        "from validation.experiments.measure import main\n"
-        f"arguments = [{str(tmp_path)!r}, '--backend', 'timer', '--runs', '1', '--attempts', '2']\n"
-        "raise SystemExit(main(arguments))\n"
+        "from pathlib import Path\n"
+        "from validation.experiments.measure import measure\n"
+        "from validation.real.timer import Timer\n"
+        f"measure('e-random', Path({str(tmp_path)!r}), 'timer', Timer(), runs=1, attempts=2)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=VALIDATION.parent, timeout=60

@@ -19,15 +19,13 @@ from validation.gpu.cuda import Cuda
 from validation.gpu.torch_memory import run_steps
 from validation.report.experiment_report import report
 from validation.report.markdown import to_markdown
-from validation.steps import ALL, choose, dry_run
+from validation.steps import ALL, choose, list_steps
 
 CALIBRATION = Calibration("cuda", "fake", {"date": "2026-01-01"}, {}, [])
 
 
 def measured(out: Path, torch: Torch | None = None) -> None:
-    memory_experiment.plan(out, "cuda")
-    memory_experiment.predict(out)
-    memory_experiment.measure(out, "cuda", Cuda(torch or Torch(), Driver()))
+    memory_experiment.run(out, "cuda", Cuda(torch or Torch(), Driver()))
 
 
 @pytest.fixture(scope="module")
@@ -137,5 +135,5 @@ def test_changed_plans_are_noticed(copied: Path) -> None:
 def test_the_command_knows_it() -> None:
     assert choose("g") == [memory_experiment.NAME]
     assert memory_experiment.NAME in ALL
-    assert "measurements/g-memory.json" in dry_run("cuda", Path("x"), ALL, calibrated=False)
-    assert "g-memory" not in dry_run("timer", Path("x"), ALL, calibrated=False)
+    assert "measurements/g-memory.json" in list_steps("cuda", Path("x"), ALL, calibrated=False)
+    assert "g-memory" not in list_steps("timer", Path("x"), ALL, calibrated=False)

@@ -226,13 +226,13 @@ def test_a_calibration_beside_busy_processes_is_refused(monkeypatch: pytest.Monk
     """Real-time threads never queue behind them: only what they took of the cores tells."""
     taken = itertools.count(step=10**15)  # more than all the time there is
     monkeypatch.setattr(session, "others_ns", lambda: next(taken))
-    busy = session.Session("threads", Threads(), quick=True)
+    busy = session.Session("threads", Threads())
     with pytest.raises(
         session.CrowdedError, match=r"'x': other processes took .* of the cores, 6 times in a row"
     ):
-        busy._quiet("x", lambda: ({"x": [1.0]}, [pulsed((1000, 1000))]), lambda: 0.0, session.ATTEMPTS)
+        busy._quiet("x", lambda: ([{"x": [1.0]}, {}], [pulsed((1000, 1000))]), (), session.ATTEMPTS)
     monkeypatch.setattr(session, "others_ns", lambda: None)
-    assert busy._quiet("x", lambda: ({"x": [1.0]}, [pulsed((1000, 1000))]), lambda: 0.0, 1) == {"x": [1.0]}
+    assert busy._quiet("x", lambda: ([{"x": [1.0]}, {}], [pulsed((1000, 1000))]), (), 1) == {"x": [1.0]}
 
 
 def test_what_others_take_of_the_cores_is_counted() -> None:

@@ -6,23 +6,21 @@ where the simulator is, with ``--report-only``.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from devices.cost.calibration import load_calibration
 from sim.words.errors import SimError
-from validation import steps
+from validation.steps import BUDGET_S, validate
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the steps of a validation; return 0 when no goal was missed."""
-    import argparse
-
     parser = argparse.ArgumentParser(prog="python -m validation")
-    parser.add_argument("--backend", required=True, choices=("timer", "threads", "cuda"))
+    parser.add_argument("--backend", required=True, choices=tuple(BUDGET_S))
     parser.add_argument("--out", type=Path, help="default: validation/data/DEVICE-DATE")
     parser.add_argument("--experiments", help="letters or names, with commas; default: all")
     parser.add_argument("--calibration", type=Path)
@@ -31,27 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="measure also what has been measured")
     parser.add_argument("--dry-run", action="store_true", help="list the steps and take none")
     parser.add_argument("--report-only", action="store_true")
-    given = parser.parse_args(arguments)
+    given = vars(parser.parse_args(arguments))
     try:
-        chosen = steps.choose(given.experiments)
-        if given.dry_run:
-            out = given.out or Path("validation/data/DEVICE-DATE")
-            print(steps.dry_run(given.backend, out, chosen, calibrated=given.calibration is not None))
-            return 0
-        out = given.out or steps.default_folder(given.backend)
-        if given.report_only:
-            calibration = load_calibration(given.calibration or out / "calibration.json")
-            result = steps.write_report(out, given.backend, calibration, chosen, recompute=True)
-        else:
-            result = steps.run(
-                given.backend, out, chosen, calibration_file=given.calibration, runs=given.runs,
-                limit_s=given.limit, again=given.again, say=lambda text: print(text, file=sys.stderr),
-            )  # fmt: skip
+        result, text = validate(**given, say=lambda text: print(text, file=sys.stderr))
     except SimError as error:
         print(error, file=sys.stderr)
         return error.exit_status
-    print((out / "report.md").read_text().partition("\n## ")[0])
-    return 1 if result["failed"] else 0
+    print(text)
+    return 1 if result is not None and result["failed"] else 0
 
 
 if __name__ == "__main__":

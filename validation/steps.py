@@ -33,7 +33,18 @@ from validation.experiments import days, memory_experiment
 from validation.experiments.beside import Beside
 from validation.experiments.measure import ATTEMPTS, RUNS, measure
 
-__all__ = ["ALL", "BUDGET_S", "Step", "choose", "default_folder", "dry_run", "run", "steps", "write_report"]
+__all__ = [
+    "ALL",
+    "BUDGET_S",
+    "Step",
+    "choose",
+    "default_folder",
+    "list_steps",
+    "run",
+    "steps",
+    "validate",
+    "write_report",
+]
 
 ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
 """Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
@@ -119,49 +130,25 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
     budget = BUDGET_S.get(backend)
     if budget is None:
         raise UnknownNameError("backend", backend, BUDGET_S)
-    listed = []
-    if not calibrated:
-        listed.append(
-            Step(
-                "calibrate",
-                "measure what single steps cost, warm and in company; refuse to go on when disturbed",
-                "calibration.json",
-                budget["calibrate"],
-                "torch" if backend == "cuda" else "numpy",
-            )
-        )
+    library = "torch" if backend == "cuda" else "numpy"
+    does = "measure what single steps cost, warm and in company; refuse to go on when disturbed"
+    listed = [] if calibrated else [Step("calibrate", does, "calibration.json", budget["calibrate"], library)]
     for name in experiments:
         cases = _count(name, backend)
         if not cases:
             continue
-        bytes_only = name == memory_experiment.NAME
-        writes = f"predictions/{name}.json"
-        predicting = (
-            ("ask the model", writes, 1, "numpy") if bytes_only else ("simulate them", writes, 5, "simpy")
-        )
+        predict, needs, predict_s = "simulate them", "simpy", 5
+        measure_each = f"run each until {RUNS} quiet runs came"
+        if name == memory_experiment.NAME:
+            predict, needs, predict_s = "ask the model", "numpy", 1
+            measure_each = f"run each {memory_experiment.RUNS} times"
         listed += [
             Step(f"{name}: draw", f"draw {cases} cases by seed", f"plans/{name}.json", 1, "numpy"),
-            Step(f"{name}: predict", *predicting),
-            Step(
-                f"{name}: measure",
-                f"run each {memory_experiment.RUNS} times"
-                if bytes_only
-                else f"run each until {RUNS} quiet runs came",
-                f"measurements/{name}.json",
-                budget[name],
-                "torch" if backend == "cuda" else "numpy",
-            ),
+            Step(f"{name}: predict", predict, f"predictions/{name}.json", predict_s, needs),
+            Step(f"{name}: measure", measure_each, f"measurements/{name}.json", budget[name], library),
         ]
-    listed.append(
-        Step(
-            "report",
-            "errors, tables, figures",
-            "report.json, report.md, *.png",
-            20,
-            "simpy, matplotlib, pandas",
-        )
-    )
-    return listed
+    files, needs = "report.json, report.md, *.png", "simpy, matplotlib, pandas"
+    return [*listed, Step("report", "errors, tables, figures", files, 20, needs)]
 
 
 def _count(name: str, backend: str) -> int:
@@ -173,7 +160,7 @@ def _count(name: str, backend: str) -> int:
     )
 
 
-def dry_run(backend: str, out: Path, experiments: Sequence[str], *, calibrated: bool) -> str:
+def list_steps(backend: str, out: Path, experiments: Sequence[str], *, calibrated: bool) -> str:
     """Return the list of steps as text: what each does, its budget, what it needs and writes."""
     listed = steps(backend, experiments, calibrated=calibrated)
     lines = []
@@ -208,10 +195,54 @@ def _lack(module: str) -> str:
 
 def default_folder(backend: str, executor: Executor | None = None) -> Path:
     """Return ``validation/data/DEVICE-DATE``, as short and plain as a file name should be."""
-    facts = provenance(backend, executor or make_backend(backend))
+    facts = provenance(executor or make_backend(backend))
     device = str(facts.get("gpu") or f"{facts['processor']} {facts['cores']} cores {backend}").lower()
     plain = re.sub("[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", device)).strip("-")
     return Path("validation/data") / f"{plain}-{facts['date']}"
+
+
+def validate(
+    backend: str,
+    out: Path | None,
+    experiments: str | None,
+    calibration: Path | None,
+    *,
+    runs: int,
+    limit: float | None,
+    again: bool,
+    dry_run: bool,
+    report_only: bool,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any] | None, str]:
+    """Do what the command says; return the report, None of a dry run, and what to print.
+
+    Parameters
+    ----------
+    backend : str
+    out : Path, optional
+        By default `default_folder`.
+    experiments : str, optional
+        As `choose` takes them.
+    calibration, runs, limit, again, say
+        As `run` takes them.
+    dry_run : bool
+        List the steps and take none.
+    report_only : bool
+        Predict again and report on what the folder holds.
+    """
+    chosen = choose(experiments)
+    if dry_run:
+        folder = out or Path("validation/data/DEVICE-DATE")
+        return None, list_steps(backend, folder, chosen, calibrated=calibration is not None)
+    out = out or default_folder(backend)
+    if report_only:
+        found = load_calibration(calibration or out / "calibration.json")
+        result = write_report(out, backend, found, chosen, recompute=True)
+    else:
+        result = run(
+            backend, out, chosen, calibration_file=calibration, runs=runs, limit_s=limit, again=again, say=say
+        )
+    return result, (out / "report.md").read_text().partition("\n## ")[0]
 
 
 def run(
@@ -270,11 +301,20 @@ def run(
     beside = Beside(out, calibration, executor, say, anew=not aging)
     for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
         for k, name in enumerate(experiments):
-            if once_more and not _unfinished(out, name):
+            anew = again and not once_more
+            if not anew and not _unfinished(out, name):
+                if not once_more:
+                    say(f"{name}: measured before")
                 continue
             until = deadline if once_more else _share(backend, experiments[k:], deadline)
             try:
-                _experiment(name, backend, out, executor, beside, runs, until, again and not once_more, say)
+                if anew and days.keep_day(out, name) is not None:
+                    say(f"{name}: the earlier measurement is kept")
+                if name == memory_experiment.NAME:
+                    say(f"{name}: measuring")
+                    memory_experiment.run(out, backend, executor)
+                else:
+                    _experiment(name, out, executor, beside, runs, until, anew, say)
             except SimError as error:
                 say(f"{name}: {error}")
             except Exception:  # whatever a library raises loses one experiment, and not the others
@@ -313,47 +353,26 @@ def _share(backend: str, experiments: Sequence[str], deadline: float | None) -> 
 
 
 def _experiment(
-    name: str, backend: str, out: Path, executor: Executor, beside: Beside,
+    name: str, out: Path, executor: Executor, beside: Beside,
     runs: int, deadline: float | None, again: bool, say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    from validation.experiments.predict import draw_plans
+    """Draw, predict and measure the cases of an experiment."""
+    from validation.experiments.predict import draw_plans, predict
 
-    fresh = again or _unfinished(out, name)
-    if not fresh:
-        say(f"{name}: measured before")
-        return
-    if again and days.keep_day(out, name) is not None:
-        say(f"{name}: the earlier measurement is kept")
-    if name == memory_experiment.NAME:
-        say(f"{name}: measuring")
-        memory_experiment.plan(out, backend)
-        memory_experiment.predict(out)
-        memory_experiment.measure(out, backend, executor)
-        return
+    backend = executor.name
     draw_plans(name, backend, out)
     calibration = beside.choose(name)
-    try:
-        import simpy  # noqa: F401
-    except ImportError:
+    if _lack("simpy"):
         say(f"{name}: measured without a prediction: the simulator needs simpy")
     else:
-        from validation.experiments.predict import predict
-
         say(f"{name}: predicting")
         predict(name, out, calibration)
     say(f"{name}: measuring")
     attempts = GPU_ATTEMPTS if backend == "cuda" else ATTEMPTS
     measure(
-        name,
-        out,
-        backend,
-        executor,
-        calibration,
-        runs=runs,
-        attempts=attempts,
-        deadline=deadline,
-        again=again,
-    )
+        name, out, backend, executor, calibration,
+        runs=runs, attempts=attempts, deadline=deadline, again=again,
+    )  # fmt: skip
 
 
 def _unfinished(out: Path, name: str) -> bool:
@@ -382,11 +401,11 @@ def write_report(
         ) from error
     result = report(out, backend, calibration, experiments, recompute=recompute)
     result["days"] = {name: days.compare_days(out, name) for name in experiments}
-    drawn = []
-    if draw_scatter(result, out / "scatter.png"):
-        drawn.append("scatter.png")
-    if draw_worst(result, out, calibration, out / "worst.png"):
-        drawn.append("worst.png")
+    figures = {
+        "scatter.png": draw_scatter(result, out / "scatter.png"),
+        "worst.png": draw_worst(result, out, calibration, out / "worst.png"),
+    }
+    drawn = [name for name, has_points in figures.items() if has_points]
     write_text(out / "report.json", json.dumps(result, indent=1) + "\n")
     write_text(out / "report.md", to_markdown(result, drawn) + days.to_markdown(result["days"]))
     return result

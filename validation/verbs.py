@@ -72,24 +72,15 @@ def validate(
 
     Exit status: 0 if no goal was missed (some may be undecided), 1 if one was missed.
     """
-    from devices.cost.calibration import load_calibration
     from scenarios.cli.output import print_json
     from validation import steps
 
-    chosen = steps.choose(experiments)
-    if dry_run:
-        typer.echo(steps.dry_run(backend, out, chosen, calibrated=calibration is not None))
-        return
-    if report_only:
-        found = load_calibration(calibration or out / "calibration.json")
-        result = steps.write_report(out, backend, found, chosen, recompute=True)
-    else:
-        result = steps.run(
-            backend, out, chosen, calibration_file=calibration, runs=runs, limit_s=limit, again=again,
-            say=lambda text: typer.echo(text, err=True),
-        )  # fmt: skip
-    if json:
+    result, text = steps.validate(
+        backend, out, experiments, calibration, runs=runs, limit=limit, again=again, dry_run=dry_run,
+        report_only=report_only, say=lambda text: typer.echo(text, err=True),
+    )  # fmt: skip
+    if json and result is not None:
         print_json(result)
     else:
-        typer.echo((out / "report.md").read_text().partition("\n## ")[0])
-    raise typer.Exit(1 if result["failed"] else 0)
+        typer.echo(text)
+    raise typer.Exit(1 if result is not None and result["failed"] else 0)

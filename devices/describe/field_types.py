@@ -8,24 +8,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any, Final
 
 from sim.words import units
+from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, Dimension
 from sim.words.errors import InputError, located
 
-__all__ = ["TYPES", "Type", "read_mapping"]
-
-
-def _read_sizes(value: object) -> Any:
-    from devices.memory.memory_description import (
-        read_sizes,  # brings all allocators along, and few machines cut memory
-    )
-
-    return read_sizes(value)
+__all__ = ["TYPES", "Type", "mapping_of", "quantity_schema", "read_mapping"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +31,59 @@ class Type:
         ``read(value)`` returns the value in base units or raises `InputError`.
     shown : str
         What one looks like, for help and messages.
+    schema : mapping
+        Its JSON Schema.
     by_key : bool
         Whether a mapping of keys (kinds of op, dtypes) to such values is accepted too.
     """
 
     read: Callable[[object], Any]
     shown: str
+    schema: Mapping[str, Any]
     by_key: bool = False
+
+
+def quantity_schema(dimension: Dimension, *, unlimited: bool = False) -> dict[str, Any]:
+    """Return the JSON Schema of a quantity: a number and one of the dimension's units.
+
+    Examples
+    --------
+    >>> schema = quantity_schema(DURATION)
+    >>> bool(re.search(schema["anyOf"][0]["pattern"], "10us")), schema["anyOf"][1]
+    (True, {'const': 0})
+    """
+    # Longest first, so that a program which stops at the first match finds the whole unit.
+    known = sorted(dimension.units, key=lambda unit: (-len(unit), unit))
+    number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+    pattern = rf"^\s*{number}\s*({'|'.join(map(re.escape, known))})\s*$"
+    choices: list[dict[str, Any]] = [{"type": "string", "pattern": pattern}]
+    if dimension.zero_allowed:
+        choices.append({"const": 0})
+    if unlimited:
+        choices.append({"const": "unlimited"})
+    return {"anyOf": choices, "description": f"{dimension.name}: {dimension.shown}"}
+
+
+def quantity(
+    parse: Callable[..., int],
+    dimension: Dimension,
+    shown: str,
+    *,
+    unlimited: bool = False,
+    by_key: bool = False,
+) -> Type:
+    """Return the type of a quantity: a number and a unit, or, where that may be, ``unlimited``."""
+
+    def read(value: object) -> int | None:
+        return units.parse_limit(value, parse, what="") if unlimited else parse(value, what="")
+
+    schema = quantity_schema(dimension, unlimited=unlimited)
+    return Type(read, shown, {"anyOf": [schema, mapping_of(schema)]} if by_key else schema, by_key)
+
+
+def mapping_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a mapping to such values."""
+    return {"type": "object", "additionalProperties": schema}
 
 
 def _count(value: object) -> int:
@@ -140,38 +179,64 @@ def _anything(value: object) -> object:
     return value
 
 
-def _limit(parse: Callable[..., int]) -> Callable[[object], int | None]:
-    return lambda value: units.parse_limit(value, parse, what="")
-
-
 def _at_least_one(value: object, *, what: str) -> int:
     return _positive(value)
 
 
+def read_sizes(value: object) -> dict[str, int]:
+    """Read sizes by name: of models that share a pool, of virtual devices.
+
+    Raises
+    ------
+    InputError
+        It is no mapping of names to sizes, or it is empty.
+
+    Examples
+    --------
+    >>> read_sizes({"train": "50GB", "serve": "20GB"})
+    {'train': 50000000000, 'serve': 20000000000}
+    """
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise InputError(f"{value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
+    return {name: units.parse_bytes(size, what=name) for name, size in value.items()}
+
+
+_SHARE: Final = {"type": ["number", "string"]}
+_COUNT: Final = {"type": "integer", "minimum": 1}
+
 TYPES: Final[Mapping[str, Type]] = {
-    "duration": Type(partial(units.parse_duration, what=""), "10us"),
-    "duration by kind": Type(partial(units.parse_duration, what=""), "10us", by_key=True),
-    "bytes": Type(_limit(units.parse_bytes), "80GiB"),
-    "bytes by kind": Type(partial(units.parse_bytes, what=""), "1MB", by_key=True),
-    "bandwidth": Type(_limit(units.parse_bandwidth), "1.5TB/s"),
-    "flops by kind": Type(partial(units.parse_flops, what=""), "1GFLOP", by_key=True),
-    "flop rate by dtype": Type(_limit(units.parse_flop_rate), "989TFLOP/s", by_key=True),
-    "fraction": Type(_share, "0.8 or 80%"),
-    "fraction by kind": Type(_share, "0.8 or 80%", by_key=True),
-    "part": Type(_part, "0.1 or 10%"),
-    "factor": Type(_factor, "0.2"),
-    "count": Type(_count, "4"),
-    "positive count": Type(_positive, "4"),
-    "count or unlimited": Type(_limit(_at_least_one), "4 or unlimited"),
-    "count or share": Type(_count_or_share, "66 or 50%"),
-    "flag": Type(_flag, "true"),
-    "word": Type(_word, "a word"),
-    "words": Type(_list_of(_word), "[matmul, conv]"),
-    "integers": Type(_list_of(_integer), "[0, -1]"),
-    "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}"),
-    "counts by name": Type(_counts, "{a: 64, b: 68}"),
-    "sizes": Type(_read_sizes, "{train: 50GB, serve: 20GB}"),
-    "mapping": Type(read_mapping, "{...}"),
-    "anything": Type(_anything, "..."),
+    "duration": quantity(units.parse_duration, DURATION, "10us"),
+    "duration by kind": quantity(units.parse_duration, DURATION, "10us", by_key=True),
+    "size": quantity(units.parse_bytes, BYTES, "4MB"),
+    "bytes": quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True),
+    "bytes by kind": quantity(units.parse_bytes, BYTES, "1MB", by_key=True),
+    "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
+    "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
+    "flops": quantity(units.parse_flops, FLOPS, "1GFLOP"),
+    "flops by kind": quantity(units.parse_flops, FLOPS, "1GFLOP", by_key=True),
+    "flop rate": quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s"),
+    "flop rate by dtype": quantity(
+        units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True, by_key=True
+    ),
+    "fraction": Type(_share, "0.8 or 80%", _SHARE),
+    "fraction by kind": Type(_share, "0.8 or 80%", {"anyOf": [_SHARE, mapping_of(_SHARE)]}, by_key=True),
+    "part": Type(_part, "0.1 or 10%", _SHARE),
+    "factor": Type(_factor, "0.2", {"type": "number", "minimum": 0}),
+    "positive count": Type(_positive, "4", _COUNT),
+    "count or unlimited": Type(
+        lambda value: units.parse_limit(value, _at_least_one, what=""),
+        "4 or unlimited",
+        {"anyOf": [_COUNT, {"const": "unlimited"}]},
+    ),
+    "count or share": Type(_count_or_share, "66 or 50%", {"type": ["integer", "number", "string"]}),
+    "flag": Type(_flag, "true", {"type": "boolean"}),
+    "word": Type(_word, "a word", {"type": "string"}),
+    "words": Type(_list_of(_word), "[matmul, conv]", {"type": "array", "items": {"type": "string"}}),
+    "integers": Type(_list_of(_integer), "[0, -1]", {"type": "array", "items": {"type": "integer"}}),
+    "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}", {"type": "object"}),
+    "counts by name": Type(_counts, "{a: 64, b: 68}", {"anyOf": [_COUNT, mapping_of(_COUNT)]}),
+    "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}", mapping_of(quantity_schema(BYTES))),
+    "mapping": Type(read_mapping, "{...}", {"type": "object"}),
+    "anything": Type(_anything, "...", {}),
 }
-"""How the types of `Field.type` are read. Those "by" something also take a mapping with `DEFAULT`."""
+"""The types of values in files. Those "by" something also take a mapping with `DEFAULT`."""

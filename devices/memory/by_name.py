@@ -20,7 +20,7 @@ from devices.memory.allocators.virtual import VirtualDevices
 from devices.memory.device_memory import DeviceMemory
 from devices.memory.memory_event import MemoryEvent
 from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import InputError, UnknownOptionError
 from sim.words.options import parameters
 
 __all__ = ["allocator_options", "allocators", "make_allocator", "needs_capacity"]
@@ -43,8 +43,8 @@ def allocators() -> list[str]:
     return plugins.names(_GROUP)
 
 
-def allocator_options(kind: str | Maker) -> dict[str, Any]:
-    """Return the options of an allocator with their annotations: its keyword-only parameters but ``name``.
+def allocator_options(kind: str | Maker) -> dict[str, inspect.Parameter]:
+    """Return the options of an allocator: its keyword-only parameters but ``name``.
 
     Raises
     ------
@@ -55,11 +55,11 @@ def allocator_options(kind: str | Maker) -> dict[str, Any]:
 
     Examples
     --------
-    >>> allocator_options("caching")
-    {'limit': int | None, 'max_split_size': int | None}
+    >>> list(allocator_options("caching"))
+    ['limit', 'max_split_size']
     """
     known = _parameters(kind, _maker(kind)).values()
-    return {p.name: p.annotation for p in known if p.kind is p.KEYWORD_ONLY and p.name != "name"}
+    return {p.name: p for p in known if p.kind is p.KEYWORD_ONLY and p.name != "name"}
 
 
 def needs_capacity(kind: str) -> bool:
@@ -114,10 +114,10 @@ def make_allocator(
     Raises
     ------
     UnknownNameError
-        There is no such allocator, or it has no such option.
+        There is no such allocator.
     InputError
-        An option's value makes no sense, something needed is not given, or what is registered under the
-        name makes no allocator.
+        It has no such option, a value makes no sense, something needed is not given, or what is registered
+        under the name makes no allocator.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def make_allocator(
     known = allocator_options(kind)
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"option of the {kind} allocator", option, known)
+            raise UnknownOptionError(f"the {kind} allocator", option, known)
     if virtual_devices:
         if planned or isinstance(capacity, DeviceMemory):
             raise InputError(f"{name}: a plan is for a whole device, and has no virtual devices")

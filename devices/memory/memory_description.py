@@ -13,20 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from devices.memory.by_name import Maker, allocator_options
 from devices.memory.groups import Groups
 from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError, located
-from sim.words.options import misfit
-from sim.words.units import parse_bytes, parse_duration
+from sim.words.errors import InputError
+from sim.words.options import arguments, parameters
 
-__all__ = ["MemorySpec", "read_allocator", "read_sizes"]
-
-_COSTS: Final = {"malloc": "malloc_ns", "free": "free_ns", "synchronise": "synchronise_ns"}
-_BYTES: Final = frozenset({"limit", "max_split_size", "alignment", "rounding"})
-"""Options of allocators that are sizes; a bare number of them is bytes nowhere: they have units."""
+__all__ = ["MemorySpec", "read_allocator"]
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,10 @@ def read_allocator(value: object, origin: plugins.Origin = plugins.NOWHERE) -> M
     Raises
     ------
     UnknownNameError
-        There is no such allocator, or it has no such option.
+        There is no such allocator.
     InputError
-        A cost without its unit, or something that is neither a word nor a mapping.
+        An option that it does not have, a cost without its unit, or something that is neither a word nor a
+        mapping.
 
     Examples
     --------
@@ -91,44 +87,10 @@ counted, planned, pool, scratchpad
         )
     name: str = given["name"]
     kind = origin.lookup("sim.allocators", name) if ":" in name else name
-    options = {key: wanted for key, wanted in allocator_options(kind).items() if key != "group_of"}
-    costs: dict[str, int] = {}
-    chosen: dict[str, Any] = {}
-    for key, item in given.items():
-        if key == "name":
-            continue
-        if key in _COSTS:
-            costs[_COSTS[key]] = parse_duration(item, what=key)
-        elif key not in options:
-            raise UnknownNameError(
-                f"option of the {name} allocator", str(key), {*options, *_COSTS}, path=(key,)
-            )
-        elif key == "limits":
-            with located(key):
-                limits = read_sizes(item)
-            chosen |= {"limits": limits, "group_of": Groups(limits)}
-        elif key in _BYTES:
-            chosen[key] = parse_bytes(item, what=key)
-        elif wanted := misfit(options[key], item):
-            raise InputError(f"should be {wanted}, not {item!r}", path=(key,))
-        else:
-            chosen[key] = item
-    return MemorySpec(kind, **costs, options=chosen)
-
-
-def read_sizes(value: object) -> dict[str, int]:
-    """Read sizes by name: of models that share a pool, of virtual devices.
-
-    Raises
-    ------
-    InputError
-        It is no mapping of names to sizes, or it is empty.
-
-    Examples
-    --------
-    >>> read_sizes({"train": "50GB", "serve": "20GB"})
-    {'train': 50000000000, 'serve': 20000000000}
-    """
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
-    return {name: parse_bytes(size, what=name) for name, size in value.items()}
+    calls = {key: parameter for key, parameter in parameters(MemorySpec).items() if key.endswith("_ns")}
+    own = {key: parameter for key, parameter in allocator_options(kind).items() if key != "group_of"}
+    options = {key: value for key, value in given.items() if key != "name"}
+    chosen = arguments(f"the {name} allocator", {**own, **calls}, options)
+    if "limits" in chosen:
+        chosen["group_of"] = Groups(chosen["limits"])
+    return MemorySpec(kind, **{key: chosen.pop(key) for key in calls if key in chosen}, options=chosen)

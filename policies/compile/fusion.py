@@ -70,7 +70,8 @@ class Fusion:
             )
         self.bytes_per_ns, self.flop_per_ns, self.launch_ns = bytes_per_ns, flop_per_ns, launch_ns
         if patterns not in ("remapper", "elementwise", "all"):
-            raise InputError(f"fusion: patterns must be remapper, elementwise or all; found {patterns!r}")
+            message = f"fusion: patterns must be remapper, elementwise or all; found {patterns!r}"
+            raise InputError(message, path=("patterns",))
         self.patterns = patterns
 
     def apply(self, graph: Graph) -> Graph:

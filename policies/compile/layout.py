@@ -45,7 +45,8 @@ class Layout:
 
     def __init__(self, prefer: str = "NCHW") -> None:
         if prefer not in FORMATS:
-            raise InputError(f"layout: prefer must be one of {', '.join(FORMATS)}; found {prefer!r}")
+            message = f"layout: prefer must be one of {', '.join(FORMATS)}; found {prefer!r}"
+            raise InputError(message, path=("prefer",))
         self.prefer = prefer
 
     def apply(self, graph: Graph) -> Graph:

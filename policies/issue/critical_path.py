@@ -9,23 +9,17 @@ than 2 - 1/m times the optimum on m equal workers (Graham 1969), and usually wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heappop, heappush
-
 import numpy as np
 
+from policies.issue.program_order import ProgramOrder, group_programs
 from policies.option_checks import SYNCHRONISATIONS, one_of
-from sim import Issuer, Job, Policy, Task
+from sim import Job
 from sim.policy.order import Order
-from sim.words.arrays import IntArray
 
 __all__ = ["CriticalPath"]
 
-_ID_BITS = 40
-"""A heap's entry is one number, which compares faster than a tuple: rank, then the task's id."""
 
-
-class CriticalPath(Policy):
+class CriticalPath(ProgramOrder):
     """Issue the ready op with the longest path to the end.
 
     Ties break by op index. An earlier iteration comes before a later one: otherwise the beginning of
@@ -55,44 +49,7 @@ class CriticalPath(Policy):
 
     def __init__(self, synchronisation: str = "completion") -> None:
         self.synchronisation = one_of("critical-path", "synchronisation", synchronisation, SYNCHRONISATIONS)
-        self._heaps: list[list[int]] = []
-        self._tasks: dict[int, Task] = {}
-        self._rank: list[int] = []
-
-    def prepare(self, job: Job) -> None:
-        """Rank the ops: highest bottom level first, then least index."""
-        self._heaps = [[] for _ in range(job.n_groups)]
-        self._tasks = {}
-        self._rank = _ranks(job).tolist()
 
     def as_data(self, job: Job) -> Order:
-        """Return the order of the ranks."""
-        return Order.by_rank(job, _ranks(job))
-
-    def ready(self, task: Task) -> None:
-        """Queue `task` by its rank."""
-        rank = self._rank
-        entry = (task.iteration * len(rank) + rank[task.op]) << _ID_BITS | task.id
-        self._tasks[entry] = task
-        heappush(self._heaps[task.group], entry)
-
-    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
-        """Queue what became eligible."""
-        rank = self._rank
-        for t in now_ready:
-            entry = (t.iteration * len(rank) + rank[t.op]) << _ID_BITS | t.id
-            self._tasks[entry] = t
-            heappush(self._heaps[t.group], entry)
-
-    def next(self, issuer: Issuer) -> Task | None:
-        """Return the eligible task of the highest level."""
-        heap = self._heaps[issuer.group]
-        return self._tasks.pop(heappop(heap)) if heap else None
-
-
-def _ranks(job: Job) -> IntArray:
-    """Return the place of each op: highest bottom level first, then least index."""
-    by_level = np.argsort(-job.bottom_level_ns, kind="stable")
-    rank = np.empty(len(by_level), dtype=np.int64)
-    rank[by_level] = np.arange(len(by_level))
-    return rank
+        """Return the ops of each group by bottom level, the highest first, then by index."""
+        return Order("place", group_programs(job, np.argsort(-job.bottom_level_ns, kind="stable")))

@@ -12,18 +12,16 @@ kernel after kernel, an NPU's command queue is consumed from the front.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from policies.issue.linear_program import Program, group_programs, places, programs_of, refuse_control_flow
+from policies.issue.program_order import ProgramOrder, group_programs, refuse_control_flow
 from policies.option_checks import SYNCHRONISATIONS, one_of, whole
-from sim import Issuer, Job, Policy, Task
+from sim import Job
 from sim.policy.order import Order
 from sim.words.errors import InputError
 
 __all__ = ["InOrder"]
 
 
-class InOrder(Policy):
+class InOrder(ProgramOrder):
     """Issue the ops in program order; an op that is not ready blocks everything behind it.
 
     Parameters
@@ -66,15 +64,14 @@ class InOrder(Policy):
         if in_flight is not None and synchronisation == "issue":
             raise InputError(
                 "in-order: in_flight needs synchronisation: completion, because under issue a policy is not "
-                "told of ends; set the device's queue_depth instead"
+                "told of ends; set the device's queue_depth instead",
+                path=("in_flight",),
             )
         # The end of a task on a stream, or of another group's, may be all that a head waits for.
         self.scope = "group" if per == "group" and in_flight is None else "machine"
-        self._programs: list[Program] = []
-        self._place: list[int] = []
 
-    def prepare(self, job: Job) -> None:
-        """Lay the programs out, nothing being eligible.
+    def as_data(self, job: Job) -> Order:
+        """Return the programs.
 
         Raises
         ------
@@ -83,37 +80,5 @@ class InOrder(Policy):
         """
         refuse_control_flow("in-order", job)
         if self.per == "group":
-            self._programs = programs_of(job)
-            self._place = places(len(job.graph), job.programs)
-        else:
-            self._programs = [Program(len(job.graph), job.iterations)] * job.n_groups
-            self._place = places(len(job.graph), [job.order.tolist()])
-
-    def as_data(self, job: Job) -> Order:
-        """Return the programs."""
-        refuse_control_flow("in-order", job)
-        programs = group_programs(job) if self.per == "group" else [job.order]
-        return Order("place", programs, 1, "group" if self.per == "group" else "machine", self.in_flight)
-
-    def ready(self, task: Task) -> None:
-        """Note that `task` is eligible."""
-        program = self._programs[task.group]
-        program.slots[task.iteration * program.length + self._place[task.op]] = task
-
-    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
-        """Note who is eligible now, and that one task less is in flight (a transfer never was)."""
-        if issuer is not None:
-            self._programs[issuer.group].in_flight -= 1
-        for t in now_ready:
-            program = self._programs[t.group]
-            program.slots[t.iteration * program.length + self._place[t.op]] = t
-
-    def next(self, issuer: Issuer) -> Task | None:
-        """Return the head of the program, if it is eligible and the issuer's to take."""
-        program = self._programs[issuer.group]
-        task = program.slots[program.head]
-        if task is None or task.group != issuer.group or program.in_flight == self.in_flight:
-            return None
-        program.head += 1
-        program.in_flight += 1
-        return task
+            return Order("place", group_programs(job, job.order), 1, "group", self.in_flight)
+        return Order("place", [job.order], 1, "machine", self.in_flight)

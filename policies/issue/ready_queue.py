@@ -37,7 +37,7 @@ class ReadyQueue(Policy):
 
     def __init__(self, order: str = "fifo", synchronisation: str = "completion") -> None:
         if order not in ("fifo", "lifo"):
-            raise InputError(f"ready-queue: order must be fifo or lifo, found {order!r}")
+            raise InputError(f"ready-queue: order must be fifo or lifo, found {order!r}", path=("order",))
         self.order, self.synchronisation = order, synchronisation
         self._fifo = order == "fifo"
         self._queues: list[deque[Task]] = []

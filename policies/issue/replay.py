@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from policies.issue.program_order import ProgramOrder
 from policies.option_checks import SYNCHRONISATIONS, one_of
-from sim import Graph, Issuer, Job, Machine, Policy, Task
+from sim import Graph, Job, Machine
 from sim.job.job import Placement
 from sim.policy.order import Order
 from sim.record.plan import Plan
@@ -48,7 +49,7 @@ def read_plan(plan: Plan | None, file: Path | None) -> Plan:
     return Plan.from_json(text)
 
 
-class Replay(Policy):
+class Replay(ProgramOrder):
     """Each issuer takes its tasks from a plan, in the plan's order.
 
     Parameters
@@ -83,12 +84,9 @@ class Replay(Policy):
     ) -> None:
         self.plan = read_plan(plan, file)
         self.synchronisation = one_of("replay", "synchronisation", synchronisation, SYNCHRONISATIONS)
-        self._todo: list[list[int]] = []  # per issuer: keys of its tasks, the next one last
-        self._eligible: dict[int, Task] = {}
-        self._n_ops = 0
 
-    def prepare(self, job: Job) -> None:
-        """Give every issuer its tasks.
+    def as_data(self, job: Job) -> Order:
+        """Return the tasks of every issuer.
 
         Raises
         ------
@@ -98,16 +96,6 @@ class Replay(Policy):
             A task that is missing or doubled, on another device than it is placed on, or issued by
             someone who does not serve it.
         """
-        self._n_ops = len(job.graph)
-        self._eligible = {}
-        self._todo = [keys[::-1].tolist() for keys in self._programs(job)]
-
-    def as_data(self, job: Job) -> Order:
-        """Return the program of every issuer; refuses what `prepare` does."""
-        return Order("place", self._programs(job), 1, "issuer")
-
-    def _programs(self, job: Job) -> list[IntArray]:
-        """Return the tasks of each issuer, as ``iteration * ops + op``."""
         plan = self.plan
         op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
         keys = plan.iteration * len(job.graph) + op
@@ -128,24 +116,7 @@ class Replay(Policy):
                 f"replay: the plan lets {issuers[by[k]].name} issue op {job.graph.op_names[op[k]]!r}, "
                 f"which is on {job.machine.devices[device[k]].name} and not its to issue"
             )
-        return [keys[by == issuer.index] for issuer in issuers]
-
-    def ready(self, task: Task) -> None:
-        """Note that `task` is eligible."""
-        self._eligible[task.iteration * self._n_ops + task.op] = task
-
-    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
-        """Note who is eligible now."""
-        for t in now_ready:
-            self._eligible[t.iteration * self._n_ops + t.op] = t
-
-    def next(self, issuer: Issuer) -> Task | None:
-        """Return the issuer's next task, if it is eligible."""
-        todo = self._todo[issuer.index]
-        task = self._eligible.pop(todo[-1], None) if todo else None
-        if task is not None:
-            todo.pop()
-        return task
+        return Order("place", [keys[by == issuer.index] for issuer in issuers], 1, "issuer")
 
 
 class Planned(Placement):

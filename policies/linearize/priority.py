@@ -7,7 +7,7 @@ priorities it is the topological order with the least index first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sim import Job
 from sim.graph.walks import least_first
@@ -35,7 +35,7 @@ class Priority:
     ['b', 'c', 'a']
     """
 
-    def __init__(self, first_kinds: Iterable[str] = ("shape", "size")) -> None:
+    def __init__(self, first_kinds: Sequence[str] = ("shape", "size")) -> None:
         self.first_kinds = frozenset([first_kinds] if isinstance(first_kinds, str) else first_kinds)
 
     def order(self, job: Job) -> Sequence[int]:

@@ -9,15 +9,15 @@ families, those of other packages too, are entry points of the group ``sim.pipel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
 from policies.pipeline.families.custom import custom
-from policies.pipeline.family_options import require_choice, require_positive
+from policies.pipeline.family_options import require_positive
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.recompute import Checkpoint, with_recompute
 from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError, nearest
-from sim.words.options import SUFFIXES, misfit, parameters, require_call, spelling
+from sim.words.errors import InputError, UnknownNameError
+from sim.words.options import arguments, parameters, require_call, spelling
 
 __all__ = ["default_chunks", "generate", "options", "schedules"]
 
@@ -118,31 +118,14 @@ def generate(
     (4, (0, 1, 0, 1))
     """
     family = _family(name)
-    known = options(name)
-    for key in given:
-        if key not in known:
-            close = nearest(key, known)
-            hint = f"; did you mean {close!r}?" if close else ""
-            raise InputError(f"{name} has no option {key!r}{hint} Known: {', '.join(known) or '(none)'}")
-    named = {spelling(parameter): p for parameter, p in parameters(family).items()}
-    arguments: dict[str, Any] = {}
-    for key, value in given.items():
-        parameter, annotation = named[key].name, named[key].annotation
-        if parameter != key:  # a quantity
-            arguments[parameter] = SUFFIXES[parameter.removeprefix(key)](value, what=f"{name}: {key}")
-            continue
-        arguments[key] = value
-        if get_origin(annotation) is Literal and isinstance(value, str):
-            require_choice(key, value, get_args(annotation))
-        wanted = misfit(annotation, value)
-        if wanted is not None:
-            raise InputError(f"{name}: {key} should be {wanted}, not {value!r}")
+    own = {key: p for key, p in parameters(family).items() if key not in _SIZES}
+    taken = arguments(name, own, given)
     if name == "custom":
         if checkpoint != "never":
             raise InputError(
                 "a custom order has its own recompute actions (0R3); the option checkpoint is not for it"
             )
-        return custom(ranks, micro_batches, chunks, **arguments)
+        return custom(ranks, micro_batches, chunks, **taken)
     chunks = default_chunks(name) if chunks is None else chunks
     require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     slots = (ranks or 1) * (micro_batches or 1) * chunks
@@ -157,7 +140,7 @@ def generate(
     elif chunks != 1:
         several = ", ".join(known for known, _ in schedules() if _has_chunks(known))
         raise InputError(f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}")
-    return with_recompute(family(**sizes, **arguments), checkpoint)
+    return with_recompute(family(**sizes, **taken), checkpoint)
 
 
 def _has_chunks(name: str) -> bool:

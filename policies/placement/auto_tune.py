@@ -126,7 +126,8 @@ class AutoTune(Placement):
     ) -> None:
         self.start: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
         if not self.start or not all(isinstance(p, str) or hasattr(p, "place") for p in self.start):
-            raise InputError(f"auto-tune: start must name placements, such as heft; found {start!r}")
+            message = f"auto-tune: start must name placements, such as heft; found {start!r}"
+            raise InputError(message, path=("start",))
         self.budget = whole("auto-tune", "budget", budget)
         self.seed = whole("auto-tune", "seed", seed, least=0)
         self.policy = policy

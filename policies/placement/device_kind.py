@@ -63,7 +63,8 @@ class DeviceKind(Placement):
         self, order: Sequence[str] = ("gpu", "npu", "cpu"), soft: bool = False, follow: bool = True
     ) -> None:
         if isinstance(order, str) or not all(isinstance(kind, str) for kind in order):
-            raise InputError(f"device-kind: order must be a list of kinds of device, found {order!r}")
+            message = f"device-kind: order must be a list of kinds of device, found {order!r}"
+            raise InputError(message, path=("order",))
         self.preference, self.soft, self.follow = list(order), soft, follow
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:

@@ -27,131 +27,117 @@ assignment `policies.streams.recorded` follows) and overlaps with training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from devices.describe.quantities import Bytes, Duration, Size, Whole
+from scenarios.build.builder import Builder
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
-from sim.words.errors import InputError
 
-__all__ = ["DataLoading", "data_loading_graph"]
+__all__ = ["DataLoadingFields"]
 
 
-@dataclass(frozen=True)
-class DataLoading:
-    """Times of a batch, and what may overlap.
+class DataLoadingFields(Builder):
+    """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, a batch an iteration."""
 
-    Attributes
-    ----------
-    load_ns, preprocess_ns, train_ns : int
-        The first two on the CPU, the last on a GPU.
-    copy_ns : int
-        To the GPU; 0: what the machine's links take, without an op of its own.
-    batch_nbytes : int
-        What a stage hands on.
-    prefetch : int
-        Batches that may be begun and not taken; 0 is synchronous.
-    workers : int
-        Batches that each of load and preprocess works on at once.
-    pinned : bool
-        The copy has a stream of its own.
-    replicas : int
-        GPUs ``gpu0``, ``gpu1``, ... that each train on a part of every batch.
-    all_reduce_ns : int
-        After the step, among the replicas.
-    """
+    model: Literal["data-loading"]
+    load: Duration
+    preprocess: Duration = 0
+    copy_: Annotated[
+        Duration,
+        Field(
+            alias="copy",
+            description="time to copy a batch to the GPU; default: what the machine's links take",
+        ),
+    ] = 0
+    train: Duration
+    batch: Annotated[Bytes, Field(description="size of a batch")] = 0
+    prefetch: Annotated[
+        Whole, Field(description="batches begun before the training step takes them; 0: synchronous")
+    ] = 0
+    workers: Annotated[Size, Field(description="batches that load and preprocess each work on at once")] = 1
+    pinned: Annotated[bool, Field(description="copy on a stream of its own")] = True
+    replicas: Annotated[Size, Field(description="number of GPUs that share each batch")] = 1
+    all_reduce: Annotated[
+        Duration, Field(description="time of the all-reduce among the replicas after a step")
+    ] = 0
 
-    load_ns: int
-    preprocess_ns: int
-    train_ns: int
-    copy_ns: int = 0
-    batch_nbytes: int = 0
-    prefetch: int = 0
-    workers: int = 1
-    pinned: bool = True
-    replicas: int = 1
-    all_reduce_ns: int = 0
+    def graph(self) -> Graph:
+        """Return one iteration, tied to those before it.
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        if self.prefetch < 0 or self.workers < 1 or self.replicas < 1:
-            raise InputError(
-                f"prefetch must be at least 0, workers and replicas at least 1; found prefetch "
-                f"{self.prefetch}, workers {self.workers}, replicas {self.replicas}"
+        Ops are ``load`` and ``preprocess`` on a CPU and, of each replica, ``copy``, ``take``, ``train`` and
+        ``all_reduce`` (with ``/0``, ``/1``, ... when there are several).
+
+        Examples
+        --------
+        >>> sizes = {"load": "2ns", "preprocess": "3ns", "train": "4ns", "prefetch": 2}
+        >>> DataLoadingFields(model="data-loading", **sizes).graph().op_names
+        ['load', 'preprocess', 'take', 'train']
+        """
+        builder = GraphBuilder("data loading")
+        replicas = [""] if self.replicas == 1 else [f"/{r}" for r in range(self.replicas)]
+        device = ["gpu"] if self.replicas == 1 else [f"gpu{r}" for r in range(self.replicas)]
+        last = "all_reduce" if self.all_reduce else "train"
+        free: list[Ref]  # what tells that one more batch may be begun
+        if self.prefetch:
+            free = [(f"take{r}", self.prefetch) for r in replicas]
+        else:
+            free = [(f"{last}{r}", 1) for r in replicas]
+        for stage, before, ns in (("load", [], self.load), ("preprocess", ["load"], self.preprocess)):
+            builder.op(
+                stage,
+                kind=stage,
+                inputs=before,
+                after=[(stage, self.workers), *(free if stage == "load" else [])],
+                outputs=self.batch,
+                duration_ns=ns,
+                device="cpu",
             )
-
-
-def data_loading_graph(of: DataLoading, name: str = "data loading") -> Graph:
-    """Return one iteration, tied to those before it.
-
-    Ops are ``load`` and ``preprocess`` on a CPU and, of each replica, ``copy``, ``take``, ``train`` and
-    ``all_reduce`` (with ``/0``, ``/1``, ... when there are several).
-
-    Parameters
-    ----------
-    of : DataLoading
-    name : str
-
-    Examples
-    --------
-    >>> data_loading_graph(DataLoading(2, 3, 4, prefetch=2)).op_names
-    ['load', 'preprocess', 'take', 'train']
-    """
-    builder = GraphBuilder(name)
-    replicas = [""] if of.replicas == 1 else [f"/{r}" for r in range(of.replicas)]
-    device = ["gpu"] if of.replicas == 1 else [f"gpu{r}" for r in range(of.replicas)]
-    last = "all_reduce" if of.all_reduce_ns else "train"
-    free: list[Ref]  # what tells that one more batch may be begun
-    if of.prefetch:
-        free = [(f"take{r}", of.prefetch) for r in replicas]
-    else:
-        free = [(f"{last}{r}", 1) for r in replicas]
-    for stage, before, ns in (("load", [], of.load_ns), ("preprocess", ["load"], of.preprocess_ns)):
-        builder.op(
-            stage,
-            kind=stage,
-            inputs=before,
-            after=[(stage, of.workers), *(free if stage == "load" else [])],
-            outputs=of.batch_nbytes,
-            duration_ns=ns,
-            device="cpu",
-        )
-    for r, where in zip(replicas, device, strict=True):
-        batch = "preprocess"
-        if of.copy_ns:
-            queue: list[Ref] = [] if of.pinned else [(f"train{r}", 1)]
-            batch = builder.op(
-                f"copy{r}",
-                kind="copy",
-                after=[batch, (f"copy{r}", 1), *queue],  # no data edge: the links would carry it again
-                outputs=of.batch_nbytes // of.replicas,
-                duration_ns=of.copy_ns,
+        for r, where in zip(replicas, device, strict=True):
+            batch = "preprocess"
+            if self.copy_:
+                queue: list[Ref] = [] if self.pinned else [(f"train{r}", 1)]
+                batch = builder.op(
+                    f"copy{r}",
+                    kind="copy",
+                    after=[batch, (f"copy{r}", 1), *queue],  # no data edge: the links would carry it again
+                    outputs=self.batch // self.replicas,
+                    duration_ns=self.copy_,
+                    device=where,
+                    attributes={"stream": 1 if self.pinned else 0},
+                )
+            builder.op(
+                f"take{r}",
+                kind="take",
+                after=[batch, (f"{last}{r}", 1)],
+                duration_ns=0,
                 device=where,
-                attributes={"stream": 1 if of.pinned else 0},
+                attributes={"stream": 0},
             )
-        builder.op(
-            f"take{r}",
-            kind="take",
-            after=[batch, (f"{last}{r}", 1)],
-            duration_ns=0,
-            device=where,
-            attributes={"stream": 0},
-        )
-        builder.op(
-            f"train{r}",
-            kind="train",
-            inputs=[batch],
-            after=[f"take{r}"],
-            duration_ns=of.train_ns,
-            device=where,
-            attributes={"stream": 0},
-        )
-    for r, where in zip(replicas, device, strict=True) if of.all_reduce_ns else ():
-        builder.op(
-            f"all_reduce{r}",
-            kind="all_reduce",
-            after=[f"train{other}" for other in replicas],
-            duration_ns=of.all_reduce_ns,
-            device=where,
-            attributes={"stream": 0},
-        )
-    return builder.build()
+            builder.op(
+                f"train{r}",
+                kind="train",
+                inputs=[batch],
+                after=[f"take{r}"],
+                duration_ns=self.train,
+                device=where,
+                attributes={"stream": 0},
+            )
+        for r, where in zip(replicas, device, strict=True) if self.all_reduce else ():
+            builder.op(
+                f"all_reduce{r}",
+                kind="all_reduce",
+                after=[f"train{other}" for other in replicas],
+                duration_ns=self.all_reduce,
+                device=where,
+                attributes={"stream": 0},
+            )
+        return builder.build()
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return a core for every worker of each stage, and a GPU for each replica."""
+        gpus = {f"gpu{r}": {"kind": "gpu", "streams": 2} for r in range(self.replicas)}
+        return {"devices": {"cpu0": {"kind": "cpu", "cores": 2 * self.workers}, **gpus}}

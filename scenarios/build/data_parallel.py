@@ -19,62 +19,108 @@ It is one op a replica, on stream 1 (attribute ``stream``, which `policies.strea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from devices.describe.quantities import Bandwidth, Bytes, Duration, Size, Strict
+from scenarios.build.builder import Builder
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.words.errors import InputError
 from sim.words.units import NS_PER_S, round_half_up
 
-__all__ = ["DataParallel", "Layer", "buckets", "data_parallel_graph", "ring_all_reduce_ns"]
+__all__ = ["DataParallelFields", "LayerFields", "buckets", "ring_all_reduce_ns"]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Times of a layer on one replica, and the size of its gradients."""
+class LayerFields(Strict):
+    """A layer on one replica."""
 
-    forward_ns: int
-    backward_ns: int
-    gradient_nbytes: int = 0
+    forward: Duration
+    backward: Duration
+    gradients: Annotated[Bytes, Field(description="size of its weights' gradients")] = 0
 
 
-@dataclass(frozen=True)
-class DataParallel:
-    """What is computed, and how gradients are summed.
+class DataParallelFields(Builder):
+    """Training steps on replicas that sum their gradients in buckets."""
 
-    Attributes
-    ----------
-    layers : tuple of Layer
-    replicas : int
-        On ``gpu0``, ``gpu1``, ...
-    bandwidth_bytes_per_s : int or None
-        Of each link of the ring; None is unlimited.
-    latency_ns : int
-        Of each of its steps.
-    bucket_nbytes : int
-        At which a bucket is closed; 0: every layer is one.
-    overlap : bool
-        Sum a bucket as soon as it is full, not when the whole backward is over.
-    optimizer_ns : int
-        Of the step when all sums are there; 0: none.
-    """
+    model: Literal["data-parallel"]
+    replicas: Size
+    layers: Annotated[list[LayerFields], Field(min_length=1, description="from the first to the last")]
+    repeat: Annotated[Size, Field(description="how many times the list of layers is repeated")] = 1
+    bandwidth: Annotated[
+        Bandwidth | None, Field(description="bandwidth of a link of the ring; default: unlimited")
+    ] = None
+    latency: Annotated[Duration, Field(description="latency of a step of the ring")] = 0
+    bucket: Annotated[
+        Bytes, Field(default="25MB", description="size at which a bucket is closed; 0: one per layer")
+    ]
+    overlap: Annotated[bool, Field(description="sum a bucket as soon as it is full")] = True
+    optimizer: Duration = 0
 
-    layers: tuple[Layer, ...]
-    replicas: int
-    bandwidth_bytes_per_s: int | None = None
-    latency_ns: int = 0
-    bucket_nbytes: int = 0
-    overlap: bool = True
-    optimizer_ns: int = 0
+    def graph(self) -> Graph:
+        """Return one training step on all replicas.
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        if not self.layers or self.replicas < 1:
-            raise InputError(
-                f"there must be a layer and a replica; found {len(self.layers)} and {self.replicas}"
+        Ops of replica r are ``gpu{r}/F{layer}``, ``B{layer}``, ``all_reduce{bucket}`` and ``optimizer``,
+        layers and buckets counted from 0; the next iteration begins with the weights of this one.
+
+        Examples
+        --------
+        >>> layer = {"forward": "1ns", "backward": "2ns", "gradients": "8B"}
+        >>> of = DataParallelFields(model="data-parallel", layers=[layer, layer], replicas=2, bucket="16B")
+        >>> [op for op in of.graph().op_names if op.startswith("gpu0")]
+        ['gpu0/F0', 'gpu0/F1', 'gpu0/B1', 'gpu0/B0', 'gpu0/all_reduce0']
+        """
+        builder = GraphBuilder("data parallel")
+        stack = self.layers * self.repeat
+        gpus = [f"gpu{r}" for r in range(self.replicas)]
+        parts = buckets([layer.gradients for layer in stack], self.bucket)
+        last_op = "optimizer" if self.optimizer else f"all_reduce{len(parts) - 1}"
+
+        def compute(gpu: str, op: str, ns: int, after: list[str], phase: str | None, out: int = 0) -> None:
+            again = [(f"{gpu}/{last_op}", 1)] if op == "F0" else []
+            builder.op(
+                f"{gpu}/{op}",
+                kind={"F": "forward", "B": "backward"}.get(phase or "", "optimizer"),
+                after=[*(f"{gpu}/{other}" for other in after), *again],
+                outputs=out,
+                duration_ns=ns,
+                device=gpu,
+                phase=phase,
+                attributes={"stream": 0},
             )
+
+        for gpu in gpus:
+            for i, layer in enumerate(stack):
+                compute(gpu, f"F{i}", layer.forward, [f"F{i - 1}"] if i else [], "F")
+            before = f"F{len(stack) - 1}"
+            for i, layer in reversed(list(enumerate(stack))):
+                compute(gpu, f"B{i}", layer.backward, [before], "B", layer.gradients)
+                before = f"B{i}"
+        for gpu in gpus:
+            for b, layers in enumerate(parts):
+                nbytes = sum(stack[i].gradients for i in layers)
+                filled = f"B{layers[-1]}" if self.overlap else "B0"
+                builder.op(
+                    f"{gpu}/all_reduce{b}",
+                    kind="all_reduce",
+                    inputs=[f"{gpu}/B{i}" for i in layers],
+                    after=[f"{other}/{filled}" for other in gpus]
+                    + ([f"{gpu}/all_reduce{b - 1}"] if b else []),
+                    outputs=nbytes,
+                    bytes_read=nbytes,
+                    duration_ns=ring_all_reduce_ns(nbytes, self.replicas, self.bandwidth, self.latency),
+                    device=gpu,
+                    attributes={"stream": 1, "ranks": self.replicas},
+                )
+        for gpu in gpus if self.optimizer else ():
+            compute(gpu, "optimizer", self.optimizer, [f"all_reduce{b}" for b in range(len(parts))], None)
+        return builder.build()
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return a GPU for each replica, with a stream for communication."""
+        return {"devices": {f"gpu{r}": {"kind": "gpu", "streams": 2} for r in range(self.replicas)}}
 
 
 def ring_all_reduce_ns(nbytes: int, ranks: int, bandwidth_bytes_per_s: int | None, latency_ns: int) -> int:
@@ -111,65 +157,3 @@ def buckets(gradient_nbytes: Sequence[int], bucket_nbytes: int) -> list[list[int
         out[-1].append(layer)
         size += gradient_nbytes[layer]
     return out
-
-
-def data_parallel_graph(of: DataParallel, name: str = "data parallel") -> Graph:
-    """Return one training step on all replicas; the next iteration begins with the weights of this one.
-
-    Ops of replica r are ``gpu{r}/F{layer}``, ``B{layer}``, ``all_reduce{bucket}`` and ``optimizer``, layers
-    and buckets counted from 0.
-
-    Parameters
-    ----------
-    of : DataParallel
-    name : str
-
-    Examples
-    --------
-    >>> one = DataParallel((Layer(1, 2, 8), Layer(1, 2, 8)), replicas=2, bucket_nbytes=16)
-    >>> [op for op in data_parallel_graph(one).op_names if op.startswith("gpu0")]
-    ['gpu0/F0', 'gpu0/F1', 'gpu0/B1', 'gpu0/B0', 'gpu0/all_reduce0']
-    """
-    builder = GraphBuilder(name)
-    gpus = [f"gpu{r}" for r in range(of.replicas)]
-    parts = buckets([layer.gradient_nbytes for layer in of.layers], of.bucket_nbytes)
-    last_op = "optimizer" if of.optimizer_ns else f"all_reduce{len(parts) - 1}"
-
-    def compute(gpu: str, op: str, ns: int, after: list[str], phase: str | None, out: int = 0) -> None:
-        again = [(f"{gpu}/{last_op}", 1)] if op == "F0" else []
-        builder.op(
-            f"{gpu}/{op}",
-            kind={"F": "forward", "B": "backward"}.get(phase or "", "optimizer"),
-            after=[*(f"{gpu}/{other}" for other in after), *again],
-            outputs=out,
-            duration_ns=ns,
-            device=gpu,
-            phase=phase,
-            attributes={"stream": 0},
-        )
-
-    for gpu in gpus:
-        for i, layer in enumerate(of.layers):
-            compute(gpu, f"F{i}", layer.forward_ns, [f"F{i - 1}"] if i else [], "F")
-        before = f"F{len(of.layers) - 1}"
-        for i, layer in reversed(list(enumerate(of.layers))):
-            compute(gpu, f"B{i}", layer.backward_ns, [before], "B", layer.gradient_nbytes)
-            before = f"B{i}"
-    for gpu in gpus:
-        for b, layers in enumerate(parts):
-            nbytes = sum(of.layers[i].gradient_nbytes for i in layers)
-            filled = f"B{layers[-1]}" if of.overlap else "B0"
-            builder.op(
-                f"{gpu}/all_reduce{b}",
-                kind="all_reduce",
-                inputs=[f"{gpu}/B{i}" for i in layers],
-                after=[f"{other}/{filled}" for other in gpus] + ([f"{gpu}/all_reduce{b - 1}"] if b else []),
-                outputs=nbytes,
-                bytes_read=nbytes,
-                duration_ns=ring_all_reduce_ns(nbytes, of.replicas, of.bandwidth_bytes_per_s, of.latency_ns),
-                device=gpu,
-                attributes={"stream": 1, "ranks": of.replicas},
-            )
-    for gpu in gpus if of.optimizer_ns else ():
-        compute(gpu, "optimizer", of.optimizer_ns, [f"all_reduce{b}" for b in range(len(parts))], None)
-    return builder.build()

@@ -23,7 +23,7 @@ from typing import Any
 
 from scenarios.build.transformer import Transformer
 from scenarios.ops.dtypes import check_dtype, nbytes
-from scenarios.ops.op_costs import OpFacts, TensorFacts, cost_of
+from scenarios.ops.op_costs import OpFacts, TensorFacts, op_arguments
 from scenarios.ops.op_formulas import measured_shape
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
@@ -122,16 +122,11 @@ class _Writer:
         read = tuple(seen) or tuple(self.facts[i] for i in inputs)
         written = outputs if made is None else (made, *outputs[1:])
         facts = OpFacts(kind, read, written, dict(attributes or {}))
-        cost = cost_of(facts)
         return self.builder.op(
             name,
-            kind=kind,
             inputs=inputs,
             after=after,
-            outputs=[output.nbytes for output in outputs],
-            flops=cost.flops,
-            bytes_read=cost.bytes_read,
-            bytes_written=cost.bytes_written,
+            **{**op_arguments(facts, name), "outputs": [output.nbytes for output in outputs]},
             dtype=self.model.dtype,
             phase=phase,
             attributes={**facts.attributes, **measured_shape(facts)},

@@ -13,133 +13,153 @@ A random graph is a function of its seed and its parameters alone.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from devices.describe.field_types import quantity_schema
+from devices.describe.quantities import Bytes, Duration, Size, Whole, fault
+from scenarios.build.builder import Builder
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+from sim.words.dimensions import BYTES, DURATION
 from sim.words.errors import InputError
 
-__all__ = ["Range", "branchy", "random_dag"]
+__all__ = ["Branchy", "RandomDag"]
 
-Range = tuple[int, int]
-"""Least and greatest value, both possible."""
-
-
-def branchy(
-    *, blocks: int = 1, branches: int = 4, depth: int = 1, duration_ns: int = 0, output_nbytes: int = 0
-) -> Graph:
-    """Return blocks of parallel chains between a fork and a join, one after another.
-
-    Parameters
-    ----------
-    blocks, branches, depth : int
-        How many blocks, chains in a block, ops in a chain; at least 1.
-    duration_ns, output_nbytes : int
-        Of every op.
-
-    Returns
-    -------
-    Graph
-        ``blocks * (branches * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)``.
-
-    Examples
-    --------
-    >>> graph = branchy(branches=2, depth=2, duration_ns=10)
-    >>> graph.op_names
-    ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
-    """
-    if min(blocks, branches, depth) < 1:
-        raise InputError(
-            f"blocks, branches and depth must be at least 1, found {blocks}, {branches}, {depth}"
-        )
-    builder = GraphBuilder("branchy")
-
-    def op(name: str, kind: str, inputs: list[str]) -> str:
-        return builder.op(name, kind=kind, inputs=inputs, outputs=output_nbytes, duration_ns=duration_ns)
-
-    joined: list[str] = []
-    for k in range(blocks):
-        fork = op(f"fork{k}", "fork", joined)
-        ends = []
-        for branch in range(branches):
-            at = fork
-            for i in range(depth):
-                at = op(f"block{k}/{branch}.{i}", "op", [at])
-            ends.append(at)
-        joined = [op(f"join{k}", "join", ends)]
-    return builder.build()
+MOST_OPS: Final = 10_000_000
+"""Most ops of a graph that is made here."""
 
 
-def random_dag(
-    *,
-    layers: int = 10,
-    width: Range = (1, 4),
-    edge_probability: float = 0.2,
-    duration_ns: Range = (0, 0),
-    output_nbytes: Range = (0, 0),
-    seed: int = 0,
-) -> Graph:
-    """Return a layered random graph: every op reads one of the layer before, and maybe earlier ones.
+class Branchy(Builder):
+    """Blocks of parallel chains between a fork and a join."""
 
-    Parameters
-    ----------
-    layers : int
-    width : (int, int)
-        Least and greatest number of ops in a layer, drawn uniformly.
-    edge_probability : float
-        Of each further edge, from any op of an earlier layer.
-    duration_ns, output_nbytes : (int, int)
-        Ranges, drawn uniformly for each op.
-    seed : int
+    model: Literal["branchy"]
+    blocks: Size = 1
+    branches: Annotated[Size, Field(description="parallel chains in a block")] = 4
+    depth: Annotated[Size, Field(description="ops in a chain")] = 1
+    duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
+    output: Annotated[Bytes, Field(description="output size of every op")] = 0
 
-    Returns
-    -------
-    Graph
-        The longest path has at least `layers` ops, as each layer waits for the one before.
+    def graph(self) -> Graph:
+        """Return the graph.
 
-    Raises
-    ------
-    InputError
-        An empty or negative range, no layer, or a probability outside 0 ... 1.
+        There are ``blocks * (branches * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)``.
 
-    Examples
-    --------
-    >>> random_dag(layers=3, width=(2, 2), duration_ns=(10, 20), seed=1)
-    <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
-    """
-    for what, (least, most) in {"width": width, "duration": duration_ns, "output": output_nbytes}.items():
-        if not (what == "width") <= least <= most:
-            raise InputError(f"{what}: [{least}, {most}] is no range from least to greatest")
-    if layers < 1 or not 0 <= edge_probability <= 1:
-        raise InputError(
-            f"layers must be at least 1, found {layers}; edge_probability 0 to 1, found {edge_probability}"
-        )
-    rng = np.random.default_rng([seed, *b"random-dag"])
-    builder = GraphBuilder("random-dag")
-    earlier: list[str] = []
-    before: list[str] = []
+        Examples
+        --------
+        >>> Branchy(model="branchy", branches=2, depth=2).graph().op_names
+        ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
+        """
+        if (ops := self.blocks * self.branches * self.depth) > MOST_OPS:
+            raise InputError(f"{ops:,} ops are more than the {MOST_OPS:,} that there may be")
+        builder = GraphBuilder("branchy")
 
-    def draw(between: Range) -> int:
-        return int(rng.integers(between[0], between[1], endpoint=True))
+        def op(name: str, kind: str, inputs: list[str]) -> str:
+            return builder.op(name, kind=kind, inputs=inputs, outputs=self.output, duration_ns=self.duration)
 
-    for layer in range(layers):
-        here = []
-        for i in range(draw(width)):
-            inputs = [before[draw((0, len(before) - 1))]] if before else []
-            extra = rng.random(len(earlier)) < edge_probability
-            inputs += [
-                name
-                for name, drawn in zip(earlier, extra.tolist(), strict=True)
-                if drawn and name not in inputs
-            ]
-            here.append(
-                builder.op(
-                    f"l{layer}/{i}",
-                    inputs=inputs,
-                    outputs=draw(output_nbytes),
-                    duration_ns=draw(duration_ns),
+        joined: list[str] = []
+        for k in range(self.blocks):
+            fork = op(f"fork{k}", "fork", joined)
+            ends = []
+            for branch in range(self.branches):
+                at = fork
+                for i in range(self.depth):
+                    at = op(f"block{k}/{branch}.{i}", "op", [at])
+                ends.append(at)
+            joined = [op(f"join{k}", "join", ends)]
+        return builder.build()
+
+
+def _range(value: Any) -> Any:
+    return value if isinstance(value, list) else [value, value]
+
+
+def _range_schema(of: Mapping[str, Any]) -> WithJsonSchema:
+    pair = {"type": "array", "items": dict(of), "minItems": 2, "maxItems": 2}
+    return WithJsonSchema({"anyOf": [dict(of), pair], "description": "a value, or [least, greatest]"})
+
+
+def _ordered(value: list[int]) -> list[int]:
+    if value[0] > value[1]:
+        raise fault(f"[{value[0]}, {value[1]}] is no range from least to greatest")
+    return value
+
+
+def _two(default: list[Any]) -> Any:
+    return Field(default=default, min_length=2, max_length=2)
+
+
+class RandomDag(Builder):
+    """Layers of ops wired at random, the same for the same seed."""
+
+    model: Literal["random-dag"]
+    layers: Size = 10
+    width: Annotated[
+        list[Size],
+        _two([1, 4]),
+        BeforeValidator(_range),
+        AfterValidator(_ordered),
+        _range_schema({"type": "integer", "minimum": 1}),
+    ]
+    edge_probability: Annotated[
+        float, Field(ge=0, le=1, strict=False, description="probability of each edge from an earlier layer")
+    ] = 0.2
+    duration: Annotated[
+        list[Duration],
+        _two(["1us", "100us"]),
+        BeforeValidator(_range),
+        AfterValidator(_ordered),
+        _range_schema(quantity_schema(DURATION)),
+    ]
+    output: Annotated[
+        list[Bytes],
+        _two([0, 0]),
+        BeforeValidator(_range),
+        AfterValidator(_ordered),
+        _range_schema(quantity_schema(BYTES)),
+    ]
+    seed: Annotated[Whole, Field(description="seed of the graph; the scenario's seed is for the run")] = 0
+
+    def graph(self) -> Graph:
+        """Return the graph.
+
+        Every op reads one of the layer before, drawn uniformly as all else is, and maybe earlier ones: the
+        longest path has at least `layers` ops.
+
+        Examples
+        --------
+        >>> RandomDag(model="random-dag", layers=3, width=2, duration=["10ns", "20ns"], seed=1).graph()
+        <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
+        """
+        rng = np.random.default_rng([self.seed, *b"random-dag"])
+        builder = GraphBuilder("random-dag")
+        earlier: list[str] = []
+        before: list[str] = []
+
+        def draw(between: Sequence[int]) -> int:
+            return int(rng.integers(between[0], between[1], endpoint=True))
+
+        for layer in range(self.layers):
+            here = []
+            for i in range(draw(self.width)):
+                inputs = [before[draw((0, len(before) - 1))]] if before else []
+                extra = rng.random(len(earlier)) < self.edge_probability
+                inputs += [
+                    name
+                    for name, drawn in zip(earlier, extra.tolist(), strict=True)
+                    if drawn and name not in inputs
+                ]
+                here.append(
+                    builder.op(
+                        f"l{layer}/{i}",
+                        inputs=inputs,
+                        outputs=draw(self.output),
+                        duration_ns=draw(self.duration),
+                    )
                 )
-            )
-        earlier += here
-        before = here
-    return builder.build()
+            earlier += here
+            before = here
+        return builder.build()

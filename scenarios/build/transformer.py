@@ -65,7 +65,7 @@ class Transformer:
 
     >>> gpt3 = Transformer(layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
     >>> round(gpt3.parameters / 1e9, 1), gpt3.activation_nbytes // 2**20
-    (175.2, 2736)
+    (174.6, 2736)
     """
 
     layers: int

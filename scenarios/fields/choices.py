@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
 
-from scenarios.file.quantities import Name, Strict
+from devices.describe.quantities import Name, Strict
 
 __all__ = ["AnyChoice", "Choice"]
 

@@ -20,9 +20,9 @@ from fractions import Fraction
 from typing import Any, Final
 
 from scenarios.fields.policy_fields import Condition
-from scenarios.file.document import Document, Loc, hint
+from scenarios.file.document import Document, Loc
 from sim.trace import Trace
-from sim.words.errors import InputError, ScenarioError
+from sim.words.errors import InputError, ScenarioError, hint
 from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
 
 __all__ = ["RESULTS", "Expectation", "Outcome", "read_expectations"]

@@ -12,49 +12,20 @@ Values are checked and left as written: `devices.machine.make_machine` lays them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
 
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, read_field
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, read_field
 from devices.describe.fields import Field as Row
-from scenarios.file.quantities import Name, Strict, quantity_schema, reader
-from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
+from devices.describe.quantities import Name, Strict, reader
 from sim.words.errors import InputError
 
 __all__ = ["AnyMachine", "MachineSpec"]
 
-_QUANTITIES: Final = {
-    "duration": quantity_schema(DURATION),
-    "bytes": quantity_schema(BYTES, unlimited=True),
-    "bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
-    "flops": quantity_schema(FLOPS),
-    "flop rate": quantity_schema(FLOP_RATE, unlimited=True),
-    "fraction": {"type": ["number", "string"]},
-    "part": {"type": ["number", "string"]},
-    "factor": {"type": "number", "minimum": 0},
-    "count": {"type": "integer", "minimum": 0},
-    "counts": {"type": "integer", "minimum": 1},
-    "positive count": {"type": "integer", "minimum": 1},
-    "count or unlimited": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "unlimited"}]},
-    "count or share": {"type": ["integer", "number", "string"]},
-    "flag": {"type": "boolean"},
-    "word": {"type": "string"},
-    "words": {"type": "array", "items": {"type": "string"}},
-    "integers": {"type": "array", "items": {"type": "integer"}},
-    "curve": {"type": "object"},
-    "sizes": {"type": "object", "additionalProperties": quantity_schema(BYTES)},
-    "mapping": {"type": "object"},
-    "anything": {},
-}
-"""JSON Schema of each type of `devices.describe.fields.TYPES`, without what it may differ by."""
-
 
 def _json_schema(row: Row) -> dict[str, Any]:
-    base, _, by = row.type.partition(" by ")
-    schema: dict[str, Any] = dict(_QUANTITIES[base])
-    if by:
-        schema = {"anyOf": [schema, {"type": "object", "additionalProperties": schema}]}
+    schema = dict(TYPES[row.type].schema)
     if row.most:
         schema["maximum"] = row.most
     if row.choices:

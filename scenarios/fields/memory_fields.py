@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from devices.describe.quantities import Name, Strict
 from scenarios.fields.choices import AnyChoice
-from scenarios.file.quantities import Name, Strict
 
 __all__ = ["MemoryFields"]
 

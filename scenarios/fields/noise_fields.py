@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from scenarios.file.quantities import Name, Strict, reader
+from devices.describe.quantities import Name, Strict, reader
 from sim.job.noise import Noise
 from sim.words.errors import InputError
 from sim.words.units import parse_fraction

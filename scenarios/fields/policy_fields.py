@@ -12,8 +12,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from devices.describe.quantities import Name, Strict
 from scenarios.fields.choices import AnyChoice
-from scenarios.file.quantities import Name, Strict
+from sim.policy.policy import Synchronisation
 
 __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]
 
@@ -35,7 +36,7 @@ class Policy(Strict):
         list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
     ] = None
     synchronisation: Annotated[
-        Literal["completion", "issue"] | None,
+        Synchronisation | None,
         Field(description="tasks are eligible when their inputs are computed, or when they are issued"),
     ] = None
     launch: Annotated[

@@ -6,15 +6,16 @@ A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs",
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.words.errors import InputError, ScenarioError, UnknownNameError, nearest, shortened
+from sim.words.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
 
-__all__ = ["Document", "Loc", "dotted", "hint"]
+__all__ = ["Document", "Loc", "dotted"]
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -29,23 +30,6 @@ def dotted(loc: Loc) -> str:
     'ops.b.inputs.0'
     """
     return ".".join(shortened(str(part)) for part in loc)
-
-
-def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, else all of them.
-
-    Examples
-    --------
-    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
-    ("; did you mean 'window'?", '; known: order, window', '')
-    """
-    names = sorted(known)
-    close = nearest(name, names)
-    if close:
-        return f"; did you mean {shortened(close)!r}?"
-    if not names:
-        return ""
-    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
 
 
 @dataclass(frozen=True)
@@ -76,6 +60,12 @@ class Document:
             A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
         """
         return cls(_read(Path(path)), Path(path))
+
+    @property
+    def title(self) -> str:
+        """What the scenario calls itself, else the name of its file."""
+        name = self.root.child("name")
+        return str(name.value) if name and name.value else self.path.stem
 
     @property
     def directory(self) -> Path:
@@ -123,7 +113,17 @@ class Document:
             return self.error(
                 (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
             )
-        return self.error((*loc, *error.path), error.message)
+        return self.error((*loc, *error.path), error.message, key=isinstance(error, UnknownOptionError))
+
+    @contextmanager
+    def placing(self, *loc: str | int) -> Iterator[None]:
+        """Give an error that is raised inside its place: its path begins at `loc`."""
+        try:
+            yield
+        except ScenarioError:  # it has its place
+            raise
+        except InputError as error:
+            raise self.wrong(error, loc) from error
 
     def with_settings(self, settings: Iterable[str], option: str = "--set") -> Document:
         """Return the document changed by ``KEY=VALUE`` texts, applied in order.

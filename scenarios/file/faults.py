@@ -13,9 +13,10 @@ from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
 
-from scenarios.file.document import Document, Loc, dotted, hint
+from scenarios.file.document import Document, Loc, dotted
 from scenarios.file.yaml_read import Place
-from sim.words.errors import ScenarioError, nearest
+from sim.words.errors import ScenarioError, hint, nearest
+from sim.words.options import misfit_text
 
 __all__ = ["in_order", "scenario_error"]
 
@@ -75,32 +76,16 @@ def _existing(loc: Loc, document: Document) -> Loc:
 
 
 def _message(fault: Any) -> str:
-    kind, found = fault["type"], fault["input"]
+    kind = fault["type"]
     if kind == "scenario":
         return str(fault["ctx"]["message"])
     if kind == "missing":
         return "is missing"
     if kind == "string_type":
-        return f"should be text, not {_shown(found)}; put it in quotes if it is meant"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"should be a mapping (KEY: VALUE), not {_shown(found)}"
-    if kind == "list_type":
-        return f"should be a list, not {_shown(found)}"
+        return f"{misfit_text(fault)}; put it in quotes if it is meant"
     if kind == "too_short":
         return "is empty"
-    if kind in ("literal_error", "enum"):
-        expected = str(fault["ctx"]["expected"])
-        known = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
-        return f"should be {expected}, not {_shown(found)}" + (
-            hint(found, known) if isinstance(found, str) and "mean" in hint(found, known) else ""
-        )
-    text = str(fault["msg"]).replace("Input should be", "should be")
-    return f"{text[0].lower()}{text[1:]}, not {_shown(found)}"
-
-
-def _shown(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return misfit_text(fault)
 
 
 def _unknown(loc: Loc, model: type[BaseModel]) -> str:

@@ -21,8 +21,8 @@ from scenarios.importers.files import StrPath, read_head
 from scenarios.importers.neutral.graph_json import read_graph, write_graph
 from sim.graph.graph import Graph
 from sim.words import plugins
-from sim.words.errors import InputError, nearest
-from sim.words.options import misfit, parameters, require_call
+from sim.words.errors import InputError
+from sim.words.options import arguments, parameters, require_call
 
 __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "takes", "write_graph"]
 
@@ -159,15 +159,7 @@ def _checked(name: str) -> Importer:
 
 def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
     taken = dict([*parameters(importer.load).items()][1:])
-    for option, value in options.items():
-        if option not in taken:
-            near = nearest(option, taken)
-            meant = f"did you mean {near!r}?" if near else f"it has {', '.join(taken)}"
-            message = f"the importer of {path} has no option {option!r}; {meant}"
-            raise InputError(message, path=(option,))
-        if wanted := misfit(taken[option].annotation, value):
-            raise InputError(f"should be {wanted}, not {value!r}", path=(option,))
-    return importer.load(path, batch=batch, **options)
+    return importer.load(path, batch=batch, **arguments(f"the importer of {path}", taken, options))
 
 
 def takes(path: StrPath, format: str | None, option: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sim.words.errors import InputError, nearest
+from sim.words.options import misfit_text
 
 __all__ = ["parse"]
 
@@ -64,8 +65,7 @@ def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
         return f"{where}: no such key" + (f"; did you mean {close!r}?" if close else "")
     if not known:
         return f"{where}: should be a name or [name, distance], not {json.dumps(data)[:60]}"
-    message = fault["msg"].replace("Input should be", "should be")
-    return f"{where}: {message}, not {json.dumps(data)[:60]}"
+    return f"{where}: {misfit_text(fault)}"
 
 
 def _has(data: Any, part: str | int) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, cast
 
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import GraphError, InputError, UnknownNameError
 
-__all__ = ["MAX_BYTES", "StrPath", "choice", "read_bytes", "read_head"]
+__all__ = ["MAX_BYTES", "StrPath", "choice", "fixed_batch", "in_file", "read_bytes", "read_head", "stem"]
 
 StrPath = str | os.PathLike[str]
 
@@ -53,6 +55,37 @@ def _read(path: StrPath, size: int) -> bytes:
         raise InputError(f"{path}: a truncated or damaged gzip file ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def stem(path: StrPath, *endings: str) -> str:
+    """Return the name of a file without its folder and its endings, ``.gz`` among them: that of its graph.
+
+    Examples
+    --------
+    >>> stem("traces/rank0.json.gz", ".json")
+    'rank0'
+    """
+    name = os.fspath(path).replace("\\", "/").rpartition("/")[2].removesuffix(".gz")
+    for ending in endings:
+        name = name.removesuffix(ending)
+    return name
+
+
+@contextmanager
+def in_file(path: object) -> Iterator[None]:
+    """Begin the message of an error with the file (or model) that it is about."""
+    try:
+        yield
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def fixed_batch(path: StrPath, batch: int | None, why: str) -> None:
+    """Refuse a batch size for a file that has one of its own."""
+    if batch is not None:
+        raise InputError(f"{path}: {why}, so batch={batch} cannot be set")
 
 
 def choice(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -27,14 +27,25 @@ of LAPACK Working Note 41, appendix C.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from scenarios.ops import op_formulas as f
 from scenarios.ops.op_formulas import Cost, Formula, OpFacts, TensorFacts
-from sim.words.errors import UnknownNameError
+from sim.words.errors import GraphError, InputError, UnknownNameError
 
-__all__ = ["COSTS", "UNKNOWN_BYTES", "VIEWS", "Cost", "OpFacts", "TensorFacts", "cost_of"]
+__all__ = [
+    "COSTS",
+    "UNKNOWN_BYTES",
+    "VIEWS",
+    "Cost",
+    "OpFacts",
+    "TensorFacts",
+    "cost_of",
+    "op_arguments",
+    "without_formula",
+]
 
 UNKNOWN_BYTES: Final = (
     "unknown: bytes in the scenario's workload, --set unknown=bytes of sim import, "
@@ -65,6 +76,53 @@ def cost_of(op: OpFacts) -> Cost:
     except KeyError:
         raise UnknownNameError("op kind", op.kind, COSTS) from None
     return formula(op)
+
+
+def op_arguments(op: OpFacts, where: str, *, known: bool = True) -> dict[str, Any]:
+    """Return what `GraphBuilder.op` takes of an op with shapes: kind, sizes of outputs, cost.
+
+    Parameters
+    ----------
+    op : OpFacts
+    where : str
+        The op, in messages.
+    known : bool
+        Whether a formula can be asked; else the op has no flop, and the bytes of its tensors.
+
+    Raises
+    ------
+    GraphError
+        An input that the formula needs is absent.
+    """
+    try:
+        cost = cost_of(op) if known else Cost(0, op.read, op.written)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error}") from None
+    return {"kind": op.kind, "outputs": [output.nbytes for output in op.outputs], **cost._asdict()}
+
+
+def without_formula(operators: Mapping[str, int], unknown: str, way_out: str, where: str = "") -> None:
+    """Refuse operators that have no formula, or warn of them; nothing where there are none.
+
+    Parameters
+    ----------
+    operators : mapping of str to int
+        Name and number of each.
+    unknown : {"error", "bytes"}
+        Refuse, or warn.
+    way_out : str
+        How to let them pass.
+    where : str
+        Begins a message.
+    """
+    if not operators:
+        return
+    listed = ", ".join(f"{name} ({count})" for name, count in sorted(operators.items()))
+    if unknown == "error":
+        raise InputError(
+            f"{where}operators without a cost formula: {listed}; count them by their bytes with {way_out}"
+        )
+    warnings.warn(f"{where}counted by their bytes, with no flop: {listed}", stacklevel=4)
 
 
 _VIEWS = """reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable

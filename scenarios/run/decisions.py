@@ -12,7 +12,6 @@ own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,13 @@ from typing import Any, Final
 
 from scenarios.fields.choices import Choice
 from scenarios.fields.policy_fields import Policy
-from scenarios.file.document import Document, Loc, hint
+from scenarios.file.document import Document, Loc
 from scenarios.run.compiling import Step
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy.policy import Policy as IssuePolicy
 from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError
-from sim.words.options import SUFFIXES, misfit, parameters, require_call, spelling
+from sim.words.errors import hint
+from sim.words.options import arguments, parameters, require_call
 
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
 
@@ -235,62 +234,24 @@ _METHODS: Final = {
 def _chosen(group: str, choice: Choice, source: _Source) -> Any:
     """Make the object that a choice names, which decides by one method."""
     made = _call(_look_up(group, choice.name, source), choice.name, choice.options, source)
-    method, *arguments = _METHODS[group]
-    try:
-        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *arguments, method=method)
-    except InputError as error:
-        raise source.document.error(source.loc, str(error)) from None
+    method, *called_with = _METHODS[group]
+    with source.document.placing(*source.loc):
+        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
     return made
 
 
 def _look_up(group: str, name: str, source: _Source) -> Any:
     document = source.document
-    try:
+    with document.placing(*source.loc):
         return plugins.lookup(group, name, allow_code=source.allow_code, directory=document.directory)
-    except UnknownNameError as error:
-        raise document.error(source.loc, f"unknown {error.what} {name!r}{hint(name, error.known)}") from None
-    except InputError as error:
-        raise document.error(source.loc, str(error)) from error
 
 
 def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
     """Call a class or function with options, each a parameter of it."""
-    named = parameters(thing) if callable(thing) else {}
-    spelled = {spelling(parameter): parameter for parameter in named}
-    arguments = {}
-    document, loc = source.document, source.loc
-    for key, value in options.items():
-        if key not in spelled:
-            near = hint(key, spelled) if spelled else "; it has none"
-            raise document.error((*loc, key), f"{name} has no option {key!r}{near}", key=True)
-        arguments[spelled[key]] = _value(spelled[key], named[spelled[key]], value, source, key)
-    missing = [
-        spelling(key)
-        for key, parameter in named.items()
-        if parameter.default is inspect.Parameter.empty and key not in arguments
-    ]
-    if missing:
-        raise document.error(loc, f"{name} needs the option {missing[0]!r}", key=True)
-    if not callable(thing):
-        return thing
-    try:
-        return thing(**arguments)
-    except InputError as error:
-        at = [key for key in options if f" {key} " in f"{error} "]
-        raise document.error((*loc, *at[:1]), str(error)) from error
-
-
-def _value(name: str, parameter: inspect.Parameter, value: Any, source: _Source, key: str) -> Any:
-    if "Path" in str(parameter.annotation) and isinstance(value, str):
-        return Path(source.document.file(value))
-    for suffix, parse in SUFFIXES.items():
-        if name.endswith(suffix) and value is not None:
-            try:
-                return parse(value, what="")
-            except InputError as error:
-                message = str(error).removeprefix(": ")
-                raise source.document.error((*source.loc, key), message) from None
-    wanted = misfit(parameter.annotation, value)
-    if wanted is not None:
-        raise source.document.error((*source.loc, key), f"should be {wanted}, not {value!r}")
-    return value
+    document = source.document
+    with document.placing(*source.loc):
+        given = arguments(name, parameters(thing) if callable(thing) else {}, options)
+        for key, value in given.items():
+            if isinstance(value, Path):
+                given[key] = document.file(str(value))
+        return thing(**given) if callable(thing) else thing

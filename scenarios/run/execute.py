@@ -205,8 +205,7 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
     devices = [device.name for device in machine.devices]
     for name in content.noise.devices if content.noise is not None else ():
         if name not in devices:
-            message = str(UnknownNameError("device", name, devices))
-            raise document.error(("noise", "devices", name), message)
+            raise document.wrong(UnknownNameError("device", name, devices), ("noise", "devices", name))
     for pattern in (
         "memory.allocator.limits",
         "memory.devices.*.limits",
@@ -221,7 +220,7 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
             for at in named:
                 if at[-1] not in found:
                     models = sorted({op.partition("/")[0] for op in graph.op_names})
-                    raise document.error(at, str(UnknownNameError("model", str(at[-1]), models)))
+                    raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
 
 
 def _task_names(job: Job) -> list[str]:

@@ -20,7 +20,7 @@ from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
 from scenarios.fields.expect import Expectation, read_expectations
 from scenarios.fields.policy_fields import Policy
-from scenarios.file.document import Document, Loc, hint
+from scenarios.file.document import Document, Loc
 from scenarios.file.faults import scenario_error
 from scenarios.file.renamed import refuse_renamed
 from scenarios.file.yaml_read import Node, Place
@@ -30,7 +30,7 @@ from scenarios.work.workload import Work
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words import plugins
-from sim.words.errors import InputError, shortened
+from sim.words.errors import InputError, hint, shortened
 
 __all__ = ["Case", "Scenario", "load_scenario"]
 

@@ -29,7 +29,7 @@ from sim.graph.frames import has_control_flow
 from sim.machine.machine import Machine
 from sim.policy.policy import Policy
 from sim.trace import Trace
-from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
+from sim.words.errors import OutOfMemoryError, UnknownNameError
 from sim.words.plugins import Origin
 from sim.words.units import format_bytes, format_duration
 
@@ -87,20 +87,16 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
             raise document.error(("machine", "devices", name, "virtual_devices"), message)
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
     lifetime = fields.lifetime or ("issue" if policy.synchronisation == "issue" else "execution")
-    try:
+    with document.placing("memory"):
         return tensor_memory(specs, lifetime=lifetime, when_full=fields.when_full)
-    except InputError as error:
-        raise document.wrong(error, ("memory",)) from None
 
 
 def _read(choice: Choice, scenario: Scenario, loc: Loc) -> MemorySpec:
     from devices.memory.memory_description import read_allocator
 
     origin = Origin(scenario.document.directory, scenario.allow_code)
-    try:
+    with scenario.document.placing(*loc):
         return read_allocator({"name": choice.name, **choice.options}, origin)
-    except InputError as error:
-        raise scenario.document.wrong(error, loc) from None
 
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
+from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
-from scenarios.file.quantities import Count, File, Name
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import InputError
 
 __all__ = ["GraphFile", "OnnxFile", "load_file"]
 
@@ -57,10 +57,8 @@ class GraphFile(Workload):
             return graph
         attributes = dict(graph.attributes)
         for name, more in self.attributes.items():
-            try:
+            with document.placing("workload", "attributes", name):
                 op = graph.index(name)
-            except UnknownNameError as error:
-                raise document.error(("workload", "attributes", name), str(error), key=True) from None
             attributes[op] = {**attributes.get(op, {}), **more}
         return replace(graph, attributes=attributes)
 

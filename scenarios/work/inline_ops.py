@@ -23,8 +23,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 
-from scenarios.file.document import Document, Loc, hint
-from scenarios.file.quantities import (
+from devices.describe.field_types import quantity_schema
+from devices.describe.quantities import (
     Bytes,
     Count,
     Duration,
@@ -33,8 +33,8 @@ from scenarios.file.quantities import (
     Strict,
     Whole,
     fault,
-    quantity_schema,
 )
+from scenarios.file.document import Document, Loc
 from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
 from scenarios.work.op_places import op_place
 from scenarios.work.workload import Workload
@@ -42,7 +42,7 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words.dimensions import DURATION
-from sim.words.errors import GraphError
+from sim.words.errors import GraphError, UnknownNameError, hint
 
 __all__ = ["InlineOps", "Op"]
 
@@ -203,8 +203,7 @@ class InlineOps(Workload):
         self._check_names(document)
         self._check_functions(document)
         self._check_devices(document, machine)
-        title = document.root.child("name")
-        builder = GraphBuilder(str(title.value) if title and title.value else document.path.stem)
+        builder = GraphBuilder(document.title)
         for name, tensor in self.inputs.items():
             builder.input(name, tensor.size, device=tensor.device)
         for name, tensor in self.parameters.items():
@@ -303,8 +302,7 @@ class InlineOps(Workload):
         for loc, thing in things.items():
             device = thing.device
             if device is not None and device not in known:
-                message = f"unknown device {device!r}{hint(device, known)}"
-                raise document.error(("workload", *loc, "device"), message)
+                raise document.wrong(UnknownNameError("device", device, known), ("workload", *loc, "device"))
 
 
 def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from devices.describe.quantities import File
 from scenarios.file.document import Document
-from scenarios.file.quantities import File
 from scenarios.work.graph_files import load_file
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from devices.describe.quantities import Count, Name, Strict, Whole
 from scenarios.build.side_by_side import Session, side_by_side
 from scenarios.file.document import Document
-from scenarios.file.quantities import Count, Name, Strict, Whole
 from scenarios.file.yaml_read import Node
 from scenarios.work.graph_files import GraphFile, OnnxFile
 from scenarios.work.inline_ops import InlineOps
@@ -53,7 +53,6 @@ class Sessions(Workload):
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graphs of all sessions as one."""
-        title = document.root.child("name")
         built = {}
         for name, spec in self.sessions.items():
             node = document.at(("workload", "sessions", name, "workload"))
@@ -62,4 +61,4 @@ class Sessions(Workload):
             own = Document(Node({"workload": node}, node.place), document.path)
             graph = spec.workload.build(own, machine)
             built[name] = Session(graph, spec.batches, spec.inter_op_thread_pool)
-        return side_by_side(str(title.value) if title and title.value else document.path.stem, built)
+        return side_by_side(document.title, built)

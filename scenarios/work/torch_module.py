@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
+from devices.describe.quantities import Name
 from scenarios.file.document import Document
-from scenarios.file.quantities import Name
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words import plugins
-from sim.words.errors import InputError, ScenarioError
+from sim.words.errors import ScenarioError
 
 __all__ = ["TorchModule"]
 
@@ -51,12 +51,10 @@ class TorchModule(Workload):
         def wrong(message: str) -> ScenarioError:
             return document.error(("workload", "torch"), message)
 
-        try:
+        with document.placing("workload", "torch"):
             function = plugins.lookup(
                 "sim.importers", self.torch, allow_code=True, directory=document.directory
             )
-        except InputError as error:
-            raise wrong(str(error)) from error
         made: Any
         try:
             made = function(**self.arguments)
@@ -64,7 +62,5 @@ class TorchModule(Workload):
             raise wrong(f"{self.torch} failed: {type(error).__name__}: {error}") from error
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[1], tuple | list):
             raise wrong(f"{self.torch} should return (nn.Module, (example inputs, ...)), not {made!r:.60}")
-        try:
+        with document.placing("workload", "torch"):
             return import_torch(*made, dtype=self.dtype, unknown=self.unknown)
-        except InputError as error:
-            raise wrong(str(error)) from error

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from devices.describe.quantities import Strict
 from scenarios.file.document import Document, Loc
-from scenarios.file.quantities import Strict
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 

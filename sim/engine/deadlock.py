@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 from sim.policy.policy import Policy
 from sim.words.errors import StuckError
 
-__all__ = ["stuck_error"]
+__all__ = ["deadlock_error"]
 
 _SHOWN = 8
 
 
-def stuck_error(
+def deadlock_error(
     name: Callable[[int], str],
     waiting: Mapping[int, list[int]],
     policy: Policy,
@@ -50,15 +51,9 @@ def stuck_error(
 
 def _cycle(waiting: Mapping[int, list[int]]) -> list[int]:
     """Return a cycle among the tasks that wait, first task repeated at the end; empty if none."""
-    done: set[int] = set()
-    for start in waiting:
-        path: dict[int, None] = {}
-        at: int | None = start
-        while at is not None and at not in done and at not in path:
-            path[at] = None
-            at = next((p for p in waiting.get(at, []) if p not in done), None)
-        if at is not None and at in path:
-            walk = list(path)
-            return [*walk[walk.index(at) :], at]
-        done.update(path)
+    try:
+        TopologicalSorter(waiting).prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1]
+        return cycle[::-1]  # from each task to one that it waits for
     return []

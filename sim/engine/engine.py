@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import warnings
-from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSequence, MutableSet
 from math import inf
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import simpy
 
-from sim.engine.deadlock import stuck_error
-from sim.engine.hooks import Memory, Observer
+from sim.engine.deadlock import deadlock_error
+from sim.engine.hooks import Memory, Observer, tell
+from sim.engine.issuers import Issuers, refuse_wrong
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import holding_ops, host_threads, make_network, make_readiness
+from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
+from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
-from sim.record.rows import task_rows, transfer_rows
 from sim.trace import Trace
 from sim.words.collector import collector_paused
-from sim.words.errors import RunError, StuckError
+from sim.words.errors import StuckError
 
 __all__ = ["Engine"]
 
-_by_index = attrgetter("index")
+T = TypeVar("T")
+
 _by_id = attrgetter("id")
 _by_issuer = attrgetter("issuer.index")
 _by_start = attrgetter("start_ns", "round", "stream", "id")
@@ -71,13 +73,8 @@ class Engine:
         self.noisy_ns: list[list[int]] | None = None if job.noisy_ns is None else job.noisy_ns.tolist()
         self.stream_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
         self.holding = holding_ops(job)
-        # Who issues: the free issuers of each group, and the groups in which something has changed.
-        self.by_group = policy.scope == "group"
-        self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
-        for issuer in machine.issuers():
-            self.idle[issuer.group].append(issuer)
-        self.to_ask: set[int] = set()
-        self.hosts = host_threads(job, self.flow, self.idle)
+        self.issuers = Issuers(machine, policy)
+        self.hosts = host_threads(job, self.flow, self.issuers.idle)
         # Where tasks are issued to, and what they share there.
         self.streams = [
             Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
@@ -104,9 +101,9 @@ class Engine:
         self.settling: list[Callable[[], None]] = []
         # What came out.
         self.frames: dict[str, int] = {}
-        self.calls: dict[int, int] = {}  # task → ns its issuer spent on calls of the allocator, where it did
-        self.tasks = task_rows(job.graph, self.flow.n_ops * job.iterations, self.frames)
-        self.transfers = transfer_rows((self.flow.n_nodes - self.flow.n_ops) * job.iterations)
+        self.tasks = task_columns(job.graph, self.flow.n_ops * job.iterations, self.frames)
+        n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
+        self.transfers = transfer_columns(n_transfers, tagged=has_control_flow(job.graph))
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -141,25 +138,22 @@ class Engine:
         """Go to the next instant, or to another round of this one, and note all that happens there."""
         self.round = self.round + 1 if to_ns == self.now_ns else 0
         self.now_ns = int(to_ns)
-        clock = self.clock
-        while clock.peek() == to_ns:
-            clock.step()
-        if self.called:  # by now all is noted, so that what they begin is of the next round
-            called, self.called = self.called, []
-            for callback, value in called:
-                callback(value)
+        while self.clock.peek() == to_ns:
+            self.clock.step()
+        for callback, value in _drained(
+            self.called
+        ):  # by now all is noted: what they begin is of the next round
+            callback(value)
 
-    def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
-        """Let SimPy call ``note(event)``, with ``event.value`` the value, after a delay."""
-        self.clock.timeout(delay_ns, value).callbacks.append(note)
+    def _later(self, delay_ns: int, note: Callable[[Any], object], value: Any) -> None:
+        """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
+        self.clock.timeout(delay_ns, (note, value)).callbacks.append(_fire)
 
     # -- 1. complete ---------------------------------------------------------------------------
 
     def _complete(self) -> None:
         """End what ends now, and make eligible what waited for it."""
-        ended, self.ended = self.ended, []
-        if len(ended) > 1:
-            ended.sort(key=_by_start)
+        ended = sorted(_drained(self.ended), key=_by_start)
         for task in ended:
             task.end_ns = self.now_ns
             self._leave(task)
@@ -184,13 +178,13 @@ class Engine:
         issuer = task.issuer
         if issuer is None:
             if self.hosts is not None and (host := self.hosts.let_go(task)) is not None:
-                self._free(host)
+                self.issuers.free(host)
             return
         if task.dead or self.executed[task.op]:
-            self._free(issuer)
+            self.issuers.free(issuer)
             return
         if task.op in self.holding:
-            self._free(issuer)
+            self.issuers.free(issuer)
         stream = self.streams[task.stream]
         stream.running = None
         stream.free_ns = task.end_ns + stream.gap_ns
@@ -209,7 +203,7 @@ class Engine:
                 while blocked:
                     self._try_again(blocked.popleft())
         for task in ended if self.observers else ():
-            self._tell("ended", task)
+            tell(self.observers, "ended", task)
         if self.memory is not None and self.memory.follows_ends:
             freed = [self.memory.release(task) for task in ended]
             if any(freed) and self.starved:
@@ -222,7 +216,7 @@ class Engine:
             task.ready_ns = self.now_ns
             if task.group >= 0:
                 issued.append(task)
-                self.to_ask.add(task.group)
+                self.issuers.changed.add(task.group)
         if cause is None:
             for task in issued:
                 self.policy.ready(task)
@@ -247,12 +241,12 @@ class Engine:
     def _carry(self, transfer: Task) -> None:
         """Give a transfer to the network, once the request for it has arrived and there is memory for it."""
         if transfer.floor_ns > self.now_ns:
-            self._later(transfer.floor_ns - self.now_ns, self._note_requested, transfer)
+            self._later(transfer.floor_ns - self.now_ns, self.requested.append, transfer)
         elif self.memory is not None and self.memory.acquire(transfer) == WAIT:
             self.starved.append(transfer)
         elif self.network is None or transfer.dead:  # a dead token weighs nothing
             self.started(transfer)
-            self._later(0, self._note_end, transfer)
+            self._later(0, self.ended.append, transfer)
         else:
             self.network.start(transfer)
 
@@ -260,25 +254,16 @@ class Engine:
 
     def _pay(self) -> None:
         """Go on with what was refused before, what was parked, and what is paid for."""
-        if self.retried:
-            retried, self.retried = self.retried, []
-            for task in retried:
-                self._start(task)
-        if self.placed:
-            placed, self.placed = self.placed, []
-            for task in placed:
-                self._push(task)
-        if self.paid:
-            paid, self.paid = sorted(self.paid, key=_by_issuer), []
-            for task in paid:
-                self._issue(task)
-        if self.requested:
-            requested, self.requested = sorted(self.requested, key=_by_id), []
-            for transfer in requested:
-                self._carry(transfer)
-        if self.hosts is not None:
-            while (waited := self.hosts.next()) is not None:
-                self._issue_transfer(waited)
+        for task in _drained(self.retried):
+            self._start(task)
+        for task in _drained(self.placed):
+            self._push(task)
+        for task in sorted(_drained(self.paid), key=_by_issuer):
+            self._issue(task)
+        for transfer in sorted(_drained(self.requested), key=_by_id):
+            self._carry(transfer)
+        while self.hosts is not None and (waited := self.hosts.next()) is not None:
+            self._issue_transfer(waited)
 
     def _issue(self, task: Task) -> None:
         """Let a worker execute `task`; put it on its stream, or park it where the launch queue is full."""
@@ -295,7 +280,7 @@ class Engine:
         stream.queue.append(task)
         self.touched.add(stream.index)
         if task.op not in self.holding:
-            self._free(task.issuer)
+            self.issuers.free(task.issuer)
         if self.asynchronous:
             self._issued(task)
 
@@ -306,40 +291,19 @@ class Engine:
 
     def _ask(self) -> None:
         """Ask free issuers until none takes a task, and nothing that they issued frees memory for others."""
-        self._ask_issuers()
+        self.issuers.ask(self._take)
         while self.starved and self.memory is not None and self.memory.freed():
             self._feed()
-            self._ask_issuers()
-
-    def _ask_issuers(self) -> None:
-        """Ask free issuers until none takes a task: of groups where something changed, or all of them."""
-        ask = self.policy.next
-        if self.by_group:
-            while self.to_ask:
-                groups, self.to_ask = sorted(self.to_ask), set()
-                for group in groups:
-                    idle = self.idle[group]
-                    while idle and (task := ask(idle[0])) is not None:
-                        self._take(idle[0], task)
-            return
-        took = True
-        while took:
-            took = False
-            for idle in self.idle:
-                for issuer in idle[:]:
-                    if issuer in idle and (task := ask(issuer)) is not None:
-                        took = True
-                        self._take(issuer, task)
+            self.issuers.ask(self._take)
 
     def _take(self, issuer: Issuer, task: Task) -> None:
         """Let `issuer` take `task` from the policy."""
-        self._refuse_wrong(issuer, task)
+        refuse_wrong(self.policy, self.job.graph, issuer, task)
         task.issuer = issuer
-        self.idle[issuer.group].remove(issuer)
         if task.dead:  # it executes nothing: the issuer passes it by
             task.issue_ns = self.now_ns
             self._begin(task, issuer.stream)
-            self._later(0, self._note_end, task)
+            self._later(0, self.ended.append, task)
         else:
             self._claim(task)
 
@@ -352,41 +316,20 @@ class Engine:
                 task.wait = Wait.MEMORY
                 self.starved.append(task)
                 return
-            if calls:
-                self.calls[task.id] = calls
-                cost += calls
+            task.calls_ns += calls
+            cost += calls
         if self.executed[task.op]:
             task.issue_ns = self.now_ns
         if cost:
-            self._later(cost, self._note_paid, task)
+            self._later(cost, self.paid.append, task)
         else:
             self._issue(task)
-
-    def _free(self, issuer: Issuer | None) -> None:
-        """Let an issuer be asked again."""
-        assert issuer is not None
-        insort(self.idle[issuer.group], issuer, key=_by_index)
-        self.to_ask.add(issuer.group)
-
-    def _refuse_wrong(self, issuer: Issuer, task: Task) -> None:
-        try:
-            wrong = task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group
-        except AttributeError:
-            what = f"{type(self.policy).__name__} gave {issuer.name} {task!r}"
-            raise RunError(f"policy {what}, which is no task: next() returns a task or None") from None
-        if wrong:
-            raise RunError(
-                f"policy {type(self.policy).__name__} gave {issuer.name} "
-                f"op {self.job.graph.op_names[task.op]!r}, "
-                + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
-            )
 
     # -- 4. heads ------------------------------------------------------------------------------
 
     def _start_heads(self) -> None:
         """Start the first task of every stream where something changed."""
-        touched, self.touched = sorted(self.touched), set()
-        for index in touched:
+        for index in sorted(_drained(self.touched)):
             stream = self.streams[index]
             if stream.running is None and stream.queue and self._start_head(stream, stream.queue[0]):
                 stream.running = stream.queue.popleft()
@@ -398,7 +341,7 @@ class Engine:
         at_ns = max(task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
         if at_ns > self.now_ns:
             task.wait = task.wait or Wait.LAUNCH
-            self._later(at_ns - self.now_ns, self._note_wake, stream.index)
+            self._later(at_ns - self.now_ns, self.touched.add, stream.index)
             return False
         return self._start(task)
 
@@ -412,7 +355,7 @@ class Engine:
                     self.starved.append(task)
                 else:
                     task.floor_ns = self.now_ns + cost_ns
-                    self._later(cost_ns, self._note_retry, task)
+                    self._later(cost_ns, self._try_again, task)
                 return False
         device = self.device_of[task.op]
         processor = self.processors[device]
@@ -430,9 +373,9 @@ class Engine:
                 task.round = 0
                 self.call_at(task.start_ns, self.started, task)
         if ns != MANAGED:
-            self._later(ns, self._note_end, task)
+            self._later(ns, self.ended.append, task)
         if task.start_ns == self.now_ns and self.observers:
-            self._tell("started", task)
+            tell(self.observers, "started", task)
         return True
 
     def _begin(self, task: Task, lane: int) -> None:
@@ -447,7 +390,7 @@ class Engine:
 
     def _feed(self) -> None:
         """Memory was freed: let those who wait for it try again, first come first served."""
-        starved, self.starved = self.starved, []
+        starved = _drained(self.starved)
         assert self.memory is not None
         while starved:
             task = starved.pop(0)
@@ -466,15 +409,14 @@ class Engine:
     def _settle(self) -> None:
         """Let devices and networks share what they have, now that all that wants it is known."""
         while self.settling:
-            settling, self.settling = self.settling, []
-            for callback in settling:
+            for callback in _drained(self.settling):
                 callback()
 
     # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""
-        self._later(time_ns - self.now_ns, self._note_call, (callback, value))
+        self._later(time_ns - self.now_ns, self.called.append, (callback, value))
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
@@ -485,7 +427,7 @@ class Engine:
         if task.start_ns < self.now_ns:
             self._begin(task, task.stream)
         if self.observers:
-            self._tell("started", task)
+            tell(self.observers, "started", task)
 
     def duration_of(self, task: Task) -> int:
         """Return how long `task` takes when nothing else disturbs it."""
@@ -497,57 +439,39 @@ class Engine:
         """End a task at the present instant."""
         self.ended.append(task)
 
-    # -- what SimPy calls: it only notes what fired --------------------------------------------
-
-    def _note_end(self, event: Any) -> None:
-        self.ended.append(event.value)
-
-    def _note_paid(self, event: Any) -> None:
-        self.paid.append(event.value)
-
-    def _note_requested(self, event: Any) -> None:
-        self.requested.append(event.value)
-
-    def _note_retry(self, event: Any) -> None:
-        self._try_again(event.value)
-
-    def _note_call(self, event: Any) -> None:
-        self.called.append(event.value)
-
-    def _note_wake(self, event: Any) -> None:
-        self.touched.add(event.value)
-
     # -- what came out -------------------------------------------------------------------------
-
-    def _tell(self, what: str, task: Task) -> None:
-        for observer in tuple(self.observers):
-            try:
-                getattr(observer, what)(task)
-            except Exception as error:
-                self.observers.remove(observer)
-                warnings.warn(
-                    f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
-                )
 
     def _trace(self) -> Trace:
         if len(self.tasks) + len(self.transfers) < self.readiness.total:
-            raise self._stuck()
-        return Trace.from_rows(
+            raise self._deadlock()
+        met = self.rendezvous.met if self.rendezvous is not None else []
+        return Trace.from_columns(
             self.job,
             self.flow,
             self.policy,
-            self.tasks,
-            self.transfers,
-            frames=self.frames,
+            self.tasks.columns(),
+            self.transfers.columns(),
+            frames=tuple(self.frames),
             memory=self.memory.columns() if self.memory is not None else None,
-            calls=self.calls,
-            met=self.rendezvous.met if self.rendezvous is not None else (),
+            met=np.array(met, np.int64).reshape(-1, 2),
         )
 
-    def _stuck(self) -> StuckError:
-        over = [rows.columns()["id"].tolist() for rows in (self.tasks, self.transfers)]
+    def _deadlock(self) -> StuckError:
+        over = [ended.columns()["id"].tolist() for ended in (self.tasks, self.transfers)]
         waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
         lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
         if self.rendezvous is not None:
             lacks.update(self.rendezvous.lacks())
-        return stuck_error(self.readiness.name, waiting, self.policy, lacks)
+        return deadlock_error(self.readiness.name, waiting, self.policy, lacks)
+
+
+def _fire(event: Any) -> None:
+    note, value = event.value
+    note(value)
+
+
+def _drained(noted: MutableSequence[T] | MutableSet[T]) -> list[T]:
+    """Return what was noted, and forget it."""
+    found = list(noted)
+    noted.clear()
+    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol
 
 from sim.machine.task import Task
 from sim.words.arrays import IntArray
 
-__all__ = ["Memory", "Observer"]
+__all__ = ["Memory", "Observer", "tell"]
 
 
 class Observer(Protocol):
@@ -18,6 +19,18 @@ class Observer(Protocol):
 
     def ended(self, task: Task) -> None:
         """`task` finished at ``task.end_ns``."""
+
+
+def tell(observers: list[Observer], what: str, task: Task) -> None:
+    """Tell all observers that `task` has ``"started"`` or ``"ended"``; one that raises is dropped."""
+    for observer in tuple(observers):
+        try:
+            getattr(observer, what)(task)
+        except Exception as error:
+            observers.remove(observer)
+            warnings.warn(
+                f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
+            )
 
 
 class Memory(Protocol):

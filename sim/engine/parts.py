@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.pageable import HostThreads, host_groups
@@ -13,9 +13,9 @@ from sim.job.transfers import Flow, check_routes, make_flow
 from sim.machine.link import Network
 from sim.machine.task import Issuer
 from sim.policy.policy import Policy
-from sim.readiness.counters import CompletionReadiness, IssueReadiness, Readiness
+from sim.readiness.counters import CounterReadiness, Readiness
 from sim.readiness.decided_outcomes import decided
-from sim.readiness.rendezvous import Rendezvous, with_meeting_transfers
+from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.tokens import TaggedTokenReadiness
 from sim.words.errors import InfeasibleError, InputError
 
@@ -33,22 +33,21 @@ def make_readiness(
         Control flow with an allocator.
     """
     flow = make_flow(job)
-    meetings = find_meetings(job.graph)
-    if meetings.recvs:
-        flow = with_meeting_transfers(job, flow, meetings)
-    at_issue = policy.synchronisation == "issue"
+    keys = rendezvous_keys(job.graph)
+    if keys.recvs:
+        flow = with_keyed_transfers(job, flow, keys)
     readiness: Readiness
     if has_control_flow(job.graph):
         if with_memory:
             raise InputError(
                 "an allocator cannot follow tensors through frames: leave memory out for control flow"
             )
-        readiness = TaggedTokenReadiness(job, flow, at_issue, decided(job, flow))
+        readiness = TaggedTokenReadiness(job, flow, policy.synchronisation, decided(job, flow))
     else:
-        readiness = (IssueReadiness if at_issue else CompletionReadiness)(job, flow)
-    if not meetings.recvs:
+        readiness = CounterReadiness(job, flow, policy.synchronisation)
+    if not keys.recvs:
         return flow, readiness, None
-    rendezvous = Rendezvous(readiness, job, flow, meetings, context)
+    rendezvous = Rendezvous(readiness, job, flow, keys, context)
     return flow, rendezvous, rendezvous
 
 

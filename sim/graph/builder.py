@@ -22,8 +22,8 @@ from sim.words.errors import GraphError, UnknownNameError, nearest
 
 __all__ = ["GraphBuilder"]
 
-Ref = str | tuple[str, int]
-"""An input: a name, or (name, distance) for the tensor of `distance` iterations before."""
+Ref = str | int | tuple[str | int, int]
+"""An input: a name or number, or (name, distance) for the tensor of `distance` iterations before."""
 
 
 class _Vocabulary:
@@ -179,7 +179,8 @@ class GraphBuilder:
             ``"matmul"``, ``"conv"``, ``"copy"``, ...
         inputs : iterable of str or (str, int)
             Tensors read: ``"a"`` (first output of op a, or an input), ``"a:1"`` (its second
-            output), ``("a", 1)`` (as produced one iteration before).
+            output), ``("a", 1)`` (as produced one iteration before). A number in place of a name is what
+            `tensor` returned.
         after : iterable of str or (str, int)
             Ops that must end first, without data (control edges).
         outputs : int or sequence of int
@@ -219,11 +220,10 @@ class GraphBuilder:
             UNSET if micro_batch is None else micro_batch,
             self._phases(phase),
         )
-        given = (flops, bytes_read or 0, bytes_written or 0, duration_ns or 0, *sizes)
-        if min(given) < 0:
-            facts: dict[str, Any] = {"flops": flops, "bytes_read": bytes_read, "bytes_written": bytes_written}
-            facts |= {"duration_ns": duration_ns, "outputs": sizes}
-            wrong = {k: v for k, v in facts.items() if v and np.min(v) < 0}
+        if min(flops, bytes_read or 0, bytes_written or 0, duration_ns or 0, *sizes) < 0:
+            costs: dict[str, Any] = {"flops": flops, "bytes_read": bytes_read, "bytes_written": bytes_written}
+            costs |= {"duration_ns": duration_ns, "outputs": sizes}
+            wrong = {k: v for k, v in costs.items() if v and np.min(v) < 0}
             raise GraphError(f"op {name!r} has a negative size, cost or duration: {wrong}")
         self._ops[name] = index
         self._rows.extend(row)
@@ -239,64 +239,22 @@ class GraphBuilder:
             self._attributes[index] = dict(attributes)
         return name
 
-    def append(
-        self,
-        name: str,
-        *,
-        kind: str,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        duration_ns: int,
-        device: str,
-        after: Sequence[int] = (),
-        stage: int = UNSET,
-        micro_batch: int = UNSET,
-        phase: str | None = None,
-    ) -> int:
-        """Add an op whose inputs are known by number; return its own number.
+    def append(self, name: str, **facts: Any) -> int:
+        """Add an op as `op` does, with the same arguments; return its number instead of its name.
 
-        The same as `op`, without names to resolve and without asking twice: for generators of large
-        graphs, which know what they write. Inputs are `tensor` numbers, `after` numbers of ops.
-
-        Parameters
-        ----------
-        name, kind, duration_ns, device, stage, micro_batch, phase
-            As for `op`.
-        inputs : sequence of int
-            What `tensor` returned.
-        outputs : sequence of int
-            At least one size in bytes, none negative.
-        after : sequence of int
-            What this method returned for other ops.
-
-        Raises
-        ------
-        GraphError
-            A name used twice.
+        For generators of graphs, which know what they write: ``after`` takes such numbers, and ``inputs``
+        what `tensor` and `external` return.
 
         Examples
         --------
         >>> b = GraphBuilder("two")
-        >>> a = b.append("a", kind="F", inputs=(), outputs=(8, 4), duration_ns=1, device="gpu0")
-        >>> _ = b.append("b", kind="F", inputs=(b.tensor(a, 1),), outputs=(0,), duration_ns=1, device="gpu0")
+        >>> a = b.append("a", kind="F", outputs=(8, 4), duration_ns=1, device="gpu0")
+        >>> _ = b.append("b", kind="F", inputs=(b.tensor(a, 1),), duration_ns=1, device="gpu0")
         >>> b.build()
         <Graph 'two': 2 ops, 3 tensors, 1 edges>
         """
-        if name in self._ops or name in self._externals:
-            self._claim(name)
-        index = len(self._ops)
-        self._ops[name] = index
-        pin, kinds, phases = self._pins(device), self._kinds(kind), self._phases(phase)
-        row = (kinds, UNSET, pin, 0, UNSET, UNSET, duration_ns, stage, micro_batch, phases)
-        self._rows.extend(row)
-        for refs, given in ((self._inputs, inputs), (self._after, after)):
-            refs.counts.append(len(given))
-            if given:
-                refs.entries.extend(given)
-                refs.distances.extend((0,) * len(given))
-        self._sizes.extend(outputs)
-        self._first.append(len(self._sizes))
-        return index
+        self.op(name, **facts)
+        return len(self._ops) - 1
 
     def extend(
         self,
@@ -320,7 +278,7 @@ class GraphBuilder:
         duration_by_kind: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
         attributes: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Add many ops at once, as columns: the same as `append` for each of them, a hundred times faster.
+        """Add many ops at once, as columns: the same as `op` for each of them, a hundred times faster.
 
         Parameters
         ----------
@@ -391,11 +349,11 @@ class GraphBuilder:
         self._sizes.frombytes(_bytes(outputs.indices))
 
     def tensor(self, op: int, k: int = 0) -> int:
-        """Return the number of output `k` of the op of that number, for `append`."""
+        """Return the number of output `k` of the op of that number, for `inputs`."""
         return self._first[op] + k
 
     def external(self, name: str) -> int:
-        """Return the number of an input or parameter, for `append`.
+        """Return the number of an input or parameter, for `inputs`.
 
         Raises
         ------
@@ -468,12 +426,12 @@ class GraphBuilder:
     ) -> None:
         before = len(refs.entries)
         for ref in given:
-            name, distance = (ref, 0) if isinstance(ref, str) else ref
+            name, distance = (ref, 0) if isinstance(ref, str | int) else ref
             if distance < 0:
                 raise GraphError(f"op {self._name(consumer)!r}: distance {distance} of {name!r} is negative")
-            entry = find(name)
+            entry = find(name) if isinstance(name, str) else name
             if entry is None:
-                refs.later[len(refs.entries)] = (consumer, name)
+                refs.later[len(refs.entries)] = (consumer, str(name))
             refs.entries.append(UNSET if entry is None else entry)
             refs.distances.append(distance)
         refs.counts.append(len(refs.entries) - before)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sim.graph.graph import Graph
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.words.errors import GraphError
 
 __all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure", "has_control_flow"]
@@ -173,9 +173,9 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
     reached = [False] * len(graph)
     queue = deque(op for op, k in enumerate(kind) if k in ("switch", "enter", "next_iteration"))
     succ = graph.successors.lists()
-    meetings = find_meetings(graph)
-    for send, key in meetings.sends.items():
-        succ[send] = [*succ[send], *(recv for recv, of in meetings.recvs.items() if of == key)]
+    keys = rendezvous_keys(graph)
+    for send, key in keys.sends.items():
+        succ[send] = [*succ[send], *(recv for recv, of in keys.recvs.items() if of == key)]
     while queue:
         for s in succ[queue.popleft()]:
             if not reached[s]:
@@ -210,7 +210,7 @@ def predicate_of(graph: Graph, switch: int) -> int:
         ) or "outcome" in graph.attributes.get(producer, {}):
             return producer
         if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
-            producer = find_meetings(graph).send_of(producer)
+            producer = rendezvous_keys(graph).send_of(producer)
         tensor = graph.inputs.row(producer)[0]
     raise GraphError(
         f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"

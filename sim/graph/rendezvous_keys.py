@@ -20,10 +20,10 @@ import numpy as np
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, nearest
 
-__all__ = ["Meetings", "find_meetings", "sent_nbytes"]
+__all__ = ["RendezvousKeys", "rendezvous_keys", "sent_nbytes"]
 
 
-class Meetings(NamedTuple):
+class RendezvousKeys(NamedTuple):
     """Sends and Recvs that meet by key.
 
     Attributes
@@ -40,10 +40,10 @@ class Meetings(NamedTuple):
         return next(op for op, key in self.sends.items() if key == self.recvs[recv])
 
 
-NOBODY = Meetings({}, {})
+NOBODY = RendezvousKeys({}, {})
 
 
-def find_meetings(graph: Graph) -> Meetings:
+def rendezvous_keys(graph: Graph) -> RendezvousKeys:
     """Return the Sends and Recvs of `graph` that meet by key.
 
     A Send whose key no Recv names is left out: it never blocks, and nothing comes of it.
@@ -60,8 +60,8 @@ def find_meetings(graph: Graph) -> Meetings:
     >>> b = GraphBuilder("two devices")
     >>> _ = b.op("a"), b.op("send", kind="send", inputs=["a"], attributes={"key": "a to gpu0"})
     >>> _ = b.op("recv", kind="recv", attributes={"key": "a to gpu0"})
-    >>> find_meetings(b.build())
-    Meetings(sends={1: 'a to gpu0'}, recvs={2: 'a to gpu0'})
+    >>> rendezvous_keys(b.build())
+    RendezvousKeys(sends={1: 'a to gpu0'}, recvs={2: 'a to gpu0'})
     """
     if "recv" not in graph.kinds:
         return NOBODY
@@ -82,7 +82,7 @@ def find_meetings(graph: Graph) -> Meetings:
     sends = {op: key for op, key in sends.items() if key in wanted}
     if sends:
         _refuse_readers(graph, sends)
-    return Meetings(sends, recvs)
+    return RendezvousKeys(sends, recvs)
 
 
 def sent_nbytes(graph: Graph, send: int) -> int:

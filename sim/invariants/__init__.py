@@ -20,7 +20,7 @@ from sim.invariants.checked_columns import Columns
 from sim.invariants.data import DATA
 from sim.invariants.lanes import LANES
 from sim.invariants.order import ORDER
-from sim.invariants.rendezvous_pairs import MEETINGS
+from sim.invariants.rendezvous_pairs import RENDEZVOUS
 from sim.invariants.resources import RESOURCES
 from sim.invariants.tasks import TASKS
 from sim.record.record import Record
@@ -55,5 +55,5 @@ def check(trace: Record) -> None:
     sim.words.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     columns = Columns(trace)
-    for invariant in (*TASKS, *DATA, *MEETINGS, *LANES, *ORDER, *RESOURCES):
+    for invariant in (*TASKS, *DATA, *RENDEZVOUS, *LANES, *ORDER, *RESOURCES):
         invariant(columns)

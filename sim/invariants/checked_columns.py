@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import Meetings, find_meetings, sent_nbytes
+from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys, sent_nbytes
 from sim.job.costs import issue_costs_ns
 from sim.readiness.strictness import non_strict_ops
 from sim.record.record import Record
@@ -44,14 +44,14 @@ class Columns:
         return non_strict_ops(self.graph)
 
     @cached_property
-    def meetings(self) -> Meetings:
+    def keys(self) -> RendezvousKeys:
         """Sends and Recvs that meet by key."""
-        return find_meetings(self.graph)
+        return rendezvous_keys(self.graph)
 
     @cached_property
     def sent(self) -> dict[int, int]:
         """What such Sends send: tensor → bytes."""
-        return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.meetings.sends}
+        return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.keys.sends}
 
     @cached_property
     def device(self) -> IntArray:

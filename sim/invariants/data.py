@@ -6,8 +6,7 @@ once (per iteration), after it was made, and must have arrived before any reader
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def transfers_once(c: Columns) -> None:
     needed = np.unique(_key(c, reads.tensor, c.job.device_of[reads.reader], 0)[reads.crosses])
     step = c.graph.n_tensors * len(c.machine.devices)
     expected = (np.arange(c.iterations)[:, None] * step + needed[None, :]).ravel()
-    useful = np.isin(moved, expected) | np.isin(c.moved["tensor"], list(c.sent))  # see `meetings`
+    useful = np.isin(moved, expected) | np.isin(c.moved["tensor"], list(c.sent))  # see `rendezvous_pairs`
     refuse(~useful, lambda r: f"{c.transfer(r)} happened and nobody needs it")
     if not c.static:
         return
@@ -109,8 +108,8 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     refuse(wrong, lambda r: f"{c.transfer(r)} comes from the wrong device or has the wrong size")
     late = (m["ready_ns"] < 0) | (m["start_ns"] < m["ready_ns"])
     refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
-    facts = np.stack((m["source"], m["destination"], m["nbytes"]), axis=1)
-    unique, inverse = np.unique(facts, axis=0, return_inverse=True)
+    moves = np.stack((m["source"], m["destination"], m["nbytes"]), axis=1)
+    unique, inverse = np.unique(moves, axis=0, return_inverse=True)
     least = np.array(
         [Travel.between(c.job.machine, a, b).ns(nbytes) for a, b, nbytes in unique.tolist()], np.int64
     )[inverse.reshape(-1)]
@@ -247,7 +246,7 @@ def first_tokens(c: Columns) -> None:
     )
 
 
-DATA: Final[tuple[Callable[[Columns], None], ...]] = (
+DATA = (
     transfers_once,
     transfers_as_long_as_links_allow,
     transfers_have_data,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.invariants.checked_columns import Columns, refuse
@@ -92,7 +89,7 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
         refuse(outstanding > device.queue_depth, tell)
 
 
-LANES: Final[tuple[Callable[[Columns], None], ...]] = (
+LANES = (
     one_at_a_time,
     launches_take_time,
     issuers_do_one_thing_at_a_time,

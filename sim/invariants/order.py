@@ -9,9 +9,6 @@ only where something took no time: what it made possible comes after all that be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.invariants.checked_columns import Columns, refuse
@@ -51,4 +48,4 @@ def transfers_are_in_order(c: Columns) -> None:
     )
 
 
-ORDER: Final[tuple[Callable[[Columns], None], ...]] = (rows_are_in_order, transfers_are_in_order)
+ORDER = (rows_are_in_order, transfers_are_in_order)

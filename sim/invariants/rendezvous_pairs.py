@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.invariants.checked_columns import Columns, refuse
 
-__all__ = ["MEETINGS"]
+__all__ = ["RENDEZVOUS"]
 
 
-def meetings(c: Columns) -> None:
+def pairs_have_one_key(c: Columns) -> None:
     """Every Recv met one Send of its key, frame and iteration, and every Send one Recv at most."""
+    if not c.keys.recvs:
+        return
     n, moved = len(c.op), c.moved
-    recvs = np.flatnonzero(np.isin(c.op, list(c.meetings.recvs)))
+    recvs = np.flatnonzero(np.isin(c.op, list(c.keys.recvs)))
     carried = np.isin(moved["tensor"], list(c.sent))
     ids = np.concatenate((c.trace.tasks["id"], moved["id"]))
     by_id = np.argsort(ids)
@@ -28,7 +27,7 @@ def meetings(c: Columns) -> None:
     brought = np.isin(n + np.flatnonzero(carried), source)
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 
-    key_of = {**c.meetings.sends, **c.meetings.recvs}
+    key_of = {**c.keys.sends, **c.keys.recvs}
     made_by = c.graph.tensor_producer[moved["tensor"]]
     op = np.concatenate((c.op, made_by))
     iteration = np.concatenate((c.iteration, moved["iteration"]))
@@ -51,10 +50,4 @@ def _name(c: Columns, row: int) -> str:
     return c.task(row) if row < len(c.op) else c.transfer(row - len(c.op))
 
 
-def when_met(c: Columns) -> None:
-    """Check meetings where there are any to be expected."""
-    if c.meetings.recvs:
-        meetings(c)
-
-
-MEETINGS: Final[tuple[Callable[[Columns], None], ...]] = (when_met,)
+RENDEZVOUS = (pairs_have_one_key,)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.analysis.bounds import bounds, cores_of_ops
@@ -75,12 +72,12 @@ def serial_links(c: Columns) -> None:
 
 def host_threads(c: Columns) -> None:
     """Who copies pageable memory does nothing else meanwhile: issuers do no more at once than they are."""
-    hosted = host_groups(c.job, c.moved["source"], c.moved["destination"])
-    if (hosted < 0).all():
+    copier = host_groups(c.job, c.moved["source"], c.moved["destination"])
+    if (copier < 0).all():
         return
     group_of = np.array([issuer.group for issuer in c.issuers])
-    for group in np.unique(hosted[hosted >= 0]).tolist():
-        copied = np.flatnonzero(hosted == group)
+    for group in np.unique(copier[copier >= 0]).tolist():
+        copied = np.flatnonzero(copier == group)
         rows = np.flatnonzero((group_of[c.issuer] == group) & c.live)
         begin = np.where(c.by_worker, c.issue, c.issue - c.cost)[rows]
         end = np.where(c.by_worker, c.end, c.issue)[rows]
@@ -146,7 +143,7 @@ def memory(c: Columns) -> None:
             )
 
 
-RESOURCES: Final[tuple[Callable[[Columns], None], ...]] = (
+RESOURCES = (
     cores,
     serial_links,
     host_threads,

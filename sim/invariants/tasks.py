@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
 from sim.invariants.checked_columns import Columns, refuse
@@ -72,4 +69,4 @@ def durations(c: Columns) -> None:
     )
 
 
-TASKS: Final[tuple[Callable[[Columns], None], ...]] = (each_once, times_in_order, places, durations)
+TASKS = (each_once, times_in_order, places, durations)

@@ -41,9 +41,9 @@ def host_groups(job: Job, source: IntArray, destination: IntArray) -> IntArray:
     pageable = np.array([device.pageable for device in machine.devices])
     if not pageable.any():
         return np.full(len(source), UNSET)
-    hosted = np.array([device.workers > 0 for device in machine.devices])
-    there = np.where(hosted[source], destination, source)  # the one that is launched on
-    needed = (hosted[source] != hosted[destination]) & (pageable[source] | pageable[destination])
+    by_workers = np.array([device.workers > 0 for device in machine.devices])
+    there = np.where(by_workers[source], destination, source)  # the one that is launched on
+    needed = (by_workers[source] != by_workers[destination]) & (pageable[source] | pageable[destination])
     return np.where(needed, machine.group_of[there], UNSET)
 
 

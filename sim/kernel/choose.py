@@ -13,7 +13,7 @@ from sim.engine import Engine, Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.kernel.compiled import source_is_wanted
-from sim.kernel.run import STUCK, compiled, run
+from sim.kernel.run import DEADLOCK, compiled, run
 from sim.policy.policy import Policy
 from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError
@@ -65,7 +65,7 @@ def run_job(
         found = run(job, policy, memory=memory, observers=observers)
         if isinstance(found, Trace):
             return found
-        if engine == "kernel" and found != STUCK:
+        if engine == "kernel" and found != DEADLOCK:
             raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
     return replace(Engine(job, policy, memory=memory, observers=observers).run(), engine=which)

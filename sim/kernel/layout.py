@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.pageable import host_groups
@@ -58,7 +58,7 @@ def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) 
     graph, machine = job.graph, job.machine
     if has_control_flow(graph):
         return "the graph has control flow"
-    if find_meetings(graph).recvs:
+    if rendezvous_keys(graph).recvs:
         return "the graph has Sends and Recvs that meet by key"
     if graph.attributes and non_strict_ops(graph).any():
         return "the graph has ops that start with the first of their inputs (strict: false)"
@@ -208,6 +208,7 @@ def columns(
     out["networked"], out["n_released"] = n_transfers > 0, 0
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
+    out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
     out["coming"] = np.zeros(2 * int(out["n_lanes"]) + 1, np.int64)
     for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
         out[name] = 0
@@ -327,7 +328,7 @@ def _devices(job: Job) -> Columns:
         ("n_idle", 0, job.n_groups),
         ("asked", 0, job.n_groups),
         ("is_asked", 0, job.n_groups),
-        ("batch", 0, job.n_groups),
+        ("batch", 0, max(n_lanes, job.n_groups)),
     ):
         out[name] = np.full(size, value)
     return out

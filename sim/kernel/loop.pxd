@@ -15,12 +15,13 @@ cdef i64 EVENT, LAUNCH, RESOURCES, AT_ISSUE, AT_START, NEVER, GROUPS, WIDTH
 cdef class Run:
     cdef public i64 n, ends, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
-    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, takes, n_noted, n_groups, n_unhosted
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last, takes, n_noted
+    cdef public i64 n_groups, n_unhosted
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
     cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting, tangled
     cdef public Net net
     cdef public Stealing threads
-    cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer
+    cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer, last
     cdef public i32[::1] wait, slots, program, place, rows, noted
     cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
@@ -41,9 +42,9 @@ cdef class Run:
     cdef void note(self, i64 task) noexcept
     @cython.locals(device=i64, task=i64)
     cdef void free_lane(self, i64 lane) noexcept
-    @cython.locals(base=i64, other=i64, follower=i64, k=i64)
+    @cython.locals(base=i64, other=i64, follower=i64, left=i64, lane=i64, hop=i64, k=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
-    @cython.locals(base=i64, moving=bint, other=i64, left=i64, consumer=i64, k=i64)
+    @cython.locals(base=i64, moving=bint, other=i64, left=i64, first=i64, last=i64, consumer=i64, k=i64)
     cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
     @cython.locals(group=i64, length=i64, place=i64)
     cdef void eligible(self, i64 task, i64 node) noexcept
@@ -91,7 +92,7 @@ cdef class Run:
     cdef void occupy(self, i64 who) noexcept
     cdef void ask_later(self, i64 group) noexcept
     cdef void touch(self, i64 lane) noexcept
-    @cython.locals(lane=i64, task=i64, at=i64, k=i64)
+    @cython.locals(n=i64, lane=i64, task=i64, at=i64, k=i64)
     cdef void start_heads(self) noexcept
     cdef void wake(self, i64 lane, i64 at) noexcept
     @cython.locals(ns=i64)
@@ -111,11 +112,11 @@ cdef class Run:
     cdef bint earlier(self, i64 a, i64 b) noexcept
     @cython.locals(key=i64, task=i64, k=i64)
     cdef bint next_round(self) noexcept
-    @cython.locals(at=i64, up=i64, above=i64)
     cdef void schedule(self, i64 key, i64 task) noexcept
-    @cython.locals(first=i64, n=i64, key=i64, task=i64, at=i64, kid=i64, below=i64)
+    @cython.locals(first=i64, last=i64, at=i64, kid=i64, before=i64, key=i64)
     cdef i64 pop_event(self) noexcept
-    cdef bint comes_first(self, i64 a, i64 b) noexcept
+    @cython.locals(up=i64, above=i64)
+    cdef void place_event(self, i64 at, i64 key, i64 task) noexcept
     @cython.locals(at=i64)
     cdef void push_coming(self, i64 task) noexcept
     @cython.locals(first=i64, n=i64, task=i64, at=i64, kid=i64)
@@ -124,11 +125,11 @@ cdef class Run:
     cdef void push_slot(self, i64 first, i64 n, i64 value) noexcept
     @cython.locals(least=i64, value=i64, at=i64, kid=i64)
     cdef i64 pop_slot(self, i64 first, i64 n) noexcept
-@cython.locals(moves=i64, value=i64, at=i64, k=i64)
-cdef void sort(i64[::1] column, i64 n) noexcept
-@cython.locals(value=i64, k=i64)
-cdef void sort_by_heap(i64[::1] column, i64 n) noexcept
-@cython.locals(value=i64, kid=i64)
-cdef void sift_down(i64[::1] column, i64 at, i64 n) noexcept
+    @cython.locals(moves=i64, value=i64, at=i64, k=i64)
+    cdef void sort_batch(self, i64 n) noexcept
+    @cython.locals(value=i64, k=i64)
+    cdef void sort_by_heap(self, i64 n) noexcept
+    @cython.locals(value=i64, kid=i64)
+    cdef void sift_down(self, i64 at, i64 n) noexcept
 @cython.locals(a=i64, b=i64, at=i64, k=i64)
 cdef void sort_pairs(i64[::1] first, i64[::1] second, i64 n) noexcept

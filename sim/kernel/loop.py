@@ -78,6 +78,8 @@ class Run:
 
     # One entry a task.
     pending: Column  # edges that have not counted
+    last: Column  # a stack: whose last edge has counted
+    n_last: int
     running: Column  # events that have not arrived
     floor: Column  # when the last of them arrives on this stream
     follower: Column  # who stands behind it in a queue of launches
@@ -139,10 +141,10 @@ class Run:
     idle: Column
     idle_first: Column
     n_idle: Column
-    asked: Column  # groups to ask
+    asked: Column  # groups to ask; none unless by groups
     is_asked: Column
     n_asked: int
-    batch: Column
+    batch: Column  # groups or lanes in order
     something: bool  # whether anything changed for an issuer
 
     # Queues of eligible tasks, one a group or a program: a heap of places, a stack or a queue in `slots`.
@@ -320,20 +322,21 @@ class Run:
             other = base + self.edge[k]
             if other < self.n_tasks:
                 follower = self.node_of(other)
-                self.running[other] -= 1
-                if self.hop[self.device[follower]] and self.lane_of[follower] != self.stream[task]:
-                    self.floor[other] = self.now + self.hop[self.device[follower]]
-                if self.running[other] == 0 and self.issue[other] >= 0:
-                    if follower >= self.n_ops:
-                        self.released[self.n_released] = other
-                        self.n_released += 1
-                    elif self.head[self.lane_of[follower]] == other:
-                        self.touch(self.lane_of[follower])
+                left = self.running[other] - 1
+                self.running[other] = left
+                lane = self.lane_of[follower]
+                hop = self.hop[self.device[follower]] * (lane != self.stream[task])
+                self.floor[other] = max(self.floor[other], self.now + hop)
+                if follower < self.n_ops:
+                    if (left == 0) & (self.head[lane] == other):  # one branch, which is guessed at best
+                        self.touch(lane)
+                elif left == 0 and self.issue[other] >= 0:
+                    self.released[self.n_released] = other
+                    self.n_released += 1
 
     def count_down(self, task: int, node: int, row: int) -> None:
         """Count an edge for each consumer; who has no other left is eligible."""
         base = task - node
-        moving = False
         if self.keeping:
             self.maker = self.issuer[task]
             if self.maker >= 0 and not self.keep_first:
@@ -341,24 +344,31 @@ class Run:
             self.n_made = 0
         elif self.stealing:
             self.threads.begin(self.issuer[task])
+        first = self.n_last
+        last = first
         for k in range(self.first_edge[row], self.first_edge[row + 1]):
             other = base + self.edge[k]
             if other < self.n_tasks:
                 left = self.pending[other] - 1
                 self.pending[other] = left
-                if left == 0:
-                    consumer = self.node_of(other)
-                    if consumer < self.n_ops:
-                        self.eligible(other, consumer)
-                    else:
-                        moving = True
+                self.last[last] = other
+                last += left == 0  # a sum, since a branch would be guessed wrong half of the time
+        moving = False
+        for k in range(first, last):
+            consumer = self.node_of(self.last[k])
+            if consumer < self.n_ops:
+                self.eligible(self.last[k], consumer)
+            else:
+                moving = True
         if self.stealing:
             self.threads.finish()
         if moving:  # transfers begin when all others are told
-            for k in range(self.first_edge[row], self.first_edge[row + 1]):
-                other = base + self.edge[k]
-                if other < self.n_tasks and self.pending[other] == 0 and self.ready[other] < 0:
-                    self.move(other, self.node_of(other))
+            self.n_last = last
+            for k in range(first, last):
+                consumer = self.node_of(self.last[k])
+                if consumer >= self.n_ops:
+                    self.move(self.last[k], consumer)
+            self.n_last = first
 
     def eligible(self, task: int, node: int) -> None:
         """Stamp a task whose inputs are there, and queue it."""
@@ -581,8 +591,7 @@ class Run:
         self.n_asked = 0
         for k in range(n):
             self.batch[k] = self.asked[k]
-        if n > 1:
-            sort(self.batch, n)
+        self.sort_batch(n)
         for k in range(n):
             group = self.batch[k]
             self.is_asked[group] = 0
@@ -723,7 +732,7 @@ class Run:
     def ask_later(self, group: int) -> None:
         """Note that something changed in a group of issuers."""
         self.something = True
-        if not self.is_asked[group] and self.by_group:
+        if self.n_idle[group] and not self.is_asked[group]:
             self.is_asked[group] = 1
             self.asked[self.n_asked] = group
             self.n_asked += 1
@@ -742,10 +751,13 @@ class Run:
 
         What may start later starts then for certain, so that it is put down at once.
         """
-        if self.n_touched > 1:
-            sort(self.touched, self.n_touched)
-        for k in range(self.n_touched):
-            lane = self.touched[k]
+        n = self.n_touched
+        self.n_touched = 0
+        for k in range(n):
+            self.batch[k] = self.touched[k]
+        self.sort_batch(n)
+        for k in range(n):
+            lane = self.batch[k]
             self.is_touched[lane] = 0
             task = self.head[lane]
             if task < 0 or self.busy[lane]:
@@ -772,7 +784,6 @@ class Run:
                 self.begin_on_sms(task, self.node_of(task), self.partition[lane])
             else:
                 self.begin(task, self.node_of(task), at)
-        self.n_touched = 0
 
     def wake(self, lane: int, at: int) -> None:
         """Look at a stream again later. Its number in the heap of events comes after those of tasks."""
@@ -983,8 +994,32 @@ class Run:
 
     def schedule(self, key: int, task: int) -> None:
         """Put what happens to a task into the heap of events."""
-        at = self.n_events
         self.n_events += 1
+        self.place_event(self.n_events - 1, key, task)
+
+    def pop_event(self) -> int:
+        """Take the first event off the heap; equal times by the order of starts."""
+        first = self.event_task[0]
+        self.n_events -= 1
+        last = self.n_events
+        at = 0
+        kid = 2
+        while kid <= last:  # the gap sinks to the bottom, where the last event most often belongs
+            before = self.event_key[kid - 1]
+            key = self.event_key[kid]
+            if before == key:
+                kid -= self.earlier(self.event_task[kid - 1], self.event_task[kid])
+            else:
+                kid -= before < key  # a sum, since a branch would be guessed wrong half of the time
+            self.event_key[at] = self.event_key[kid]
+            self.event_task[at] = self.event_task[kid]
+            at = kid
+            kid = 2 * at + 2
+        self.place_event(at, self.event_key[last], self.event_task[last])
+        return first
+
+    def place_event(self, at: int, key: int, task: int) -> None:
+        """Let an event rise from a gap of the heap to its place."""
         while at > 0:
             up = (at - 1) >> 1
             above = self.event_key[up]
@@ -995,36 +1030,6 @@ class Run:
             at = up
         self.event_key[at] = key
         self.event_task[at] = task
-
-    def pop_event(self) -> int:
-        """Take the first event off the heap; equal times by the order of starts."""
-        first = self.event_task[0]
-        self.n_events -= 1
-        n = self.n_events
-        key = self.event_key[n]
-        task = self.event_task[n]
-        at = 0
-        while True:
-            kid = 2 * at + 1
-            if kid >= n:
-                break
-            if kid + 1 < n and self.comes_first(kid + 1, kid):
-                kid += 1
-            below = self.event_key[kid]
-            if key < below or (key == below and self.earlier(task, self.event_task[kid])):
-                break
-            self.event_key[at] = below
-            self.event_task[at] = self.event_task[kid]
-            at = kid
-        self.event_key[at] = key
-        self.event_task[at] = task
-        return first
-
-    def comes_first(self, a: int, b: int) -> bool:
-        """Whether the event at one place of the heap comes before that at another."""
-        if self.event_key[a] != self.event_key[b]:
-            return self.event_key[a] < self.event_key[b]
-        return self.earlier(self.event_task[a], self.event_task[b])
 
     def push_coming(self, task: int) -> None:
         """Put a start into the heap of those to come."""
@@ -1085,48 +1090,47 @@ class Run:
         self.slots[first + at] = value
         return least
 
+    # Sorting.
 
-def sort(column: Column, n: int) -> None:
-    """Sort the first `n` numbers, which are few or nearly in order (else by a heap)."""
-    moves = 0
-    for k in range(1, n):
-        value = column[k]
-        at = k
-        while at > 0 and column[at - 1] > value:
-            column[at] = column[at - 1]
-            at -= 1
-        column[at] = value
-        moves += k - at
-        if moves > 16 * n:
-            sort_by_heap(column, n)
-            return
+    def sort_batch(self, n: int) -> None:
+        """Sort the `n` numbers of the batch, which are few or nearly in order (else by a heap)."""
+        moves = 0
+        for k in range(1, n):
+            value = self.batch[k]
+            at = k
+            while at > 0 and self.batch[at - 1] > value:
+                self.batch[at] = self.batch[at - 1]
+                at -= 1
+            self.batch[at] = value
+            moves += k - at
+            if moves > 16 * n:
+                self.sort_by_heap(n)
+                return
 
+    def sort_by_heap(self, n: int) -> None:
+        """Sort the batch, in whatever order it is."""
+        for k in range(n // 2 - 1, -1, -1):
+            self.sift_down(k, n)
+        for k in range(n - 1, 0, -1):
+            value = self.batch[k]
+            self.batch[k] = self.batch[0]
+            self.batch[0] = value
+            self.sift_down(0, k)
 
-def sort_by_heap(column: Column, n: int) -> None:
-    """Sort the first `n` numbers, in whatever order they are."""
-    for k in range(n // 2 - 1, -1, -1):
-        sift_down(column, k, n)
-    for k in range(n - 1, 0, -1):
-        value = column[k]
-        column[k] = column[0]
-        column[0] = value
-        sift_down(column, 0, k)
-
-
-def sift_down(column: Column, at: int, n: int) -> None:
-    """Let a number sink in a heap of `n` whose greatest comes first."""
-    value = column[at]
-    while True:
-        kid = 2 * at + 1
-        if kid >= n:
-            break
-        if kid + 1 < n and column[kid + 1] > column[kid]:
-            kid += 1
-        if value >= column[kid]:
-            break
-        column[at] = column[kid]
-        at = kid
-    column[at] = value
+    def sift_down(self, at: int, n: int) -> None:
+        """Let a number sink in a heap of `n` whose greatest comes first."""
+        value = self.batch[at]
+        while True:
+            kid = 2 * at + 1
+            if kid >= n:
+                break
+            if kid + 1 < n and self.batch[kid + 1] > self.batch[kid]:
+                kid += 1
+            if value >= self.batch[kid]:
+                break
+            self.batch[at] = self.batch[kid]
+            at = kid
+        self.batch[at] = value
 
 
 def sort_pairs(first: Column, second: Column, n: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,19 +17,19 @@ from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
 from sim.kernel.memory import Journal, MemoryAfterwards
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
-from sim.record.record import complete_tasks
+from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.trace import Trace
 from sim.words.arrays import IntArray
 
 __all__ = ["compiled", "run"]
 
 
-_RESULTS: Final = ("stream", "ready", "issue", "start", "end", "wait", "issuer", "turn")
-"""Columns of which a trace is made, an entry a task."""
+_SYNCHRONISATIONS: Final = ("completion", "issue")
+"""Those that the kernel runs; any other is the engine's on SimPy alone."""
 
 _SOURCES: Final = (source, network_source, stealing_source)
 
-STUCK: Final = "nothing can happen any more and tasks remain"
+DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
@@ -77,6 +76,8 @@ def run(
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
         return why
+    if policy.synchronisation not in _SYNCHRONISATIONS:
+        return f"synchronisation {policy.synchronisation!r} is not in the kernel"
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)
@@ -106,49 +107,26 @@ def run(
     if routes is not None and kernel.net.status:
         return "shares of links are fractions that 128 bits cannot tell apart"
     if kernel.n_done < kernel.n_tasks:
-        return STUCK
+        return DEADLOCK
     log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None
     if isinstance(log, str):
         return log
-    ran: dict[str, IntArray] = {name: np.asarray(getattr(kernel, name)) for name in _RESULTS}
+    ran = {name: np.asarray(getattr(kernel, name.removesuffix("_ns"))) for name in (*TASK_COLUMNS, "turn")}
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
-    trace = _trace(job, flow, policy, rows, ran, log)
-    return replace(trace, engine="kernel (pure Python)" if lists else "kernel")
+    tasks = _at(rows, ran, TASK_COLUMNS)
+    moved = _at(_transfers(job, flow, ran), ran, TRANSFER_COLUMNS)
+    which = "kernel (pure Python)" if lists else "kernel"
+    return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=which)
 
 
-def _trace(
-    job: Job,
-    flow: Flow,
-    policy: Policy,
-    rows: IntArray,
-    ran: dict[str, IntArray],
-    log: dict[str, IntArray] | None,
-) -> Trace:
-    """Return the trace, whose columns are those of the kernel in the order of starts."""
-
-    def column(name: str) -> IntArray:
-        return ran[name][rows].astype(np.int64, copy=False)
-
-    tasks = {"id": rows, "stream": column("stream")}
-    tasks |= {f"{name}_ns": column(name) for name in ("ready", "issue", "start", "end")}
-    tasks |= {"wait": column("wait"), "issuer": column("issuer")}
-    complete_tasks(tasks, flow)
-    moved = _transfers(job, flow, ran)
-    return Trace(job, flow, type(policy).__name__, tasks, moved, log)
+def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
+    return {"id": id} | {name: ran[name][id].astype(np.int64, copy=False) for name in names}
 
 
-def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> dict[str, IntArray]:
-    """Return the columns of the transfers, in the order of starts."""
+def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> IntArray:
+    """Return the ids of the transfers, in the order of starts."""
     n = flow.n_nodes
     id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
-    times = {name: ran[name][id] for name in ("turn", "ready", "start", "end")}
-    order = np.lexsort((times["turn"], times["start"]))
-    id = id[order]
-    iteration, node = np.divmod(id, n)
-    moved = {"id": id, "iteration": iteration}
-    moved |= {f"{name}_ns": times[name][order] for name in ("ready", "start", "end")}
-    which = node - flow.n_ops
-    return moved | {
-        name: getattr(flow, name)[which] for name in ("tensor", "source", "destination", "nbytes")
-    }
+    order: IntArray = id[np.lexsort((ran["turn"][id], ran["start_ns"][id]))]
+    return order

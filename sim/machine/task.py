@@ -30,6 +30,8 @@ class Task:
         In which round of the instant ``start_ns`` it began: what takes no time ends in the next one.
     floor_ns : int
         It may not start before (an event has to travel from another stream).
+    calls_ns : int
+        What its issuer spent on calls of the allocator for it.
     wait : int
         Code of the last reason for which it did not start (`sim.record.record.WAITS`).
     frame : object
@@ -39,6 +41,7 @@ class Task:
     """
 
     __slots__ = (
+        "calls_ns",
         "dead",
         "end_ns",
         "floor_ns",
@@ -64,8 +67,7 @@ class Task:
         self.stream = -1
         self.issuer: Issuer | None = None
         self.ready_ns = self.issue_ns = self.start_ns = self.end_ns = -1
-        self.floor_ns = self.round = 0
-        self.wait = 0
+        self.floor_ns = self.round = self.wait = self.calls_ns = 0
         self.frame: Any = None
         self.dead = False
 

@@ -20,10 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from sim.job.job import Job
     from sim.words.arrays import IntArray
 
 __all__ = ["Order"]
@@ -67,19 +64,3 @@ class Order:
     cheap: IntArray | None = None
     pool: IntArray | None = None
     pool_of_issuer: IntArray | None = None
-
-    @classmethod
-    def by_rank(cls, job: Job, rank: IntArray) -> Order:
-        """Return the order in which of all eligible tasks that of the least rank comes first.
-
-        Earlier iterations come before later ones, whatever their ranks.
-
-        Parameters
-        ----------
-        job : Job
-        rank : array of int64
-            One for each op, all different.
-        """
-        by_rank = np.argsort(rank, kind="stable")
-        group = job.group_of[by_rank]
-        return cls("place", [by_rank[group == g] for g in range(job.n_groups)])

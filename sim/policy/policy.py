@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from sim.job.job import Job
     from sim.machine.task import Issuer, Task
     from sim.policy.order import Order
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "Synchronisation"]
+
+Synchronisation = Literal["completion", "issue"]
+"""What *eligible* means: see `Policy`. `sim.readiness.synchronisations` says which edges it concerns."""
 
 
 class Policy:

@@ -1,25 +1,21 @@
 """Which tasks become eligible when one is issued or ends.
 
-On a static graph a counter per task is enough: every edge counts its consumer down once, and at
-zero the consumer is eligible. Two variants stand behind one interface (`Readiness`):
-
-`CompletionReadiness`
-    An edge counts when its producer has *ended* (TensorFlow on CPU, TVM).
-`IssueReadiness`
-    An edge between two tasks that are launched on streams counts when its producer is *issued*;
-    a second counter, of producers that have not ended, is the event wait at the stream's head.
-
-Where the graph has ops that start with the first of their inputs (`sim.readiness.strictness`), a countdown of
-its own counts for them; other graphs know nothing of it.
+On a static graph a counter per task is enough: every edge counts its consumer down once, and at zero the
+consumer is eligible. An edge counts when its producer has ended, or, where the policy's synchronisation says
+so (`sim.readiness.synchronisations`), when it is issued. Of the latter a second counter, of producers that
+have not ended, is the event wait at the head of the consumer's stream.
 
 A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the offset
-``d * n_nodes + consumer`` whatever the iteration.
+``d * n_nodes + consumer`` whatever the iteration. Edges that lead past the last iteration never count.
+
+Where the graph has ops that start with the first of their inputs (`sim.readiness.strictness`), edges into
+them take different steps down; other graphs know nothing of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
-from typing import Protocol
+from collections.abc import Iterator, Set
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +25,10 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, node_name
 from sim.machine.task import Task
 from sim.readiness.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
+from sim.readiness.synchronisations import edges_at_issue
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["CompletionReadiness", "IssueReadiness", "Readiness"]
+__all__ = ["CounterReadiness", "Readiness"]
 
 _NEVER = 1 << 60
 
@@ -40,7 +37,7 @@ class Readiness(Protocol):
     """What the engine asks; ids and frames are the variant's own business."""
 
     asynchronous: bool
-    """Whether `issued` has to be called."""
+    """Whether a task may be issued before its inputs are computed; if not, only its end has to be told."""
 
     @property
     def total(self) -> int:
@@ -68,80 +65,37 @@ class Readiness(Protocol):
         """Return what the task with that id is called in messages."""
 
 
-class _Countdown:
-    """Counts the consumers of a task down, along some of the edges; `run` is what the hot loop calls."""
+class _Edges(NamedTuple):
+    """Edges out of each node: offsets of the consumers' ids, and by how much each counts its consumer down.
 
-    __slots__ = ("group_of", "n", "once", "pending", "successors")
-
-    def __init__(
-        self, successors: list[list[int]], pending: list[int], group_of: list[int], n: int, once: bool
-    ) -> None:
-        self.successors, self.pending = successors, pending
-        self.group_of, self.n, self.once = group_of, n, once
-
-    def task(self, id: int) -> Task:
-        """Make the task with that id."""
-        iteration, node = divmod(id, self.n)
-        return Task(id, node, iteration, self.group_of[node])
-
-    def run(self, task: Task) -> list[Task]:
-        """Return the consumers that waited for nothing but `task`, in edge order."""
-        pending = self.pending
-        now_ready = []
-        base = task.id - task.op
-        for offset in self.successors[task.op]:
-            id = base + offset
-            left = pending[id] - 1
-            pending[id] = left
-            if not left:
-                now_ready.append(Task(id, id, 0, self.group_of[id]) if self.once else self.task(id))
-        return now_ready
-
-
-class _FirstCountdown(_Countdown):
-    """The same where some consumers are non-strict; `steps` is parallel to `successors`.
-
-    An edge takes 1 from a strict consumer. Of a non-strict one, a control edge takes 2, and a data edge
-    (step 0) clears the lowest bit.
+    An edge takes 1 from a strict consumer, and `steps` is None where all are. Of a non-strict one, a control
+    edge takes 2, and a data edge (step 0) clears the lowest bit.
     """
 
-    __slots__ = ("steps",)
-    steps: list[list[int]]
-
-    def run(self, task: Task) -> list[Task]:
-        """Return the consumers that waited for nothing but `task`, in edge order."""
-        pending = self.pending
-        now_ready = []
-        base = task.id - task.op
-        for offset, step in zip(self.successors[task.op], self.steps[task.op], strict=True):
-            id = base + offset
-            before = pending[id]
-            left = pending[id] = before - step if step else before & ~1
-            if before and not left:
-                now_ready.append(self.task(id))
-        return now_ready
+    offsets: list[list[int]]
+    steps: list[list[int]] | None
 
 
-class CompletionReadiness:
-    """Edges count when the producer has ended.
+class CounterReadiness:
+    """Readiness of a static graph (see the module).
 
     Parameters
     ----------
     job : Job
     flow : Flow
         Nodes and edges, transfers included.
+    synchronisation : str
+        When edges count.
 
     Raises
     ------
     InfeasibleError
         A non-strict op that would be launched on a stream.
+    UnknownNameError
+        There is no such synchronisation.
     """
 
-    asynchronous = False
-    ended: Callable[[Task], list[Task]]
-    issued: Callable[[Task], list[Task]]
-
-    def __init__(self, job: Job, flow: Flow) -> None:
+    def __init__(self, job: Job, flow: Flow, synchronisation: str = "completion") -> None:
         self.job, self.flow = job, flow
         self.n = flow.n_nodes
         self.total = self.n * job.iterations
@@ -149,27 +103,33 @@ class CompletionReadiness:
         self.non_strict = np.zeros(self.n, dtype=bool)
         self.non_strict[: flow.n_ops] = non_strict_ops(job.graph)
         refuse_launched(job, self.non_strict[: flow.n_ops])
-        every = np.ones(len(flow.producer), dtype=bool)
-        self.pending = self._counts(every)
-        self._prepare(every)
+        reaches = flow.distance < job.iterations
+        self.pending = self._counts(reaches)
+        early = edges_at_issue(synchronisation, job, flow)
+        self.asynchronous = early is not None
+        if early is None:
+            self.at_end = self._edges(reaches)
+            return
+        self.at_issue, self.at_end = self._edges(reaches & early), self._edges(reaches & ~early)
+        self.running = self._counts(reaches & early)  # producers whose events are awaited
+        self.refused: dict[int, Task] = {}
+        self.free: list[Task] = []
+        more = flow.n_nodes - flow.n_ops
+        hop = np.array([device.event_ns for device in job.machine.devices])
+        self.hop_ns = [*hop[job.device_of].tolist(), *([0] * more)] if hop.any() else None
+        self.stream_of = [*job.stream_of.tolist(), *([-2] * more)] if hop.any() else []
+        self.floor_ns: dict[int, int] = {}
 
-    def _prepare(self, every: npt.NDArray[np.bool_]) -> None:
-        self.last = self._countdown(every)
-        self.ended = self.last.run  # without a method in between: this is called for every task
-        self.issued = lambda task: []  # issuing makes nothing eligible here
-
-    def _countdown(self, edges: npt.NDArray[np.bool_]) -> _Countdown:
+    def _edges(self, which: npt.NDArray[np.bool_]) -> _Edges:
         flow = self.flow
-        offset = flow.distance * flow.n_nodes + flow.consumer
-        successors = Csr.group(flow.producer[edges], offset[edges], flow.n_nodes).lists()
-        once = self.job.iterations == 1
-        to_non_strict = self.non_strict[flow.consumer[edges]]
+        producer, consumer = flow.producer[which], flow.consumer[which]
+        offset = flow.distance[which] * self.n + consumer
+        offsets = Csr.group(producer, offset, self.n).lists()
+        to_non_strict = self.non_strict[consumer]
         if not to_non_strict.any():
-            return _Countdown(successors, self.pending, self.group_of, self.n, once)
-        step = np.where(to_non_strict, np.where(flow.carries[edges] == UNSET, 2, 0), 1)
-        countdown = _FirstCountdown(successors, self.pending, self.group_of, self.n, once)
-        countdown.steps = Csr.group(flow.producer[edges], step, flow.n_nodes).lists()
-        return countdown
+            return _Edges(offsets, None)
+        step = np.where(to_non_strict, np.where(flow.carries[which] == UNSET, 2, 0), 1)
+        return _Edges(offsets, Csr.group(producer, step, self.n).lists())
 
     def _counts(self, edges: npt.NDArray[np.bool_]) -> list[int]:
         """Return one count per task; an edge of distance d does not hold back the first d iterations."""
@@ -178,7 +138,7 @@ class CompletionReadiness:
         control = self.flow.carries[edges] == UNSET
         first = np.flatnonzero(self.non_strict & (np.bincount(consumer, minlength=self.n) > 0))
         rows: list[IntArray] = []
-        for iteration in range(min(self.job.iterations, farthest + 1)):
+        for iteration in range(farthest + 1):
             now = distance <= iteration
             rows.append(np.bincount(consumer[now], minlength=self.n))
             if len(first):
@@ -186,89 +146,58 @@ class CompletionReadiness:
                 there = inputs_from_the_start(self.job.graph, self.flow, iteration)[first]
                 rows[-1][first] = 2 * controls + ~there
         counts: list[int] = np.concatenate(rows + [rows[-1]] * (self.job.iterations - len(rows))).tolist()
-        return counts + [_NEVER] * (farthest * self.n)  # edges that lead past the last iteration
+        return counts + [_NEVER] * (farthest * self.n)
+
+    def _task(self, id: int) -> Task:
+        iteration, node = divmod(id, self.n)
+        return Task(id, node, iteration, self.group_of[node])
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0."""
-        return [self.last.task(id) for id in range(self.total) if self.pending[id] == 0]
+        return [self._task(id) for id in range(self.total) if self.pending[id] == 0]
 
-    def may_start(self, task: Task) -> bool:
-        """Return True: an eligible task has all its inputs."""
-        return True
+    def issued(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` was issued."""
+        return self._count_down(self.at_issue, task)
 
-    def released(self) -> list[Task]:
-        """Return nothing: nothing is ever refused."""
-        return []
+    def ended(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` ended; its event may release what was refused."""
+        if self.asynchronous:
+            self._record(task)
+        return self._count_down(self.at_end, task)
 
-    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield every task that is not `over`, with the producers it waits for."""
-        flow = self.flow
-        producers = Csr.group(flow.consumer, flow.producer, self.n)
-        distances = Csr.group(flow.consumer, flow.distance, self.n)
-        carried = Csr.group(flow.consumer, flow.carries, self.n)
-        for id in range(self.total):
-            if id not in over:
-                node = id % self.n
-                sources = producers.row(node) + (id - node) - distances.row(node) * self.n
-                if self.non_strict[node] and not self.pending[id] & 1:  # one of its inputs is there
-                    sources = sources[carried.row(node) == UNSET]
-                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
-
-    def name(self, id: int) -> str:
-        """Return op (or transfer), with the iteration when there are several."""
-        iteration, node = divmod(id, self.n)
-        name = node_name(self.job, self.flow, node)
-        return f"{name}[{iteration}]" if self.job.iterations > 1 else name
-
-
-class IssueReadiness(CompletionReadiness):
-    """Edges between launched tasks count when the producer is issued; events hold back the start.
-
-    Parameters
-    ----------
-    job, flow
-        As for `CompletionReadiness`.
-
-    Notes
-    -----
-    A CPU worker executes what it takes, so an edge into or out of a worker's task counts at the
-    producer's end: the host cannot read what the device has not computed yet.
-    """
-
-    asynchronous = True
-
-    def _prepare(self, every: npt.NDArray[np.bool_]) -> None:
-        job, flow = self.job, self.flow
-        launched = np.append(job.launched, np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
-        early = launched[flow.producer] & launched[flow.consumer]
-        self.first, self.last = self._countdown(early), self._countdown(~early)
-        self.on_issue, self.on_end = self.first.successors, self.last.successors
-        self.issued = self.first.run
-        self.ended = self._ended
-        self.running = self._counts(early)
-        self.refused: dict[int, Task] = {}
-        self.free: list[Task] = []
-        hop = np.array([device.event_ns for device in job.machine.devices])
-        self.hop_ns: list[int] | None = None
-        if hop.any():
-            self.hop_ns = [*hop[job.device_of].tolist(), *([0] * (flow.n_nodes - flow.n_ops))]
-            self.stream_of = [*job.stream_of.tolist(), *([-2] * (flow.n_nodes - flow.n_ops))]
-        self.floor_ns: dict[int, int] = {}
-
-    def _ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended; remember whom its event releases."""
-        running, refused, hop_ns = self.running, self.refused, self.hop_ns
-        base, stream = task.id - task.op, task.stream
-        for offset in self.on_issue[task.op]:
+    def _count_down(self, edges: _Edges, task: Task) -> list[Task]:
+        """Return the consumers that waited for nothing but `task`, in edge order."""
+        pending, base = self.pending, task.id - task.op
+        offsets, now_ready = edges.offsets[task.op], []
+        if edges.steps is None:
+            for offset in offsets:
+                id = base + offset
+                pending[id] = left = pending[id] - 1
+                if not left:
+                    now_ready.append(self._task(id))
+            return now_ready
+        for offset, step in zip(offsets, edges.steps[task.op], strict=True):
             id = base + offset
-            running[id] = left = running[id] - 1
+            before = pending[id]
+            pending[id] = left = before - step if step else before & ~1
+            if before and not left:
+                now_ready.append(self._task(id))
+        return now_ready
+
+    def _record(self, task: Task) -> None:
+        """Record the event of a task that ended, for those that were issued behind it."""
+        running, hop_ns = self.running, self.hop_ns
+        base = task.id - task.op
+        for offset in self.at_issue.offsets[task.op]:
+            id = base + offset
+            running[id] -= 1
             if hop_ns is not None:
                 node = offset % self.n
-                if self.stream_of[node] != stream and hop_ns[node]:
+                if self.stream_of[node] != task.stream and hop_ns[node]:
                     self.floor_ns[id] = task.end_ns + hop_ns[node]
-            if not left and id in refused:
-                self.free.append(refused.pop(id))
-        return self.last.run(task) if self.on_end[task.op] else []
+            if not running[id] and id in self.refused:
+                self.free.append(self.refused.pop(id))
 
     def may_start(self, task: Task) -> bool:
         """Whether the events that `task` waits for are all there."""
@@ -283,3 +212,23 @@ class IssueReadiness(CompletionReadiness):
         """Return (and forget) the tasks whose events have all arrived since they were refused."""
         free, self.free = self.free, []
         return free
+
+    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield every task that is not `over`, with the producers it waits for."""
+        flow = self.flow
+        edges = Csr.group(flow.consumer, np.arange(len(flow.consumer)), self.n)
+        distance = np.minimum(flow.distance, self.job.iterations)
+        for id in range(self.total):
+            if id not in over:
+                node = id % self.n
+                mine = edges.row(node)
+                if self.non_strict[node] and not self.pending[id] & 1:  # one of its inputs is there
+                    mine = mine[flow.carries[mine] == UNSET]
+                sources = id - node + flow.producer[mine] - distance[mine] * self.n
+                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
+
+    def name(self, id: int) -> str:
+        """Return op (or transfer), with the iteration when there are several."""
+        iteration, node = divmod(id, self.n)
+        name = node_name(self.job, self.flow, node)
+        return f"{name}[{iteration}]" if self.job.iterations > 1 else name

@@ -19,10 +19,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from sim.graph.rendezvous_keys import find_meetings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.readiness.tokens import NOTHING_DECIDED, Asked, TaggedTokenReadiness
+from sim.readiness.tokens import NOTHING_DECIDED, Asked, Tag, TaggedTokenReadiness
 
 __all__ = ["decided"]
 
@@ -57,7 +57,7 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     """
     if not any(_varies(attributes) for attributes in job.graph.attributes.values()):
         return NOTHING_DECIDED
-    if find_meetings(job.graph).recvs:
+    if rendezvous_keys(job.graph).recvs:
         return NOTHING_DECIDED
     program = _ProgramOrder(job, flow)
     if job.iterations == 1 and program.sequential:
@@ -84,7 +84,7 @@ class _ProgramOrder(TaggedTokenReadiness):
         self.structure = replace(self.structure, parallel_iterations=one)
         self.said: dict[Asked, bool] = {}
 
-    def _ask(self, predicate: int, frame: Any, iteration: Any) -> bool:
-        says = super()._ask(predicate, frame, iteration)
-        self.said[frame.repetition, frame.path(iteration.number), predicate] = says
+    def _ask(self, predicate: int, tag: Tag) -> bool:
+        says = super()._ask(predicate, tag)
+        self.said[tag.frame.repetition, str(tag), predicate] = says
         return says

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Set
 
 import numpy as np
 
-from sim.graph.rendezvous_keys import Meetings, sent_nbytes
+from sim.graph.rendezvous_keys import RendezvousKeys, sent_nbytes
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
@@ -37,10 +37,10 @@ from sim.readiness.counters import Readiness
 from sim.words.arrays import IntArray
 from sim.words.errors import GraphError
 
-__all__ = ["Rendezvous", "with_meeting_transfers"]
+__all__ = ["Rendezvous", "with_keyed_transfers"]
 
 
-def with_meeting_transfers(job: Job, flow: Flow, meetings: Meetings) -> Flow:
+def with_keyed_transfers(job: Job, flow: Flow, keys: RendezvousKeys) -> Flow:
     """Return `flow` with a transfer for each Send whose Recv is on another device.
 
     The transfer follows its Send; to which Recv it brings its bytes is known only at run time.
@@ -52,12 +52,12 @@ def with_meeting_transfers(job: Job, flow: Flow, meetings: Meetings) -> Flow:
     """
     graph, machine = job.graph, job.machine
     where: dict[str, int] = {}
-    for op, key in meetings.recvs.items():
+    for op, key in keys.recvs.items():
         here = int(job.device_of[op])
         if where.setdefault(key, here) != here:
             names = " and ".join(machine.devices[d].name for d in (where[key], here))
             raise GraphError(f"what is sent with key {key!r} is received on {names}; give each a key")
-    away = [op for op, key in meetings.sends.items() if where[key] != int(job.device_of[op])]
+    away = [op for op, key in keys.sends.items() if where[key] != int(job.device_of[op])]
     if not away or not machine.links:
         return flow
     count = len(away)
@@ -77,7 +77,7 @@ def with_meeting_transfers(job: Job, flow: Flow, meetings: Meetings) -> Flow:
         carries=more(flow.carries, tensor),
         tensor=more(flow.tensor, tensor),
         source=more(flow.source, job.device_of[sends]),
-        destination=more(flow.destination, [where[meetings.sends[op]] for op in away]),
+        destination=more(flow.destination, [where[keys.sends[op]] for op in away]),
         nbytes=more(flow.nbytes, [sent_nbytes(graph, op) for op in away]),
     )
 
@@ -95,8 +95,8 @@ class Rendezvous:
         Of the same graph; it knows nothing of keys.
     job : Job
     flow : Flow
-        With the transfers of `with_meeting_transfers`.
-    meetings : Meetings
+        With the transfers of `with_keyed_transfers`.
+    keys : RendezvousKeys
     context : Context
         The run, for its clock.
 
@@ -106,31 +106,33 @@ class Rendezvous:
         Ids of who met: the Send, or the transfer that it caused, and the Recv.
     """
 
-    def __init__(self, inner: Readiness, job: Job, flow: Flow, meetings: Meetings, context: Context) -> None:
+    def __init__(
+        self, inner: Readiness, job: Job, flow: Flow, keys: RendezvousKeys, context: Context
+    ) -> None:
         self.inner, self.asynchronous = inner, inner.asynchronous
         self.met: list[tuple[int, int]] = []
-        self._context, self._recvs = context, meetings.recvs
+        self._context, self._recvs = context, keys.recvs
         machine, n_ops = job.machine, flow.n_ops
         by_transfer = {
             int(send): int(node)
             for send, node in zip(flow.producer, flow.consumer, strict=True)
-            if int(send) in meetings.sends and node >= n_ops
+            if int(send) in keys.sends and node >= n_ops
         }
-        self._transfers = {node: meetings.sends[send] for send, node in by_transfer.items()}
-        self._sends = {op: key for op, key in meetings.sends.items() if op not in by_transfer}
+        self._transfers = {node: keys.sends[send] for send, node in by_transfer.items()}
+        self._sends = {op: key for op, key in keys.sends.items() if op not in by_transfer}
         self._request_ns = {
             node: _request_ns(job, int(flow.source[node - n_ops]), int(flow.destination[node - n_ops]))
             for node in self._transfers
         }
         launched = job.launched.tolist()
-        receiver = {key: op for op, key in meetings.recvs.items()}
+        receiver = {key: op for op, key in keys.recvs.items()}
         sources = {**self._sends, **self._transfers}
         self._at_issue = frozenset(
             source
             for source, key in sources.items()
             if inner.asynchronous and launched[receiver[key]] and (source >= n_ops or launched[source])
         )
-        self._event_ns = {op: machine.devices[int(job.device_of[op])].event_ns for op in meetings.recvs}
+        self._event_ns = {op: machine.devices[int(job.device_of[op])].event_ns for op in keys.recvs}
         self._offers: dict[_Key, deque[Task]] = {}
         self._requests: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs, and when they asked
         self._brings: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it

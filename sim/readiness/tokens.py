@@ -39,6 +39,7 @@ from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.readiness.outcomes import Outcomes
 from sim.readiness.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
+from sim.readiness.synchronisations import edges_at_issue, launched_nodes
 from sim.words.errors import RunError
 
 __all__ = ["Asked", "TaggedTokenReadiness"]
@@ -50,9 +51,13 @@ NOTHING_DECIDED: Final[Mapping[Asked, bool]] = MappingProxyType({})
 
 
 @dataclass(eq=False)
-class _Iteration:
-    """One iteration of a frame: how far each of its ops is from being ready."""
+class Tag:
+    """An iteration of a frame: where tasks run, and how far each op is from being ready there.
 
+    Its text, ``outer:2/inner:0`` and empty outside all loops, is what the trace shows.
+    """
+
+    frame: _Frame
     number: int
     pending: dict[int, int] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
@@ -60,10 +65,20 @@ class _Iteration:
     """Non-strict ops that follow a dead op by a control edge."""
     says: dict[int, int] = field(default_factory=dict)
     """Predicate → what it said here: all switches that ask it agree."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """Switch that has passed its token on → the side it took (0 false, 1 true)."""
     producers: dict[int, list[Task]] = field(default_factory=dict)
     """Op → launched producers of tokens that have come, whose events it may have to wait for."""
+    children: dict[int, _Frame] = field(default_factory=dict)
+    """Static frame → the loop that was entered from here and is not over."""
     outstanding: int = 0
-    child_frames: int = 0
+
+    def __str__(self) -> str:
+        """Return ``outer:2/inner:0``; empty outside all loops."""
+        if self.frame.parent is None:
+            return ""
+        outer = str(self.frame.parent)
+        return f"{outer}{'/' if outer else ''}{self.frame.name}:{self.number}"
 
 
 @dataclass(eq=False)
@@ -72,43 +87,16 @@ class _Frame:
 
     name: str
     static: int
-    parent: _Frame | None
-    parent_iteration: _Iteration | None
+    parent: Tag | None
     parallel: int
     pending_enters: int
     repetition: int
     entry: int = 0
-    iterations: dict[int, _Iteration] = field(default_factory=dict)
+    iterations: dict[int, Tag] = field(default_factory=dict)
     newest: int = 0
-    parked: list[tuple[int, Task]] = field(default_factory=list)
-    invariants: list[tuple[int, bool, Task]] = field(default_factory=list)
-    dead_exits: list[tuple[int, Task]] = field(default_factory=list)
-    children: dict[tuple[int, int], _Frame] = field(default_factory=dict)
-
-    def path(self, iteration: int) -> str:
-        """Return ``outer:2/inner:0``, or nothing for the whole graph."""
-        if self.parent is None:
-            return ""
-        assert self.parent_iteration is not None
-        before = self.parent.path(self.parent_iteration.number)
-        return f"{before}/{self.name}:{iteration}" if before else f"{self.name}:{iteration}"
-
-
-class Tag:
-    """Where a task runs: frame and iteration; its text is what the trace shows.
-
-    Of a switch that has passed its token on, `taken` is the side it took (0 false, 1 true).
-    """
-
-    __slots__ = ("frame", "iteration", "taken")
-
-    def __init__(self, frame: _Frame, iteration: _Iteration) -> None:
-        self.frame, self.iteration = frame, iteration
-        self.taken = -1
-
-    def __str__(self) -> str:
-        """Return ``outer:2/inner:0``; empty outside all loops."""
-        return self.frame.path(self.iteration.number)
+    parked: list[Task] = field(default_factory=list)
+    invariants: list[Task] = field(default_factory=list)
+    dead_exits: list[Task] = field(default_factory=list)
 
 
 class TaggedTokenReadiness:
@@ -120,9 +108,9 @@ class TaggedTokenReadiness:
         Repetitions (`job.iterations`) of such a graph are independent of one another.
     flow : Flow
         Nodes and edges; a transfer carries a dead token as well as a live one.
-    at_issue : bool
-        Whether an op that is launched, and whose consumers all are, passes its tokens on when it is
-        issued (TensorFlow: a GPU kernel completes when it is enqueued).
+    synchronisation : str
+        A launched op whose edges all count when it is issued (`sim.readiness.synchronisations`) passes its
+        tokens on then (TensorFlow: a GPU kernel completes when it is enqueued).
     decided : mapping, optional
         What predicates say, if that is known (`sim.readiness.decided_outcomes`); others are asked in the
         order of time.
@@ -133,51 +121,48 @@ class TaggedTokenReadiness:
         A non-strict op that would be launched on a stream.
     RunError
         A loop that is to make more than `MAX_ITERATIONS`.
+    UnknownNameError
+        There is no such synchronisation.
     """
 
     MAX_ITERATIONS = 100_000
     """More trips than this, and a loop is taken for one that never ends."""
 
     def __init__(
-        self, job: Job, flow: Flow, at_issue: bool = False, decided: Mapping[Asked, bool] = NOTHING_DECIDED
+        self,
+        job: Job,
+        flow: Flow,
+        synchronisation: str = "completion",
+        decided: Mapping[Asked, bool] = NOTHING_DECIDED,
     ) -> None:
         graph = job.graph
         self.job, self.flow, self.decided = job, flow, decided
         non_strict = non_strict_ops(graph)
         refuse_launched(job, non_strict)
         self.structure: FrameStructure = frame_structure(graph)
+        self._refuse_too_many_trips()
         self.outcomes = Outcomes(job)
-        for op, attributes in graph.attributes.items():
-            trips = attributes.get("trips")
-            if (
-                isinstance(trips, int)
-                and trips > self.MAX_ITERATIONS
-                and op in self.structure.predicate.values()
-            ):
-                self._refuse_endless(
-                    self.structure.name[self.structure.frame_of[op]], f"is to make {trips:,} iterations"
-                )
-        self.asynchronous = at_issue
         self.total = 0
         n, n_ops = flow.n_nodes, flow.n_ops
         self.kind = [graph.kinds[int(k)] for k in graph.kind_code] + ["transfer"] * (n - n_ops)
         self.group_of = job.group_of.tolist() + [-1] * (n - n_ops)
-        self.edges: list[list[tuple[int, int]]] = [
-            [] for _ in range(n)
-        ]  # (consumer, output slot; -1 control)
-        first = [int(graph.outputs.indices[p]) for p in graph.outputs.indptr[:-1]]
+        # Edges of each op: consumer and output slot (-1: control).
+        self.edges: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        first = graph.outputs.indices[graph.outputs.indptr[:-1]].tolist() + flow.tensor.tolist()
         self.n_data, self.n_control = [0] * n, [0] * n
         for producer, consumer, tensor in zip(
             flow.producer.tolist(), flow.consumer.tolist(), flow.carries.tolist(), strict=True
         ):
-            slot = -1 if tensor < 0 else (tensor - first[producer] if producer < n_ops else 0)
+            slot = -1 if tensor < 0 else tensor - first[producer]
             self.edges[producer].append((consumer, slot))
             (self.n_control if slot < 0 else self.n_data)[consumer] += 1
-        launched = job.launched.tolist() + [True] * (n - n_ops)
-        self.launched = launched
-        self.early = [
-            at_issue and launched[op] and all(launched[c] for c, _ in self.edges[op]) for op in range(n)
-        ]
+        at_issue = edges_at_issue(synchronisation, job, flow)
+        self.asynchronous = at_issue is not None
+        self.early = [False] * n
+        if at_issue is not None:
+            early = launched_nodes(job, flow)
+            early[flow.producer[~at_issue]] = False
+            self.early = early.tolist()
         # Ops that pass on their first live input; 0 where one is there from the start.
         self.first = {op: 1 for op in range(n_ops) if self.kind[op] == "merge"}
         if non_strict.any():
@@ -189,28 +174,28 @@ class TaggedTokenReadiness:
         self.alive: dict[int, Task] = {}
         self.waits_for: dict[int, list[Task]] = {}
         self.refused: dict[int, Task] = {}
+        self._ready: list[Task] = []  # made by the tokens that are being passed on
 
     # -- sim.readiness.counters.Readiness ---------------------------------------------------------------
 
     def roots(self) -> list[Task]:
         """Return the ops without inputs, once for each repetition."""
-        ready: list[Task] = []
         for repetition in range(self.job.iterations):
-            frame = _Frame("", 0, None, None, 1, 0, repetition)
-            root = frame.iterations[0] = _Iteration(0)
+            frame = _Frame("", 0, None, 1, 0, repetition)
+            root = frame.iterations[0] = Tag(frame, 0)
             for op in range(len(self.kind)):
                 if not self.n_control[op] and not self.first.get(op, self.n_data[op]):
-                    self._make(op, frame, root, False, ready)
-        return ready
+                    self._make(op, root, False)
+        return self._made()
 
     def issued(self, task: Task) -> list[Task]:
         """Pass on the tokens of a launched op whose consumers are launched, too."""
-        return self._pass_on(task) if self.early[task.op] and not task.dead else []
+        return self._pass_on(task) if self._passes_early(task) else []
 
     def ended(self, task: Task) -> list[Task]:
         """Pass on the tokens of `task`, unless that was done when it was issued."""
         self.alive.pop(task.id)
-        return [] if self.early[task.op] and not task.dead else self._pass_on(task)
+        return [] if self._passes_early(task) else self._pass_on(task)
 
     def may_start(self, task: Task) -> bool:
         """Whether all launched producers of `task` have ended."""
@@ -243,172 +228,155 @@ class TaggedTokenReadiness:
 
     # -- tokens --------------------------------------------------------------------------------
 
-    def _make(self, op: int, frame: _Frame, iteration: _Iteration, dead: bool, ready: list[Task]) -> None:
-        task = Task(self.total, op, frame.repetition, self.group_of[op])
+    def _passes_early(self, task: Task) -> bool:
+        return self.early[task.op] and not task.dead
+
+    def _make(self, op: int, tag: Tag, dead: bool) -> None:
+        task = Task(self.total, op, tag.frame.repetition, self.group_of[op])
         self.total += 1
-        task.frame = Tag(frame, iteration)
-        task.dead = dead
-        iteration.outstanding += 1
+        task.frame, task.dead = tag, dead
+        tag.outstanding += 1
         self.alive[task.id] = task
-        producers = iteration.producers.pop(op, None)
+        producers = tag.producers.pop(op, None)
         if producers:
             self.waits_for[task.id] = producers
-        ready.append(task)
+        self._ready.append(task)
+
+    def _made(self) -> list[Task]:
+        ready, self._ready = self._ready, []
+        return ready
 
     def _pass_on(self, task: Task) -> list[Task]:
         """Give `task`'s tokens to its consumers; return what became ready, in edge order."""
-        ready: list[Task] = []
-        op, dead = task.op, task.dead
-        frame: _Frame = task.frame.frame
-        iteration: _Iteration = task.frame.iteration
-        kind = self.kind[op]
+        tag: Tag = task.frame
+        frame, kind = tag.frame, self.kind[task.op]
         if kind == "enter":
-            self._enter(task, frame, iteration, ready)
+            self._enter(task, tag)
         elif kind == "exit":
-            if not dead:
+            if not task.dead:
                 assert frame.parent is not None
-                assert frame.parent_iteration is not None
-                self._deliver(task, op, frame.parent, frame.parent_iteration, False, None, ready)
-            elif iteration.number == frame.newest:
-                frame.dead_exits.append((op, task))
+                self._deliver(task, frame.parent)
+            elif tag.number == frame.newest:
+                frame.dead_exits.append(task)
         elif kind == "next_iteration":
-            if not dead:
-                self._next_iteration(task, frame, iteration, ready)
+            if not task.dead:
+                self._next_iteration(task, tag)
         else:
-            taken = None
-            if kind == "switch" and not dead:
-                taken = task.frame.taken = self._taken(op, frame, iteration)
-            self._deliver(task, op, frame, iteration, dead, taken, ready)
-        iteration.outstanding -= 1
-        self._maybe_over(frame, iteration, ready)
-        return ready
+            if kind == "switch" and not task.dead:
+                tag.taken[task.op] = self._side(task.op, tag)
+            self._deliver(task, tag)
+        tag.outstanding -= 1
+        self._retire(frame, tag)
+        return self._made()
 
-    def _taken(self, switch: int, frame: _Frame, iteration: _Iteration) -> int:
+    def _side(self, switch: int, tag: Tag) -> int:
         """Return the output of a switch that is live: all switches of a predicate agree within a tag."""
         predicate = self.structure.predicate[switch]
-        while frame.static != self.structure.frame_of[predicate]:  # brought in by an enter
-            assert frame.parent is not None
-            assert frame.parent_iteration is not None
-            iteration = frame.parent_iteration
-            frame = frame.parent
-        if predicate not in iteration.says:
+        while tag.frame.static != self.structure.frame_of[predicate]:  # brought in by an enter
+            assert tag.frame.parent is not None
+            tag = tag.frame.parent
+        if predicate not in tag.says:
             says = None
             if self.decided:
-                says = self.decided.get((frame.repetition, frame.path(iteration.number), predicate))
-            if says is None:
-                says = self._ask(predicate, frame, iteration)
-            iteration.says[predicate] = int(says)
-        return iteration.says[predicate]
+                says = self.decided.get((tag.frame.repetition, str(tag), predicate))
+            tag.says[predicate] = int(self._ask(predicate, tag) if says is None else says)
+        return tag.says[predicate]
 
-    def _ask(self, predicate: int, frame: _Frame, iteration: _Iteration) -> bool:
+    def _ask(self, predicate: int, tag: Tag) -> bool:
         if self.kind[predicate] == "loop_cond":
-            return self.outcomes.continues(predicate, frame.entry, iteration.number)
+            return self.outcomes.continues(predicate, tag.frame.entry, tag.number)
         return self.outcomes.branch(predicate)
 
-    def _deliver(
-        self,
-        task: Task,
-        op: int,
-        frame: _Frame,
-        iteration: _Iteration,
-        dead: bool,
-        taken: int | None,
-        ready: list[Task],
-    ) -> None:
-        for consumer, slot in self.edges[op]:
-            lost = dead or (taken is not None and slot >= 0 and slot != taken)
-            self._activate(task, consumer, slot < 0, lost, frame, iteration, ready)
+    def _deliver(self, task: Task, tag: Tag) -> None:
+        """Give the tokens of `task` to its consumers, in the iteration `tag`."""
+        taken = tag.taken.get(task.op)
+        for consumer, slot in self.edges[task.op]:
+            dead = task.dead or (taken is not None and slot >= 0 and slot != taken)
+            if self._passes_early(task):
+                tag.producers.setdefault(consumer, []).append(task)
+            if consumer in self.first:
+                self._count_first(task, consumer, slot < 0, dead, tag)
+            else:
+                self._count(consumer, dead, tag)
 
-    def _activate(
-        self,
-        task: Task,
-        op: int,
-        control: bool,
-        dead: bool,
-        frame: _Frame,
-        iteration: _Iteration,
-        ready: list[Task],
-    ) -> None:
-        """One token arrives at `op`: count it down, and make it a task when it is ready."""
-        pending, n_dead = iteration.pending, iteration.dead
-        if self.early[task.op] and self.launched[op] and not task.dead:
-            iteration.producers.setdefault(op, []).append(task)
-        if op not in self.first:
-            left = pending.get(op, self.n_data[op] + self.n_control[op]) - 1
-            pending[op] = left
-            if dead:
-                n_dead[op] = n_dead.get(op, 0) + 1
-            if left == 0:
-                kills = n_dead.get(op, 0) > 0 and self.kind[op] != "control_trigger"
-                self._make(op, frame, iteration, kills, ready)
-            return
-        # Such an op counts two for each control input, and one for the first live data input.
-        left = pending.get(op, self.first[op] + 2 * self.n_control[op])
+    def _count(self, op: int, dead: bool, tag: Tag) -> None:
+        """One token arrives at `op`, which waits for all of them."""
+        left = tag.pending[op] = tag.pending.get(op, self.n_data[op] + self.n_control[op]) - 1
+        if dead:
+            tag.dead[op] = tag.dead.get(op, 0) + 1
+        if left == 0:
+            self._make(op, tag, op in tag.dead and self.kind[op] != "control_trigger")
+
+    def _count_first(self, task: Task, op: int, control: bool, dead: bool, tag: Tag) -> None:
+        """One token of `task` arrives at `op`, which counts 2 for a control input, 1 for the first data."""
+        left = tag.pending.get(op, self.first[op] + 2 * self.n_control[op])
         merges = self.kind[op] == "merge"
         if control:
             left -= 2
             if dead and not merges:
-                iteration.killed.add(op)
-            all_dead = n_dead.get(op, 0) == self.n_data[op]
-            pending[op] = left
+                tag.killed.add(op)
+            all_dead = tag.dead.get(op, 0) == self.n_data[op]
+            tag.pending[op] = left
             if left == 0 or (left == 1 and all_dead):
-                pending[op] = 0
-                self._make(op, frame, iteration, left == 1 or op in iteration.killed, ready)
+                tag.pending[op] = 0
+                self._make(op, tag, left == 1 or op in tag.killed)
         elif dead:
-            n_dead[op] = n_dead.get(op, 0) + 1
-            if left == 1 and (n_dead[op] == self.n_data[op] or (merges and self.kind[task.op] == "enter")):
-                pending[op] = 0
-                self._make(op, frame, iteration, True, ready)
+            n_dead = tag.dead[op] = tag.dead.get(op, 0) + 1
+            if left == 1 and (n_dead == self.n_data[op] or (merges and self.kind[task.op] == "enter")):
+                tag.pending[op] = 0
+                self._make(op, tag, True)
         else:
-            pending[op] = left - left % 2
+            tag.pending[op] = left - left % 2
             if left == 1:
-                self._make(op, frame, iteration, op in iteration.killed, ready)
+                self._make(op, tag, op in tag.killed)
 
     # -- frames --------------------------------------------------------------------------------
 
-    def _enter(self, task: Task, frame: _Frame, iteration: _Iteration, ready: list[Task]) -> None:
+    def _enter(self, task: Task, tag: Tag) -> None:
         s = self.structure
         static = s.child_of[task.op]
-        child = frame.children.get((static, iteration.number))
+        child = tag.children.get(static)
         if child is None:
-            parallel = s.parallel_iterations[static]
-            child = _Frame(
-                s.name[static], static, frame, iteration, parallel, s.n_enters[static], frame.repetition
-            )
+            parallel, enters = s.parallel_iterations[static], s.n_enters[static]
+            child = _Frame(s.name[static], static, tag, parallel, enters, tag.frame.repetition)
             child.entry, self.entries[static] = self.entries[static], self.entries[static] + 1
-            child.iterations[0] = _Iteration(0)
-            frame.children[static, iteration.number] = child
-            iteration.child_frames += 1
+            child.iterations[0] = Tag(child, 0)
+            tag.children[static] = child
         child.pending_enters -= 1
         if self.job.graph.attributes[task.op].get("constant", False):
-            child.invariants.append((task.op, task.dead, task))
-            for number in range(child.newest + 1):
-                if number in child.iterations:
-                    self._deliver(task, task.op, child, child.iterations[number], task.dead, None, ready)
+            child.invariants.append(task)
+            for iteration in list(child.iterations.values()):
+                self._deliver(task, iteration)
         else:
-            self._deliver(task, task.op, child, child.iterations[0], task.dead, None, ready)
-        self._maybe_over(child, child.iterations.get(0), ready)
+            self._deliver(task, child.iterations[0])
+        self._retire(child, child.iterations.get(0))
 
-    def _next_iteration(self, task: Task, frame: _Frame, iteration: _Iteration, ready: list[Task]) -> None:
-        if iteration.number == frame.newest:
+    def _next_iteration(self, task: Task, tag: Tag) -> None:
+        frame = tag.frame
+        if tag.number == frame.newest:
             if len(frame.iterations) == frame.parallel:
-                frame.parked.append((task.op, task))
+                frame.parked.append(task)
                 return
-            self._begin_iteration(frame, ready)
-        self._deliver(task, task.op, frame, frame.iterations[iteration.number + 1], False, None, ready)
+            self._begin_iteration(frame)
+        self._deliver(task, frame.iterations[tag.number + 1])
 
-    def _begin_iteration(self, frame: _Frame, ready: list[Task]) -> None:
+    def _begin_iteration(self, frame: _Frame) -> None:
         """Start the next iteration: parked tokens first, then the invariants."""
         frame.newest += 1
         if frame.newest > self.MAX_ITERATIONS:
             self._refuse_endless(frame.name, f"has made {self.MAX_ITERATIONS:,} iterations and does not end")
-        iteration = frame.iterations[frame.newest] = _Iteration(frame.newest)
+        tag = frame.iterations[frame.newest] = Tag(frame, frame.newest)
         frame.dead_exits.clear()
         parked, frame.parked = frame.parked, []
-        for op, task in parked:
-            self._deliver(task, op, frame, iteration, False, None, ready)
-        for op, dead, task in frame.invariants:
-            self._deliver(task, op, frame, iteration, dead, None, ready)
+        for task in (*parked, *frame.invariants):
+            self._deliver(task, tag)
+
+    def _refuse_too_many_trips(self) -> None:
+        for op in sorted(set(self.structure.predicate.values())):
+            trips = self.job.graph.attributes.get(op, {}).get("trips")
+            if isinstance(trips, int) and trips > self.MAX_ITERATIONS:
+                loop = self.structure.name[self.structure.frame_of[op]]
+                self._refuse_endless(loop, f"is to make {trips:,} iterations")
 
     def _refuse_endless(self, loop: str, what: str) -> NoReturn:
         most = f"{self.MAX_ITERATIONS:,}"
@@ -417,31 +385,24 @@ class TaggedTokenReadiness:
             "give its loop_cond attributes: {trips: N}, N no larger than that"
         )
 
-    def _maybe_over(self, frame: _Frame, iteration: _Iteration | None, ready: list[Task]) -> None:
+    def _retire(self, frame: _Frame, tag: Tag | None) -> None:
         """Retire iterations that are over, oldest first; then the frame, when nothing of it is left."""
-        while iteration is not None and self._over(frame, iteration):
-            del frame.iterations[iteration.number]
+        while tag is not None and self._over(tag):
+            del frame.iterations[tag.number]
             if frame.parked and len(frame.iterations) < frame.parallel:
-                self._begin_iteration(frame, ready)
-            iteration = frame.iterations.get(iteration.number + 1)
-        if frame.parent is not None and not frame.iterations and not frame.pending_enters:
-            self._leave(frame, ready)
-
-    def _over(self, frame: _Frame, iteration: _Iteration) -> bool:
-        if iteration.outstanding or iteration.child_frames:
-            return False
-        if iteration.number == 0:
-            return frame.pending_enters == 0
-        return iteration.number - 1 not in frame.iterations
-
-    def _leave(self, frame: _Frame, ready: list[Task]) -> None:
-        """The loop is over: exits that never were live go out dead."""
-        parent, iteration = frame.parent, frame.parent_iteration
-        assert parent is not None
-        assert iteration is not None
-        if parent.children.pop((frame.static, iteration.number), None) is None:
+                self._begin_iteration(frame)
+            tag = frame.iterations.get(tag.number + 1)
+        parent = frame.parent
+        if parent is None or frame.iterations or frame.pending_enters:
             return
-        for op, task in frame.dead_exits:
-            self._deliver(task, op, parent, iteration, True, None, ready)
-        iteration.child_frames -= 1
-        self._maybe_over(parent, iteration, ready)
+        if parent.children.pop(frame.static, None) is not None:  # the loop is over
+            for task in frame.dead_exits:  # exits that never were live go out dead
+                self._deliver(task, parent)
+            self._retire(parent.frame, parent)
+
+    def _over(self, tag: Tag) -> bool:
+        if tag.outstanding or tag.children:
+            return False
+        if tag.number == 0:
+            return tag.frame.pending_enters == 0
+        return tag.number - 1 not in tag.frame.iterations

@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.graph.csr import Csr
-from sim.graph.walks import Edges
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InputError
 
@@ -240,8 +239,7 @@ def plan_of(trace: Record) -> Plan:
     """
     from sim.graph.frames import has_control_flow
     from sim.job.costs import issue_costs_ns
-    from sim.readiness.strictness import non_strict_ops
-    from sim.record.dependencies import unroll
+    from sim.record.dependencies import dependencies, waited_for
 
     job, tasks = trace.job, trace.tasks
     if has_control_flow(job.graph):
@@ -249,24 +247,19 @@ def plan_of(trace: Record) -> Plan:
             f"graph {job.graph.name!r} has control flow: what runs is decided during the run, "
             "and a plan cannot say it beforehand"
         )
-    n = len(job.graph)
+    n = len(trace)
     # Rows: a producer starts first. But whoever had to be paid for was issued before what its issuer
     # launched for nothing at the same instant.
     paid = (job.launched & (issue_costs_ns(job) > 0))[tasks["op"]]
-    in_order = np.lexsort((np.arange(len(trace)), ~paid, tasks["issue_ns"]))
-    number = np.empty(n * job.iterations, np.int64)
-    number[(tasks["iteration"] * n + tasks["op"])[in_order]] = np.arange(len(trace))
-    edges = job.graph.edges
-    edge, at = unroll(edges.distance, job.iterations)
-    if non_strict_ops(job.graph).any():
-        held_back = _held_back(trace, edges, edge, at)
-        edge, at = edge[held_back], at[held_back]
-    producer = number[(at - edges.distance[edge]) * n + edges.producer[edge]]
-    consumer = number[at * n + edges.consumer[edge]]
-    if len(trace.met):
-        sends, recvs = _met(trace)
-        producer = np.concatenate((producer, number[sends]))
-        consumer = np.concatenate((consumer, number[recvs]))
+    in_order = np.lexsort((np.arange(n), ~paid, tasks["issue_ns"]))
+    edges = waited_for(trace, dependencies(trace))
+    # Of each row its number in the plan, and of a transfer that of the task whose output it carries.
+    number = np.full(n + len(trace.transfers["id"]), UNSET)
+    number[in_order] = np.arange(n)
+    sent = edges.consumer >= n
+    number[edges.consumer[sent]] = number[edges.producer[sent]]
+    producer, consumer = number[edges.producer[~sent]], number[edges.consumer[~sent]]
+    made = producer != UNSET
 
     op, ops = _by_first_use(tasks["op"][in_order])
     stream, streams = _by_first_use(tasks["stream"][in_order])
@@ -284,41 +277,8 @@ def plan_of(trace: Record) -> Plan:
         iteration=tasks["iteration"][in_order],
         stream=stream,
         issuer=issuer,
-        waits=_needed_waits(producer, consumer, stream),
+        waits=_needed_waits(producer[made], consumer[made], stream),
     )
-
-
-def _met(trace: Record) -> tuple[IntArray, IntArray]:
-    """Return the Sends and the Recvs that met by key, as ``iteration * n + op``."""
-    n = len(trace.job.graph)
-    iteration, node = np.divmod(trace.met, trace.flow.n_nodes)
-    carried = node[:, 0] >= n  # by a transfer, which follows its Send
-    node[carried, 0] = trace.job.graph.tensor_producer[trace.flow.tensor[node[carried, 0] - n]]
-    sends, recvs = (iteration * n + node).T
-    return sends, recvs
-
-
-def _held_back(trace: Record, edges: Edges, edge: IntArray, at: IntArray) -> npt.NDArray[np.bool_]:
-    """Return which edges of the graph, by edge and iteration, held their consumer back in the run.
-
-    Of the inputs of a non-strict op that is the first, sent by a transfer or not: it is known by its
-    consumer, the tensor, and the iteration in which that was made.
-    """
-    from sim.readiness.strictness import non_strict_ops
-    from sim.record.dependencies import dependencies, waited_for
-
-    job, tasks, n_tensors = trace.job, trace.tasks, trace.job.graph.n_tensors
-    rows = waited_for(trace, dependencies(trace))
-    data = (rows.consumer < len(trace)) & (rows.tensor != UNSET)
-    made_at = np.concatenate((tasks["iteration"], trace.transfers["iteration"]))[rows.producer[data]]
-    reader = rows.consumer[data]
-    task = tasks["iteration"][reader] * len(job.graph) + tasks["op"][reader]
-    known = (task * n_tensors + rows.tensor[data]) * job.iterations + made_at
-    task = at * len(job.graph) + edges.consumer[edge]
-    asked = (task * n_tensors + edges.tensor[edge]) * job.iterations + at - edges.distance[edge]
-    strict = ~non_strict_ops(job.graph)[edges.consumer[edge]]
-    held_back: npt.NDArray[np.bool_] = strict | (edges.tensor[edge] == UNSET) | np.isin(asked, known)
-    return held_back
 
 
 def _by_first_use(codes: IntArray) -> tuple[IntArray, IntArray]:

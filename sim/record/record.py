@@ -1,28 +1,33 @@
 """What happened: flat columns, one row per task and one per transfer.
 
 Rows are in the order in which tasks started: by start, round of that instant, lane and id
-(`sim.record.rows`). Integer columns are numpy arrays of ns, bytes or indices; words (op, kind, device,
-stream, ...) are looked up only when a table is asked for. Computing on a trace is in `sim.metrics`,
+(`sim.record.column_writer`). Integer columns are numpy arrays of ns, bytes or indices; words (op, kind,
+device, stream, ...) are looked up only when a table is asked for. Computing on a trace is in `sim.metrics`,
 `sim.explain` and `sim.analysis.bounds`, drawing in `sim.plot`, files in `sim.export`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.machine.task import Task
 from sim.policy.policy import Policy
-from sim.record.rows import Rows, task_rows, transfer_rows
 from sim.words.arrays import IntArray
 
-__all__ = ["WAITS", "Record", "Wait"]
+__all__ = ["TASK_COLUMNS", "TRANSFER_COLUMNS", "WAITS", "Record", "Wait"]
+
+TASK_COLUMNS: Final = ("stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait", "issuer")
+"""What every engine puts down of a task, beside its id: `sim.machine.task.Task` has it as an attribute, the
+kernel as a column of that name without the unit. What follows from these is added in `_complete_tasks`."""
+
+TRANSFER_COLUMNS: Final = ("ready_ns", "start_ns", "end_ns")
+"""... and of a transfer."""
 
 
 class Wait:
@@ -70,7 +75,7 @@ class Record:
         ``tensor`` with its ``iteration`` (-1: there from the beginning).
     frames : tuple of str
         Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
-    met : array of int64, shape (meetings, 2)
+    met : array of int64, shape (pairs, 2)
         Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
     engine : str
         Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
@@ -87,36 +92,29 @@ class Record:
     engine: str = "simpy"
 
     @classmethod
-    def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Self:
-        """Make the trace of tasks that ran elsewhere."""
-        frames: dict[str, int] = {}
-        rows = task_rows(job.graph, len(tasks), frames)
-        for task in tasks:
-            rows.add(task)
-        return cls.from_rows(job, flow, policy, rows, transfer_rows(0), frames=frames)
-
-    @classmethod
-    def from_rows(
+    def from_columns(
         cls,
         job: Job,
         flow: Flow,
         policy: Policy,
-        tasks: Rows,
-        transfers: Rows,
-        *,
-        frames: Iterable[str] = (),
-        memory: Mapping[str, IntArray] | None = None,
-        calls: Mapping[int, int] | None = None,
-        met: Sequence[tuple[int, int]] = (),
+        tasks: dict[str, IntArray],
+        transfers: dict[str, IntArray],
+        **more: Any,
     ) -> Self:
-        """Make the trace of a finished run from the rows it collected (see `sim.record.rows`)."""
-        columns = tasks.columns()
-        if calls:
-            columns["calls_ns"] = np.array([calls.get(task, 0) for task in columns["id"].tolist()], np.int64)
-        complete_tasks(columns, flow)
-        moved = _transfers(flow, transfers)
-        pairs = np.array(met, np.int64).reshape(-1, 2)
-        return cls(job, flow, type(policy).__name__, columns, moved, memory, tuple(frames), pairs)
+        """Return the record of what an engine put down; `more` are further attributes.
+
+        Parameters
+        ----------
+        job, flow, policy
+        tasks : dict of str to array
+            ``id`` and `TASK_COLUMNS`, in the order of starts; with control flow also ``op``, ``iteration``,
+            ``dead`` and ``frame``.
+        transfers : dict of str to array
+            ``id`` and `TRANSFER_COLUMNS`, likewise.
+        """
+        _complete_tasks(tasks, flow)
+        _complete_transfers(transfers, flow)
+        return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
     def __len__(self) -> int:
         """Return the number of tasks that ran."""
@@ -137,7 +135,7 @@ class Record:
         return self.job.device_of[self.tasks["op"]]
 
 
-def complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
+def _complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
     """Add what follows from the columns of an engine, and why late tasks waited where it did not say.
 
     On a static graph ``op`` and ``iteration`` follow from ``id``, and no task is dead.
@@ -145,15 +143,17 @@ def complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
     if "op" not in columns:
         columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
         columns["dead"] = np.zeros(len(columns["id"]), np.int64)
+    if "calls_ns" in columns and not columns["calls_ns"].any():
+        del columns["calls_ns"]
     late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
     by_issuer = columns["issue_ns"] > columns["ready_ns"]
     columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
 
 
-def _transfers(flow: Flow, transfers: Rows) -> dict[str, IntArray]:
-    """Return the columns of the transfers, in start order."""
-    moved = transfers.columns()
-    which = moved.pop("op") - flow.n_ops
+def _complete_transfers(columns: dict[str, IntArray], flow: Flow) -> None:
+    """Add what is moved, from where, and to where."""
+    if "op" not in columns:
+        columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
+    which = columns.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
-        moved[name] = getattr(flow, name)[which]
-    return moved
+        columns[name] = getattr(flow, name)[which]

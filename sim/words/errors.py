@@ -7,6 +7,7 @@
     │   ├── UnitError           a quantity that cannot be read
     │   ├── GraphError          a graph that cannot be built
     │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
+    │   ├── UnknownOptionError  an option that is none of what was named
     │   ├── ScenarioError       a scenario file that breaks the schema (file:line:col)
     │   └── MissingExtraError   an optional package is not installed (names the extra)
     ├── RunError                the input is fine, the run cannot go on (exit status 1)
@@ -41,6 +42,8 @@ __all__ = [
     "StuckError",
     "UnitError",
     "UnknownNameError",
+    "UnknownOptionError",
+    "hint",
     "located",
     "nearest",
     "shortened",
@@ -157,6 +160,20 @@ class UnknownNameError(InputError):
         self.what, self.name, self.known = what, name, names
 
 
+class UnknownOptionError(InputError):
+    """An option that its owner does not take; its path leads to it.
+
+    Examples
+    --------
+    >>> print(UnknownOptionError("gpipe", "ordr", ["order"]))
+    ordr: gpipe has no option 'ordr'; did you mean 'order'?
+    """
+
+    def __init__(self, what: str, option: str, known: Iterable[str]) -> None:
+        near = hint(option, known) or "; it has none"
+        super().__init__(f"{what} has no option {option!r}{near}", path=(option,))
+
+
 class ScenarioError(InputError):
     """A scenario file breaks the schema; the message begins with ``file:line:col:`` where known."""
 
@@ -205,6 +222,23 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, else all of them.
+
+    Examples
+    --------
+    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
+    ("; did you mean 'window'?", '; known: order, window', '')
+    """
+    names = sorted(known)
+    close = nearest(name, names)
+    if close:
+        return f"; did you mean {shortened(close)!r}?"
+    if not names:
+        return ""
+    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
 
 
 LONGEST_NAME = 80

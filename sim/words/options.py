@@ -8,34 +8,27 @@ for true::
                                 │
     def __init__(self, blocking_threads: int = 0)    ──►   "should be a whole number, not 'many'"
 
-Annotations that say more than plain data can be (a class, a callable) are for callers in Python; no value
-of a file fits them. One that cannot be read says nothing and forbids nothing.
+pydantic compares the two, as it does for everything else that a file holds, and as strictly as for JSON: a
+list may stand for a tuple and text for a path, but nothing for a number. Annotations that say more than plain
+data can be (a class, a callable) are for callers in Python; no value of a file fits them. One that cannot be
+read says nothing and forbids nothing.
 """
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
-import math
-import types
-from collections.abc import Callable, Mapping
-from numbers import Integral, Real
-from pathlib import Path
-from typing import Any, Final, Literal, Union, get_args, get_origin
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, get_args, get_origin
 
-from sim.words.errors import InputError
+from sim.words.errors import InputError, UnknownOptionError, located, nearest
 from sim.words.units import parse_bytes, parse_duration
 
-__all__ = ["SUFFIXES", "misfit", "parameters", "require_call", "spelling"]
+__all__ = ["SUFFIXES", "arguments", "checked", "misfit_text", "parameters", "require_call", "spelling"]
 
 SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {"_ns": parse_duration, "_bytes": parse_bytes}
 """Endings of a parameter that carry its unit, and how such a quantity is read."""
-
-_LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
-_MAPPINGS = (dict, collections.abc.Mapping)
-_PLAIN = (str, Real, list, tuple, Mapping, type(None))
-_ANYTHING = (Any, object, inspect.Parameter.empty)
-_UNION = (Union, types.UnionType)
 
 
 def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -119,77 +112,144 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
         raise InputError(f"{what} {takes}: {error}") from None
 
 
-def misfit(annotation: Any, value: object) -> str | None:
-    """Return what `value` should be by the annotation, in words; None: it fits.
+def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that options stand for, each held to its parameter.
+
+    Parameters
+    ----------
+    what : str
+        What has the options, the beginning of messages.
+    taken : mapping of str to Parameter
+        What it can be called with: see `parameters`.
+    given : mapping of str to object
+        The options, as a file has them; quantities carry their units.
+
+    Raises
+    ------
+    InputError
+        There is no such option (the nearest is named), one that is needed is not given, or a value does not
+        fit; the path has the option.
+
+    Examples
+    --------
+    >>> def schedule(ranks: int, *, time_limit_ns: int | None = None): ...
+    >>> arguments("mine", parameters(schedule), {"ranks": 2, "time_limit": "5s"})
+    {'ranks': 2, 'time_limit_ns': 5000000000}
+    >>> arguments("mine", parameters(schedule), {"ranks": 2, "time_limi": "5s"})
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.UnknownOptionError: time_limi: mine has no option 'time_limi'; did you mean 'time_limit'?
+    """
+    spelled = {spelling(name): parameter for name, parameter in taken.items()}
+    found = {}
+    for key, value in given.items():
+        if key not in spelled:
+            raise UnknownOptionError(what, str(key), spelled)
+        name = spelled[key].name
+        with located(key):
+            if name != key and value is not None:
+                found[name] = SUFFIXES[name.removeprefix(key)](value, what="")
+            else:
+                found[name] = checked(spelled[key].annotation, value)
+    missing = [key for key, p in spelled.items() if p.default is p.empty and p.name not in found]
+    if missing:
+        raise InputError(f"{what} needs the option {missing[0]!r}")
+    return found
+
+
+def checked(annotation: Any, value: object) -> Any:
+    """Return what a value of a file means to an annotation; an object of Python's as it is.
 
     Parameters
     ----------
     annotation : type or other annotation
-        ``int``, ``str | None``, ``Sequence[int]``, ``Literal["a", "b"]``, a class.
+        ``int``, ``str | None``, ``Sequence[int]``, ``Literal["a", "b"]``, a type of pydantic's.
     value : object
         What was given.
 
+    Raises
+    ------
+    InputError
+        It does not fit; the path leads to the part that does not.
+
     Examples
     --------
-    >>> misfit(int, "many"), misfit(int | None, None), misfit(list[str], "ab")
-    ('a whole number', None, 'a list, each item text')
-    >>> misfit(Literal["lifo", "fifo"], "filo")
-    "'lifo' or 'fifo'"
+    >>> checked(int | None, None), checked(tuple[str, ...], ["a", "b"])
+    (None, ('a', 'b'))
+    >>> checked(int | list[int], [1, "x"])
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.InputError: [1]: should be a whole number, not 'x'
     """
-    return None if _fits(annotation, value) else _words(annotation)
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    if isinstance(annotation, str) or annotation is inspect.Parameter.empty:
+        return value
+    if get_origin(annotation) is Iterable:  # of which pydantic would look at the items later
+        annotation = Sequence[get_args(annotation)]  # type: ignore[misc]
+    try:
+        text = json.dumps(value)
+    except TypeError:  # no value of a file: Python code knows what it gives
+        return value
+    strict = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    try:
+        return TypeAdapter(annotation, config=strict).validate_json(text)
+    except ValidationError as error:
+        raise _misfit(value, error.errors(include_url=False)) from None
 
 
-def _fits(annotation: Any, value: object) -> bool:
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if origin in _UNION:
-        return any(_fits(each, value) for each in inside)
-    if origin is Literal:
-        return any(value == each and isinstance(value, type(each)) for each in inside)
-    if annotation is None or annotation is types.NoneType:
-        return value is None
-    if annotation is bool:
-        return isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if annotation is str:
-        return isinstance(value, str)
-    if annotation is Path:
-        return isinstance(value, (str, Path))
-    if (origin or annotation) in _LISTS:
-        plain = isinstance(value, (list, tuple))
-        if not plain or not inside:
-            return plain or not isinstance(value, _PLAIN)  # another sequence: Python code knows what it gives
-        assert isinstance(value, (list, tuple))
-        return all(_fits(inside[0], item) for item in value)
-    if (origin or annotation) in _MAPPINGS:
-        return isinstance(value, Mapping) and (
-            not inside or all(_fits(inside[0], k) and _fits(inside[1], v) for k, v in value.items())
-        )
-    if origin is collections.abc.Callable or (inspect.isclass(annotation) and annotation not in _ANYTHING):
-        return not isinstance(value, _PLAIN)
-    return True
+def _misfit(value: object, faults: Sequence[Any]) -> InputError:
+    """Return what is wrong with a value; of the members of a union, with those that it comes nearest to."""
+    found: dict[tuple[str | int, ...], list[Any]] = {}
+    for fault in faults:
+        path: list[str | int] = []
+        part: Any = value
+        for key in fault["loc"]:  # to which pydantic adds the members of unions
+            if key in part if isinstance(part, dict) else isinstance(part, list) and isinstance(key, int):
+                part = part[key]
+                path.append(key)
+        found.setdefault(tuple(path), []).append(fault)
+    where, nearest_to = max(found.items(), key=lambda item: len(item[0]))
+    if nearest_to[0]["type"] == "scenario":
+        told = nearest_to[0]["ctx"]
+        return InputError(told["message"], path=(*where, *told["path"]))
+    return InputError(misfit_text(*nearest_to), path=where)
 
 
-def _words(annotation: Any) -> str:
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if origin in _UNION:
-        return " or ".join(_words(each) for each in inside if each is not types.NoneType)
-    if origin is Literal:
-        return " or ".join(map(repr, inside))
-    if (origin or annotation) in _LISTS:
-        return f"a list, each item {_words(inside[0])}" if inside else "a list"
-    if (origin or annotation) in _MAPPINGS:
-        return (
-            f"a mapping (KEY: VALUE), each value {_words(inside[1])}" if inside else "a mapping (KEY: VALUE)"
-        )
-    plain = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        Path: "a file's name",
-    }
-    name = getattr(annotation, "__name__", str(annotation))
-    return plain.get(annotation, f"an object ({name}), which only Python code can give")
+_WANTED: Final = {
+    "bool_type": "true or false",
+    "callable_type": "an object, which only Python code can give",
+    "dict_type": "a mapping (KEY: VALUE)",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "iterable_type": "a list",
+    "list_type": "a list",
+    "model_type": "a mapping (KEY: VALUE)",
+    "needs_python_object": "an object, which only Python code can give",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+"""Type of a fault that pydantic finds -> what the value should be."""
+
+
+def misfit_text(*faults: Any) -> str:
+    """Return what a value should be in which pydantic finds faults, and what it is.
+
+    Parameters
+    ----------
+    *faults : mapping
+        Of `pydantic.ValidationError.errors`; several where the value is no member of a union.
+    """
+    found = faults[0]["input"]
+    shown = "nothing" if found is None else repr(found)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    if faults[0]["type"] == "literal_error" and isinstance(found, str):
+        words = re.findall("'([^']*)'", faults[0]["ctx"]["expected"])
+        near = nearest(found, words)
+        shown += f"; did you mean {near!r}?" if near else ""
+    wanted = [_WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
+    if wanted[0][0].isupper():  # another sentence of pydantic's
+        return f"{wanted[0][0].lower()}{wanted[0][1:]}, not {shown}"
+    return f"should be {' or '.join(dict.fromkeys(wanted))}, not {shown}"

@@ -4,7 +4,7 @@ Inside, everything is a whole number of nanoseconds, bytes, flop, bytes/s, flop/
 a variable carries the unit. Outside, people write ``10us``, ``80GiB``, ``1.5TB/s``. This module is the
 only place where the two meet::
 
-    "1.5 TB/s"  --parse_bandwidth-->  1_500_000_000_000  --format_rate-->  "1.5 TB/s"
+    "1.5 ms"  --parse_duration-->  1_500_000  --format_duration-->  "1.5 ms"
 
 Rules, so that no unit is ever guessed:
 
@@ -49,7 +49,6 @@ __all__ = [
     "NS_PER_S",
     "format_bytes",
     "format_duration",
-    "format_rate",
     "parse_bandwidth",
     "parse_bytes",
     "parse_duration",
@@ -252,20 +251,8 @@ def format_bytes(nbytes: int | float | Fraction | None, *, iec: bool = False, di
     >>> format_bytes(4_000_000), format_bytes(4 * 2**20), format_bytes(4 * 2**20, iec=True)
     ('4 MB', '4.194 MB', '4 MiB')
     """
-    if iec:
-        return _format(nbytes, ("B", *(prefix + "B" for prefix in IEC_PREFIXES)), 1024, digits)
-    return _format(nbytes, _si("B"), 1000, digits)
-
-
-def format_rate(bytes_per_s: int | float | Fraction | None, *, digits: int | None = 4) -> str:
-    """Write a bandwidth; None is ``unlimited``.
-
-    Examples
-    --------
-    >>> format_rate(1_500_000_000_000)
-    '1.5 TB/s'
-    """
-    return _format(bytes_per_s, _si("B/s"), 1000, digits)
+    prefixes = ["", *IEC_PREFIXES] if iec else [prefix for prefix in SI_PREFIXES if prefix != "K"]
+    return _format(nbytes, [prefix + "B" for prefix in prefixes], 1024 if iec else 1000, digits)
 
 
 def _located(what: str) -> AbstractContextManager[None]:
@@ -369,8 +356,3 @@ def _shown(value: object) -> str:
     """Return a `repr` short enough for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _si(unit: str) -> tuple[str, ...]:
-    """Return the unit with each SI prefix, smallest first."""
-    return tuple(prefix + unit for prefix in SI_PREFIXES if prefix != "K")

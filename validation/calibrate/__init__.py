@@ -25,20 +25,21 @@ that drives has costs of its own (`validation.calibrate.blocks.gpu_costs`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from validation.calibrate.blocks.calibration_probes import probes
-from validation.calibrate.blocks.company import busy_workers, partitions, shared_sms
-from validation.calibrate.blocks.gpu_costs import driven, frames, gpu_streams, or_say_so
+from validation.calibrate.blocks.company import PARTITIONS, busy_workers, partitions, shared_sms
+from validation.calibrate.blocks.gpu_costs import driven, frames, gpu_streams
 from validation.calibrate.blocks.grid import durations
 from validation.calibrate.blocks.lane_costs import decisions, streams
-from validation.calibrate.blocks.model_steps import models
+from validation.calibrate.blocks.model_steps import BATCHES, model_steps
 from validation.calibrate.blocks.reads import reads
 from validation.calibrate.journal import Journal
 from validation.calibrate.session import ATTEMPTS, CrowdedError, DisturbedError, Session
-from validation.cases.backends import Executor, make_backend, provenance, sentinel_ns
+from validation.cases.backends import Executor, make_backend, provenance
 from validation.host.statistics import summary
 
 __all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate"]
@@ -51,7 +52,6 @@ def calibrate(
     backend: str,
     executor: Executor | None = None,
     *,
-    quick: bool = False,
     journal: Path | None = None,
     deadline: float | None = None,
 ) -> Calibration:
@@ -63,8 +63,6 @@ def calibrate(
         ``"timer"``, ``"threads"`` or ``"cuda"``.
     executor : Executor, optional
         By default the one of that name.
-    quick : bool
-        Fewer samples, for a look.
     journal : Path, optional
         File of the blocks that are done: a calibration that is interrupted goes on where it was. It is left
         there; who has written the calibration removes it.
@@ -79,8 +77,8 @@ def calibrate(
     executor = executor or make_backend(backend)
     spoilt: list[dict[str, Any]] = []
     for start in range(STARTS, 0, -1):
-        now_ns = sentinel_ns(backend, executor) if journal is not None else None
-        session = Session(backend, executor, quick, Journal(backend, journal, now_ns))
+        now_ns = executor.sentinel_ns() if journal is not None else None
+        session = Session(backend, executor, Journal(backend, journal, now_ns))
         session.deadline = deadline
         try:
             _measure(session)
@@ -95,12 +93,12 @@ def calibrate(
                 {**one, "accepted": False, "why": one.get("why", "begun anew")} for one in session.sentinels
             ]
     session.keep({"sentinel_ns": session.quiet_ns})
-    facts = provenance(backend, executor)
+    facts = provenance(executor)
     return Calibration(
         backend,
         _device_name(backend, facts),
         facts,
-        {name: summary(values).to_json() for name, values in sorted(session.samples.items())},
+        {name: summary(values)._asdict() for name, values in sorted(session.samples.items())},
         session.tables,
         [*spoilt, *session.sentinels],
     )
@@ -108,24 +106,29 @@ def calibrate(
 
 def _measure(session: Session) -> None:
     """Measure what the backend of a session has, block by block."""
-    backend, executor = session.backend, session.executor
-    if backend == "cuda":
-        frames(session)  # which durations are free of
+    if session.backend == "cuda":
+        _measure_gpu(session)
+        return
     durations(session)
-    if backend == "timer":
+    if session.backend == "timer":
         streams(session)
-    if backend != "cuda":
-        decisions(session)
-    if backend == "threads":
+    decisions(session)
+    if session.backend == "threads":
         busy_workers(session)
         reads(session)
-    if backend == "cuda":
-        gpu_streams(session)
-        or_say_so(session, "driven", lambda: driven(session))
-        or_say_so(session, "shared SMs", lambda: shared_sms(session))
-        or_say_so(session, "partitions", lambda: partitions(session))
-        or_say_so(session, "models", lambda: models(session))
-        probes(session, executor.torch)  # type: ignore[attr-defined]
+
+
+def _measure_gpu(session: Session) -> None:
+    frames(session)  # which durations are free of
+    durations(session)
+    gpu_streams(session)
+    session.attempt("driven", partial(driven, session))
+    session.attempt("shared SMs", partial(shared_sms, session))
+    for p in PARTITIONS:
+        session.attempt(f"partitions, {p}", partial(partitions, session, p))
+    for model in BATCHES:
+        session.attempt(f"steps of {model}", partial(model_steps, session, model))
+    probes(session, session.executor.torch)  # type: ignore[attr-defined]
 
 
 def _device_name(backend: str, facts: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
+from sim.words.atomic_files import write_text
 from validation.real.gate import MAX_DRIFT
 
 __all__ = ["Journal"]
@@ -59,18 +60,10 @@ class Journal:
     def add(self, key: str, samples: dict[str, list[float]], sentinels: list[dict[str, Any]]) -> None:
         """Keep a block that is done, and all sentinels so far."""
         self._blocks[key], self.sentinels = samples, sentinels
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = {
-            "schema": _SCHEMA, "backend": self.backend, "sentinel": self.sentinel_ns,
-            "blocks": self._blocks, "sentinels": sentinels,
-        }  # fmt: skip
-        part = self.path.with_suffix(".tmp")
-        part.write_text(json.dumps(content))
-        part.replace(self.path)
-
-    def close(self) -> None:
-        """Remove the file: the calibration is written."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            content = {
+                "schema": _SCHEMA, "backend": self.backend, "sentinel": self.sentinel_ns,
+                "blocks": self._blocks, "sentinels": sentinels,
+            }  # fmt: skip
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps(content))

@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from sim.job.job import Job
-from sim.words.errors import RunError
+from sim.words.errors import RunError, SimError
 from validation.calibrate.journal import Journal
 from validation.calibrate.machine_state import DisturbedError, Speed
-from validation.cases.backends import Executor, sentinel_ns
+from validation.cases.backends import Executor, run_case
 from validation.cases.case import Case
 from validation.host.clock import now_ns, others_ns
+from validation.host.statistics import summary
 from validation.real.gate import MAX_DELAY, MAX_DRIFT, MAX_OTHERS, Sentinel
 from validation.real.work import Observation
 
-__all__ = ["ATTEMPTS", "CrowdedError", "DisturbedError", "Samples", "Session", "run_case"]
+__all__ = ["ATTEMPTS", "CrowdedError", "DisturbedError", "Samples", "Session"]
+
+T = TypeVar("T")
 
 ATTEMPTS: Final = 6
 """How often a block is measured before calibrating gives up."""
@@ -55,29 +57,19 @@ class CrowdedError(DisturbedError):
 class Session:
     """Blocks, sentinels, and what came out so far."""
 
-    def __init__(self, backend: str, executor: Executor, quick: bool, journal: Journal | None = None) -> None:
-        self.backend, self.executor, self.quick = backend, executor, quick
+    def __init__(self, backend: str, executor: Executor, journal: Journal | None = None) -> None:
+        self.backend, self.executor = backend, executor
         self.samples: Samples = {}
         self.tables: list[dict[str, Any]] = []
         self.deadline: float | None = None
         self.journal = journal or Journal(backend)
         self.sentinels: list[dict[str, Any]] = list(self.journal.sentinels)
         self.speed = Speed(backend, executor)
-        self.runs = 1 if quick else _RUNS.get(backend, 1)
         self.quiet_ns: list[float] = [  # sentinels of accepted blocks
             ns for one in self.sentinels if one["accepted"] for ns in (one["before"], one["after"])
         ]
 
-    def in_time(self) -> None:
-        """Check that there is time left for what can be done without.
-
-        Raises
-        ------
-        RunError
-            There is none.
-        """
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise RunError("the time for calibrating was up")
+    # -- measuring ------------------------------------------------------------------------------
 
     def block(
         self,
@@ -105,30 +97,30 @@ class Session:
         DisturbedError
             It never did.
         """
-        rounds: list[Samples] = []
 
-        def twice() -> tuple[Samples, list[Observation]]:  # what is steady is there both times
+        def measure() -> tuple[list[Samples], list[Observation]]:
+            rounds: list[Samples] = [{}, {}]
             runs = []
-            rounds[:] = [{}, {}]
             for case in cases:
-                job = case.job()
-                run_case(self.executor, case, job)  # warm: pages, caches, whatever is made lazily
-                for samples in [each for each in rounds for _ in range(repeats * self.runs)]:
-                    seen = self.speed.quiet(name, partial(run_case, self.executor, case, job), self.sentinels)
-                    runs.append(seen)
-                    if seen.wrong:
-                        raise RunError(f"calibrating {name!r}: wrong results of {', '.join(seen.wrong[:5])}")
-                    for key, values in read(case, seen).items():
-                        samples.setdefault(key, []).extend(values)
-            return _joined(rounds), runs
+                job, plan = case.job(), case.plan()
+                once = partial(run_case, self.executor, case, job, plan)
+                once()  # warm: pages, caches, whatever is made lazily
+                for samples in rounds:
+                    for _ in range(repeats * _RUNS.get(self.backend, 1)):
+                        seen = self.speed.quiet(name, once, self.sentinels)
+                        runs.append(seen)
+                        if seen.wrong:
+                            raise RunError(
+                                f"calibrating {name!r}: wrong results of {', '.join(seen.wrong[:5])}"
+                            )
+                        _add(samples, read(case, seen))
+            return rounds, runs
 
-        def moved() -> float:
-            names = [case.name for case in cases] if steady is None else steady
-            return max(_moved(rounds[0], rounds[1], name) for name in names)
+        return self._quiet(
+            name, measure, [case.name for case in cases] if steady is None else steady, ATTEMPTS
+        )
 
-        return self._quiet(name, twice, moved, ATTEMPTS)
-
-    def probe(self, name: str, measure: Callable[[], Samples], steady: Sequence[str] = ()) -> Samples | None:
+    def probe(self, name: str, measure: Callable[[], Samples], steady: Sequence[str] = ()) -> Samples:
         """Measure something that no prediction needs: when it cannot be, say so and go on.
 
         Parameters
@@ -141,31 +133,32 @@ class Session:
 
         Returns
         -------
-        mapping or None
-            The samples of both rounds; None when it failed, which the sentinels of the calibration tell.
+        mapping
+            The samples of both rounds; empty when it failed, which the sentinels of the calibration tell.
         """
-        rounds: list[Samples] = []
 
-        def twice() -> tuple[Samples, list[Observation]]:
-            rounds[:] = [measure(), measure()]
-            return _joined(rounds), []
+        def twice() -> tuple[list[Samples], list[Observation]]:
+            return [measure(), measure()], []
 
-        def moved() -> float:
-            return max((_moved(rounds[0], rounds[1], key) for key in steady), default=0.0)
+        return self.attempt(name, lambda: self._quiet(name, twice, steady, PROBE_ATTEMPTS)) or {}
 
+    def attempt(self, name: str, measure: Callable[[], T]) -> T | None:
+        """Measure what only some experiments need, if there is time: when it cannot be, say so and go on."""
         try:
-            self.in_time()
-            return self._quiet(name, twice, moved, PROBE_ATTEMPTS)
-        except Exception as error:  # whatever a library raises: nothing needs this
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self.sentinels.append({"block": name, "accepted": False, "why": f"not measured: {said}"})
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise RunError("the time for calibrating was up")
+            return measure()
+        except Exception as error:  # whatever a library raises: the rest of the calibration is good without
+            said = str(error) if isinstance(error, SimError) else f"{type(error).__name__}: {error}"
+            why = "not measured: " + said.partition("\n")[0]
+            self.sentinels.append({"block": name, "accepted": False, "why": why})
             return None
 
     def _quiet(
         self,
         name: str,
-        measure: Callable[[], tuple[Samples, list[Observation]]],
-        moved_between: Callable[[], float],
+        measure: Callable[[], tuple[list[Samples], list[Observation]]],
+        steady: Sequence[str],
         attempts: int,
     ) -> Samples:
         """Measure between two sentinels until nothing disturbs; keep in mind what was rejected."""
@@ -175,10 +168,10 @@ class Session:
         why, crowded = "", False
         for _ in range(attempts):
             company = _Company()
-            before = sentinel_ns(self.backend, self.executor)
-            found, runs = measure()
-            moved = moved_between()
-            after = sentinel_ns(self.backend, self.executor)
+            before = self.executor.sentinel_ns()
+            (first, second), runs = measure()
+            moved = max((_moved(first, second, each) for each in steady), default=0.0)
+            after = self.executor.sentinel_ns()
             taken = [ns for seen in runs for pulse in seen.pulses for ns in pulse]
             why = ""
             if before is not None and after is not None:
@@ -199,17 +192,49 @@ class Session:
             )
             if not why:
                 self.quiet_ns += taken
-                self.journal.add(key, found, self.sentinels)
-                return found
+                _add(first, second)
+                self.journal.add(key, first, self.sentinels)
+                return first
         raise (CrowdedError if crowded else DisturbedError)(
             f"calibrating {name!r}: {why}, {attempts} times in a row; nothing is written. "
             "Stop what else runs on this machine, or try later"
         )
 
+    # -- keeping --------------------------------------------------------------------------------
+
     def keep(self, found: Samples) -> None:
         """Add samples of quantities."""
-        for key, values in found.items():
-            self.samples.setdefault(key, []).extend(values)
+        _add(self.samples, found)
+
+    def table(
+        self, kind: str, axes: Sequence[str], context: str, found: Mapping[Any, Sequence[float]],
+        **more: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Add a table and return it: the median for each size, and statistics of the samples.
+
+        Parameters
+        ----------
+        kind : str
+        axes : sequence of str
+            What a size consists of.
+        context : str
+            In which company it was measured.
+        found : mapping of tuple of int to sequence of float
+            size → samples, ns.
+        **more
+            Other keys of the table.
+        """
+        stats = {size: summary(samples) for size, samples in found.items()}
+        table = {
+            "kind": kind,
+            "axes": list(axes),
+            "context": context,
+            "rows": [[*size, max(1, one.median)] for size, one in stats.items()],
+            "statistics": [one._asdict() for one in stats.values()],
+            **more,
+        }
+        self.tables.append(table)
+        return table
 
 
 class _Company:
@@ -227,13 +252,9 @@ class _Company:
         return (now - self.others_ns) / max(1, cores * (now_ns() - self.begin_ns))
 
 
-def _joined(rounds: Sequence[Samples]) -> Samples:
-    """Return the samples of all rounds together."""
-    found: Samples = {}
-    for samples in rounds:
-        for key, values in samples.items():
-            found.setdefault(key, []).extend(values)
-    return found
+def _add(samples: Samples, more: Samples) -> None:
+    for key, values in more.items():
+        samples.setdefault(key, []).extend(values)
 
 
 def _moved(first: Samples, second: Samples, key: str) -> float:
@@ -242,13 +263,3 @@ def _moved(first: Samples, second: Samples, key: str) -> float:
         return 0.0
     a, b = float(np.median(first[key])), float(np.median(second[key]))
     return abs(a - b) / max(1.0, min(a, b))
-
-
-def run_case(executor: Executor, case: Case, job: Job) -> Observation:
-    """Execute a case's plan, or let its policy drive."""
-    plan = case.plan()
-    return (
-        executor.drive(job, case.make_policy())
-        if plan is None
-        else executor.execute(job, plan, gated=case.gated)
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -16,12 +15,12 @@ from sim.job.job import Job
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
 from sim.words.errors import UnknownNameError
-from validation.host.clock import now_ns, prefer_this_thread, sleep_until
+from validation.cases.case import Case
 from validation.real.threads import Threads
 from validation.real.timer import Timer
 from validation.real.work import Observation
 
-__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "sentinel_ns"]
+__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "run_case"]
 
 
 class Executor(Protocol):
@@ -34,6 +33,12 @@ class Executor(Protocol):
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let a policy drive."""
+
+    def sentinel_ns(self) -> int | None:
+        """Return how long a fixed piece of work takes now; None: every run takes the pulse of its threads."""
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what the numbers depend on besides the machine."""
 
 
 def _cuda() -> Executor:
@@ -61,36 +66,16 @@ def make_backend(name: str) -> Executor:
     return BACKENDS[name]()
 
 
-def sentinel_ns(backend: str, executor: Executor) -> int | None:
-    """Return how long a fixed piece of work takes now; None where every run takes the pulse of its threads.
-
-    The median of five: a sleep of 2 ms and its waking up on the timer, what the GPU backend has.
-    """
-    if hasattr(executor, "sentinel_ns"):
-        return int(executor.sentinel_ns())
-    return _sleep_ns() if backend == "timer" else None
+def run_case(executor: Executor, case: Case, job: Job, plan: Plan | None) -> Observation:
+    """Execute a case's plan; without one let its policy drive."""
+    if plan is None:
+        return executor.drive(job, case.make_policy())
+    return executor.execute(job, plan, gated=case.gated)
 
 
-def _sleep_ns() -> int:
-    """Return how long a sleep of 2 ms takes, on a thread like those of a run."""
-    taken: list[int] = []
-
-    def body() -> None:
-        prefer_this_thread()
-        for _ in range(6):
-            begin = now_ns()
-            sleep_until(begin + 2_000_000)
-            taken.append(now_ns() - begin)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    return sorted(taken[1:])[2]
-
-
-def provenance(backend: str, executor: Executor) -> dict[str, Any]:
+def provenance(executor: Executor) -> dict[str, Any]:
     """Return what a measurement depends on and a number does not tell: device, versions, protocol, date."""
-    facts: dict[str, Any] = {
+    return {
         "date": time.strftime("%Y-%m-%d"),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -99,11 +84,8 @@ def provenance(backend: str, executor: Executor) -> dict[str, Any]:
         "numpy": np.__version__,
         "modules": sorted(m for m in ("torch", "simpy") if m in sys.modules),
         "protocol": "medians; sentinels before and after; run-queue delay at most 1 % of a makespan",
+        **executor.provenance(),
     }
-    extra: Callable[[], dict[str, Any]] | None = getattr(executor, "provenance", None)
-    if extra is not None:
-        facts |= extra()
-    return facts
 
 
 def _processor() -> str:

@@ -10,9 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
-
-import numpy as np
+from typing import Any, Final, NamedTuple
 
 from devices.cost.calibration import Calibration
 from devices.processor.cores.waking import Waking
@@ -41,6 +39,14 @@ _POLICIES: Final[Mapping[str, Callable[..., Policy]]] = {
     "out-of-order": OutOfOrder,
     "ready-queue": ReadyQueue,
 }
+
+_HOST: Final = ("issue_ns", "launch_latency_ns")
+_STREAM: Final = ("gap_ns", "event_ns")
+"""What host and streams of a device cost: fields of a device, and quantities of a calibration."""
+
+
+def _quantities(calibration: Calibration, names: Sequence[str]) -> dict[str, Any]:
+    return {name: calibration.quantity(name) for name in names}
 
 
 def digest(value: Any) -> str:
@@ -200,55 +206,41 @@ class Case:
         self, name: str, spec: Mapping[str, int], calibration: Calibration | None, looked: bool = False
     ) -> Device:
         if "workers" in spec:
+            cpu = Device(name, "cpu", workers=spec["workers"])
             if calibration is None:
-                return Device(name, "cpu", workers=spec["workers"])
+                return cpu
             awake_ns = calibration.quantity("decision_ns")
             wake_ns = calibration.quantity("woken_ns", awake_ns) - awake_ns
-            workers = Device(name, "cpu", workers=spec["workers"], issue_ns=awake_ns)
             if wake_ns <= 0:
-                return workers
-            return replace(workers, processor=Waking, details=Details(wake_ns=wake_ns))
+                return replace(cpu, issue_ns=awake_ns)
+            return replace(cpu, issue_ns=awake_ns, processor=Waking, details=Details(wake_ns=wake_ns))
+        gpu = Device(name, "gpu", streams=spec["streams"])
         if calibration is None:
-            return Device(name, "gpu", streams=spec["streams"])
+            return gpu
         if calibration.backend == "cuda":
-            return Device(name, "gpu", streams=spec["streams"], **self._gpu_costs(calibration, looked))
-        issue_ns = calibration.quantity("issue_ns")
+            return replace(gpu, **self._gpu_costs(calibration, looked))
+        costs = _quantities(calibration, _HOST + _STREAM)
         slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
         if slept:  # all ops of a case alike: a device has one number
-            issue_ns += calibration.lookup("sleep", sleep_ns=slept.pop())
-        return Device(
-            name,
-            "gpu",
-            streams=spec["streams"],
-            issue_ns=issue_ns,
-            launch_latency_ns=calibration.quantity("launch_latency_ns"),
-            gap_ns=calibration.quantity("gap_ns"),
-            event_ns=calibration.quantity("event_ns"),
-        )
+            costs["issue_ns"] += calibration.lookup("sleep", sleep_ns=slept.pop())
+        return replace(gpu, **costs)
 
     def _gpu_costs(self, calibration: Calibration, looked: bool) -> dict[str, Any]:
         """Return the costs of a GPU: filled before the clock starts, fed by a host, or driven by a policy."""
         look = "looked_" if looked else ""
-        depth = calibration.quantity("queue_depth", 0) or None
+        depth = {"queue_depth": calibration.quantity("queue_depth", 0) or None}
         if self.policy is not None:
-            return {
-                "issue_ns": calibration.quantity("driven_issue_ns"),
-                "launch_latency_ns": calibration.quantity(f"driven_{look}latency_ns"),
-                "gap_ns": calibration.quantity(f"driven_{look}gap_ns"),
-                "event_ns": calibration.quantity(f"{look}event_ns"),
-                "queue_depth": depth,
+            named = {
+                "issue_ns": "driven_issue_ns",
+                "launch_latency_ns": f"driven_{look}latency_ns",
+                "gap_ns": f"driven_{look}gap_ns",
+                "event_ns": f"{look}event_ns",
             }
-        costs: dict[str, Any] = {
-            "gap_ns": calibration.quantity(f"{look}gap_ns"),
-            "event_ns": calibration.quantity(f"{look}event_ns"),
-        }
+            return {field: calibration.quantity(name) for field, name in named.items()} | depth
+        costs = {field: calibration.quantity(f"{look}{field}") for field in _STREAM}
         if self.gated:  # nothing of the host is seen
             return costs
-        return costs | {
-            "issue_ns": calibration.quantity("issue_ns"),
-            "launch_latency_ns": calibration.quantity("launch_latency_ns"),
-            "queue_depth": depth,
-        }
+        return costs | _quantities(calibration, _HOST) | depth
 
     def job(self, duration_ns: Sequence[int] | None = None, calibration: Calibration | None = None) -> Job:
         """Return the job, with given durations and the other costs of a calibration."""
@@ -256,7 +248,10 @@ class Case:
 
     def decisions(self) -> dict[str, Any]:
         """Return the decisions besides the policy, as `sim.simulate` takes them."""
-        return {"streams": _Lanes(self), "linearize": Program(self.order or [op.name for op in self.ops])}
+        return {
+            "streams": _Lanes([op.lane for op in self.ops]),
+            "linearize": Program(self.order or [op.name for op in self.ops]),
+        }
 
     def simulated(self) -> Case:
         """Return the case as it is simulated: what a copy of pageable memory holds up, waits for it.
@@ -279,11 +274,10 @@ class Case:
         return None if self.policy is not None else program_plan(self.job())
 
 
-class _Lanes:
-    """The streams that a case names."""
+class _Lanes(NamedTuple):
+    """The streams that a case names, by op."""
 
-    def __init__(self, case: Case) -> None:
-        self.lanes = [op.lane for op in case.ops]
+    lanes: list[int]
 
     def assign(self, job: Job) -> Sequence[int]:
-        return np.array(self.lanes).tolist()  # type: ignore[no-any-return]
+        return self.lanes

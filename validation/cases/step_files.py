@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from sim.words.atomic_files import write_text
 from sim.words.errors import InputError
-from validation.cases.case import Case
+from validation.cases.case import Case, digest
 
-__all__ = ["STEPS", "read", "read_cases", "read_path", "step_path", "write"]
+__all__ = [
+    "STEPS", "Recorded", "read", "read_cases", "read_path", "read_plans", "recorded", "step_path", "write",
+]  # fmt: skip
 
 STEPS: Final = {
     "plans": "sim.plans/1",
@@ -29,9 +32,7 @@ def write(out: Path, step: str, experiment: str, content: dict[str, Any]) -> Non
     path = step_path(out, step, experiment)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": STEPS[step], "experiment": experiment, **content}, separators=(",", ":"))
-    part = path.with_suffix(".part")
-    part.write_text(text.replace('{"name":', '\n{"name":') + "\n")
-    part.replace(path)
+    write_text(path, text.replace('{"name":', '\n{"name":') + "\n")
 
 
 def read(out: Path, step: str, experiment: str) -> dict[str, Any] | None:
@@ -46,13 +47,7 @@ def read(out: Path, step: str, experiment: str) -> dict[str, Any] | None:
 
 
 def read_path(path: Path, step: str) -> dict[str, Any] | None:
-    """Read a file of a step, wherever it lies; None when there is none.
-
-    Raises
-    ------
-    InputError
-        It is there and is something else.
-    """
+    """Read a file of a step, wherever it lies; as `read`."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -62,6 +57,65 @@ def read_path(path: Path, step: str) -> dict[str, Any] | None:
     if not isinstance(content, dict) or content.get("schema") != STEPS[step]:
         raise InputError(f"{path}: 'schema' must be {STEPS[step]!r}")
     return content
+
+
+def read_plans(out: Path, experiment: str) -> dict[str, Any]:
+    """Read the plans of an experiment.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    plans = read(out, "plans", experiment)
+    if plans is None:
+        raise InputError(f"{step_path(out, 'plans', experiment)} is missing: draw the plans first")
+    return plans
+
+
+class Recorded(NamedTuple):
+    """The files of an experiment, which belong together.
+
+    Attributes
+    ----------
+    plans, measurements : dict
+    predictions : dict or None
+        None: it is predicted anew.
+    predicted_before : bool
+        Whether the measurement has named these predictions, so that they were made before.
+    """
+
+    plans: dict[str, Any]
+    measurements: dict[str, Any]
+    predictions: dict[str, Any] | None
+    predicted_before: bool
+
+
+def recorded(out: Path, experiment: str, *, recompute: bool) -> Recorded | list[str]:
+    """Return what is recorded of an experiment, or which steps are missing.
+
+    Parameters
+    ----------
+    out : Path
+    experiment : str
+    recompute : bool
+        Predictions are not needed.
+
+    Raises
+    ------
+    InputError
+        Predictions, plans and measurements do not belong together.
+    """
+    found = {step: read(out, step, experiment) for step in STEPS}
+    plans, predictions, measurements = found.values()
+    if plans is None or measurements is None or (predictions is None and not recompute):
+        return [step for step, content in found.items() if content is None]
+    if any(
+        content is not None and content["plans"] != digest(plans) for content in (measurements, predictions)
+    ):
+        raise InputError(f"{experiment}: plans were changed after they were used; draw and measure again")
+    before = predictions is not None and measurements["predictions"] == digest(predictions)
+    return Recorded(plans, measurements, None if recompute else predictions, before)
 
 
 def read_cases(plans: dict[str, Any]) -> list[Case]:

@@ -1,8 +1,6 @@
 """Measuring: run every case of a file of plans several times, and write down every run.
 
-Only numpy, torch and this project are imported here, so that it runs wherever torch does::
-
-    python -m validation.experiments.measure OUT --backend cuda [--calibration FILE] [EXPERIMENT ...]
+Only numpy, torch and this project are imported here, so that it runs wherever torch does.
 
 A run counts when the machine was quiet around it (`validation.real.gate`), whatever it measured. There are
 `RUNS` runs that count, of at most `ATTEMPTS`; a case with fewer than `ENOUGH` is inconclusive.
@@ -10,24 +8,24 @@ A run counts when the machine was quiet around it (`validation.real.gate`), what
 
 from __future__ import annotations
 
-import sys
+import json
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from devices.cost.calibration import Calibration, load_calibration
+from devices.cost.calibration import Calibration
 from sim.record.plan import Plan
 from sim.words.errors import SimError
 from validation.cases import step_files
-from validation.cases.backends import Executor, make_backend, provenance, sentinel_ns
+from validation.cases.backends import Executor, provenance, run_case
 from validation.cases.case import Case, digest
 from validation.experiments.contexts import durations_ns
 from validation.real.gate import Sentinel, verdict
 from validation.real.work import Observation
 
-__all__ = ["ATTEMPTS", "ENOUGH", "RUNS", "main", "measure"]
+__all__ = ["ATTEMPTS", "ENOUGH", "RUNS", "measure"]
 
 RUNS: Final = 5
 ENOUGH: Final = 3
@@ -91,14 +89,12 @@ def measure(
     again : bool
         Measure also the cases that were measured before.
     """
-    plans = step_files.read(out, "plans", experiment)
-    if plans is None:
-        raise SimError(f"{step_files.step_path(out, 'plans', experiment)} is missing: draw the plans first")
+    plans = step_files.read_plans(out, experiment)
     predictions = step_files.read(out, "predictions", experiment)
     content: dict[str, Any] = {
         "plans": digest(plans),
         "predictions": None if predictions is None else digest(predictions),
-        "provenance": provenance(backend, executor),
+        "provenance": provenance(executor),
         "cases": [
             {"name": entry["name"], "skipped": "not reached yet", "runs": []} for entry in plans["cases"]
         ],
@@ -112,7 +108,7 @@ def measure(
         if deadline is not None and time.monotonic() > deadline:
             entries[k]["skipped"] = "the time was up"
             continue
-        plan = None if entry["plan"] is None else Plan.from_json(_text(entry["plan"]))
+        plan = None if entry["plan"] is None else Plan.from_json(json.dumps(entry["plan"]))
         try:
             done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
             entries[k] = {"name": case.name, "runs": done}
@@ -133,12 +129,6 @@ def _measured(out: Path, experiment: str, content: Mapping[str, Any]) -> dict[st
     return {entry["name"]: entry for entry in before["cases"] if "skipped" not in entry}
 
 
-def _text(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
-
-
 def _measure_case(
     case: Case,
     plan: Plan | None,
@@ -155,11 +145,13 @@ def _measure_case(
     usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
     good = 0
-    before = sentinel_ns(backend, executor)
-    _run(executor, case, job, plan)  # warm: threads, pages, caches; on a GPU everything that is made lazily
+    before = executor.sentinel_ns()
+    run_case(
+        executor, case, job, plan
+    )  # warm: threads, pages, caches; on a GPU everything that is made lazily
     for _ in range(attempts):
-        seen = _run(executor, case, job, plan)
-        after = sentinel_ns(backend, executor)
+        seen = run_case(executor, case, job, plan)
+        after = executor.sentinel_ns()
         sentinel = None if before is None or after is None else Sentinel(before, after)
         why = verdict(backend, seen, sentinel, usual_ns)
         done.append(_record(seen, sentinel, why))
@@ -171,16 +163,8 @@ def _measure_case(
             patience.reward()
         else:
             time.sleep(patience.pause_s())
-            before = sentinel_ns(backend, executor)
+            before = executor.sentinel_ns()
     return done
-
-
-def _run(executor: Executor, case: Case, job: Any, plan: Plan | None) -> Observation:
-    return (
-        executor.drive(job, case.make_policy())
-        if plan is None
-        else executor.execute(job, plan, gated=case.gated)
-    )
 
 
 def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str, Any]:
@@ -202,49 +186,3 @@ def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str,
     for column in ("issue_ns", "start_ns", "end_ns", "stream"):
         run[column] = tasks[column][order].tolist()
     return run
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what a folder holds plans of; return the exit status."""
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog="python -m validation.experiments.measure", description=main.__doc__
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder with plans/")
-    parser.add_argument(
-        "experiments", nargs="*", metavar="EXPERIMENT", help="default: all there are plans of"
-    )
-    parser.add_argument("--backend", required=True, choices=("timer", "threads", "cuda"))
-    parser.add_argument("--calibration", type=Path)
-    parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--attempts", type=int, default=ATTEMPTS)
-    given = parser.parse_args(arguments)
-    status = 0
-    try:
-        executor = make_backend(given.backend)
-        calibration = load_calibration(given.calibration) if given.calibration else None
-        names = given.experiments or sorted(path.stem for path in (given.out / "plans").glob("*.json"))
-        for name in names:
-            try:
-                measure(
-                    name,
-                    given.out,
-                    given.backend,
-                    executor,
-                    calibration,
-                    runs=given.runs,
-                    attempts=given.attempts,
-                )
-                print(f"measured {name}", file=sys.stderr)
-            except SimError as error:
-                print(f"{name}: {error}", file=sys.stderr)
-                status = 1
-    except SimError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    return status
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

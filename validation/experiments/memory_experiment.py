@@ -21,13 +21,13 @@ import numpy as np
 
 from devices.memory.allocators.caching import CachingAllocator
 from devices.memory.blocks import Block
-from sim.words.errors import InputError, SimError
+from sim.words.errors import SimError
 from validation.cases import step_files
 from validation.cases.backends import Executor, provenance
 from validation.cases.case import digest
 from validation.gpu.torch_memory import MemoryStep, run_steps
 
-__all__ = ["GOALS", "NAME", "draw", "measure", "plan", "predict", "predicted", "report"]
+__all__ = ["GOALS", "NAME", "draw", "predicted", "report", "run"]
 
 NAME: Final = "g-memory"
 
@@ -37,6 +37,8 @@ GOALS: Final[Mapping[str, float]] = {"allocated.mismatches": 0}
 """Allocated bytes are exact. What is reserved is compared and reported."""
 
 MOST_LIVE_BYTES: Final = 1 << 30
+
+_BYTES: Final = ("allocated", "reserved")
 
 
 def draw(backend: str, split: str = "test") -> dict[str, list[MemoryStep]]:
@@ -134,51 +136,37 @@ def predicted(steps: Sequence[MemoryStep]) -> tuple[list[int], list[int]]:
     return allocated, reserved
 
 
-def plan(out: Path, backend: str, split: str = "test") -> None:
-    """Write the programs."""
-    cases = [{"name": name, "steps": steps} for name, steps in draw(backend, split).items()]
-    step_files.write(out, "plans", NAME, {"backend": backend, "split": split, "cases": cases})
-
-
-def predict(out: Path) -> None:
-    """Write what the model says of the programs that were drawn."""
-    plans = _read(out, "plans")
-    cases = []
-    for case in plans["cases"]:
-        allocated, reserved = predicted(case["steps"])
-        cases.append({"name": case["name"], "allocated": allocated, "reserved": reserved})
-    step_files.write(out, "predictions", NAME, {"plans": digest(plans), "cases": cases})
-
-
-def measure(out: Path, backend: str, executor: Executor) -> None:
-    """Run the programs and write what torch says; one that fails does not lose the others."""
-    plans, predictions = _read(out, "plans"), step_files.read(out, "predictions", NAME)
-    torch = executor.torch  # type: ignore[attr-defined]
-    executor.forget()  # type: ignore[attr-defined]
-    cases: list[dict[str, Any]] = []
-    for case in plans["cases"]:
-        entry: dict[str, Any] = {"name": case["name"], "runs": []}
-        try:
-            for _ in range(RUNS):
-                allocated, reserved = run_steps(torch, case["steps"])
-                entry["runs"].append({"allocated": allocated, "reserved": reserved})
-        except (SimError, RuntimeError) as error:  # torch's errors are RuntimeErrors
-            entry["skipped"] = str(error).partition("\n")[0]
-        cases.append(entry)
+def run(out: Path, backend: str, executor: Executor) -> None:
+    """Draw the programs, predict and run them; one that fails does not lose the others."""
+    cases = [{"name": name, "steps": steps} for name, steps in draw(backend).items()]
+    step_files.write(out, "plans", NAME, {"backend": backend, "split": "test", "cases": cases})
+    plans = step_files.read_plans(out, NAME)
+    said = {case["name"]: predicted(case["steps"]) for case in cases}
+    predictions = [{"name": name, "allocated": a, "reserved": r} for name, (a, r) in said.items()]
+    step_files.write(out, "predictions", NAME, {"plans": digest(plans), "cases": predictions})
     content = {
         "plans": digest(plans),
-        "predictions": None if predictions is None else digest(predictions),
-        "provenance": provenance(backend, executor),
-        "cases": cases,
+        "predictions": digest(step_files.read(out, "predictions", NAME)),
+        "provenance": provenance(executor),
+        "cases": _measured(plans["cases"], executor),
     }
     step_files.write(out, "measurements", NAME, content)
 
 
-def _read(out: Path, step: str) -> dict[str, Any]:
-    found = step_files.read(out, step, NAME)
-    if found is None:
-        raise InputError(f"{step_files.step_path(out, step, NAME)} is missing")
-    return found
+def _measured(cases: Sequence[Mapping[str, Any]], executor: Executor) -> list[dict[str, Any]]:
+    """Return what torch says of each program."""
+    torch = executor.torch  # type: ignore[attr-defined]
+    executor.forget()  # type: ignore[attr-defined]
+    entries: list[dict[str, Any]] = []
+    for case in cases:
+        entries.append({"name": case["name"], "runs": []})
+        try:
+            for _ in range(RUNS):
+                allocated, reserved = run_steps(torch, case["steps"])
+                entries[-1]["runs"].append({"allocated": allocated, "reserved": reserved})
+        except (SimError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+            entries[-1]["skipped"] = str(error).partition("\n")[0]
+    return entries
 
 
 def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
@@ -189,48 +177,37 @@ def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
     InputError
         The files do not belong together.
     """
-    plans, predictions, measurements = (step_files.read(out, step, NAME) for step in step_files.STEPS)
-    if plans is None or measurements is None or (predictions is None and not recompute):
-        missing = [step for step in step_files.STEPS if step_files.read(out, step, NAME) is None]
-        return {"experiment": NAME, "status": "inconclusive", "why": f"no {', '.join(missing)}"}
-    if measurements["plans"] != digest(plans) or (predictions and predictions["plans"] != digest(plans)):
-        raise InputError(f"{NAME}: plans were changed after they were used; draw and measure again")
+    found = step_files.recorded(out, NAME, recompute=recompute)
+    if isinstance(found, list):
+        return {"experiment": NAME, "status": "inconclusive", "why": f"no {', '.join(found)}"}
     rows, left_out = [], []
-    for k, (case, measured) in enumerate(zip(plans["cases"], measurements["cases"], strict=True)):
+    for k, (case, measured) in enumerate(zip(found.plans["cases"], found.measurements["cases"], strict=True)):
         if measured.get("skipped"):
             left_out.append({"case": case["name"], "why": measured["skipped"]})
             continue
-        if recompute or predictions is None:
-            allocated, reserved = predicted(case["steps"])
+        if found.predictions is None:
+            model = dict(zip(_BYTES, predicted(case["steps"]), strict=True))
         else:
-            allocated, reserved = (predictions["cases"][k][key] for key in ("allocated", "reserved"))
-        rows += [
-            _compare(case, {"allocated": allocated, "reserved": reserved}, run) for run in measured["runs"]
-        ]
+            model = found.predictions["cases"][k]
+        rows += [_compare(case, model, run) for run in measured["runs"]]
     result: dict[str, Any] = {
         "experiment": NAME,
-        "predicted_before_measuring": predictions is not None
-        and measurements["predictions"] == digest(predictions),
-        "cases": len(plans["cases"]),
+        "predicted_before_measuring": found.predicted_before,
+        "cases": len(found.plans["cases"]),
         "inconclusive": left_out,
         "wrong": [],
     }
     if not rows:
-        return {
-            **result,
-            "status": "inconclusive",
-            "why": left_out[0]["why"] if left_out else "nothing was run",
-        }
+        why = left_out[0]["why"] if left_out else "nothing was run"
+        return {**result, "status": "inconclusive", "why": why}
     metrics: dict[str, float] = {"steps": sum(row["steps"] for row in rows)}
-    for what in ("allocated", "reserved"):
+    for what in _BYTES:
         metrics[f"{what}.mismatches"] = sum(row[f"{what}.mismatches"] for row in rows)
         metrics[f"{what}.max"] = max(row[f"{what}.max"] for row in rows)
-    missed = {name: bound for name, bound in GOALS.items() if metrics[name] > bound}
-    first = next((row["first"] for row in rows if row["first"]), "")
     return {
         **result,
-        "status": "missed" if missed else "met",
-        "why": first,
+        "status": "missed" if any(metrics[name] > bound for name, bound in GOALS.items()) else "met",
+        "why": next((row["first"] for row in rows if row["first"]), ""),
         "goals": dict(GOALS),
         "metrics": metrics,
         "memory": rows,
@@ -242,7 +219,7 @@ def _compare(
 ) -> dict[str, Any]:
     """Return in how many steps a run differs, by how much of the peak at most, and where first."""
     row: dict[str, Any] = {"case": case["name"], "steps": len(case["steps"]), "first": ""}
-    for what in ("allocated", "reserved"):
+    for what in _BYTES:
         said, seen = np.asarray(model[what]), np.asarray(run[what])
         away = np.abs(said - seen)
         row[f"{what}.mismatches"] = int((away > 0).sum())

@@ -153,8 +153,7 @@ def by_op(trace: Trace, column: str) -> list[int]:
 
 def predict(experiment: str, out: Path, calibration: Calibration) -> None:
     """Predict all cases of an experiment that was drawn, and write it down with digests."""
-    plans = step_files.read(out, "plans", experiment)
-    assert plans is not None
+    plans = step_files.read_plans(out, experiment)
     predictions = [predict_or_say_why(case, calibration) for case in step_files.read_cases(plans)]
     content = {
         "plans": digest(plans),

@@ -57,7 +57,7 @@ class Depth(NamedTuple):
 
 def timed_ns(torch: Any, launch: Callable[[], Any], *, gate_cycles: int = GATE_CYCLES) -> int:
     """Return how long the current stream is busy with what `launch` puts on it."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = timers(torch)
     torch.cuda.synchronize()
     if gate_cycles:
         torch.cuda._sleep(gate_cycles)
@@ -66,6 +66,11 @@ def timed_ns(torch: Any, launch: Callable[[], Any], *, gate_cycles: int = GATE_C
     end.record()
     torch.cuda.synchronize()
     return elapsed_ns(start, end)
+
+
+def timers(torch: Any) -> tuple[Any, Any]:
+    """Return two events that tell the time between them."""
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
 def elapsed_ns(start: Any, end: Any) -> int:
@@ -222,7 +227,7 @@ def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> li
     samples: list[int] = []
     for _ in range(n + 2):
         torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = timers(torch)
         torch.cuda._sleep(2 * GATE_CYCLES)
         if context == "warm":
             launch()
@@ -257,7 +262,7 @@ class _Neighbours:
         self.a, self.b, self.out = (
             torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3)
         )
-        self.first, self.last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.first, self.last = timers(torch)
 
     def begin(self, gate: Any) -> None:
         """Be busy from what `gate` has reached on."""

@@ -15,16 +15,13 @@ import statistics
 import subprocess
 from typing import Any, Final
 
-from validation.gpu.gpu_probes import elapsed_ns
+from validation.gpu.gpu_probes import timed_ns
 from validation.host.clock import now_ns
 
 __all__ = ["CYCLES_PER_NS", "DeviceState", "smi_facts"]
 
 CYCLES_PER_NS: Final = 2
 """Of `torch.cuda._sleep`, which counts an SM's clocks: at most 1.98 on an H200. Slower clocks spin longer."""
-
-_GATE_NS: Final = 200_000
-"""Spun before a product is timed: longer than the few launches behind it take."""
 
 _IDLE_NS: Final = 300_000_000
 """After so long without work the device may sleep."""
@@ -66,14 +63,12 @@ class DeviceState:
                 torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3)
             )
         a, b, out = self._matrices
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(CYCLES_PER_NS * _GATE_NS)
-        start.record()
-        torch.mm(a, b, out=out)
-        out.copy_(a, non_blocking=True)
-        end.record()
-        torch.cuda.synchronize()
-        return elapsed_ns(start, end)
+
+        def launch() -> None:
+            torch.mm(a, b, out=out)
+            out.copy_(a, non_blocking=True)
+
+        return timed_ns(torch, launch)
 
     def wake(self) -> None:
         """Keep the device busy until its clocks are up; return at once when it has just worked."""

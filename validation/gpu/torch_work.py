@@ -16,8 +16,7 @@ from typing import Any
 
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
-from validation.real.measured_kernels import HOLDS_HOST, TIMED_KINDS, Kernel, kernels_of
-from validation.real.work import producers_of
+from validation.real.measured_kernels import HOLDS_HOST, TIMED_KINDS, Kernel, MatrixWork
 
 __all__ = ["TOLERANCE", "TorchWork"]
 
@@ -25,7 +24,7 @@ TOLERANCE = 0.05
 """Of results in bfloat16, relative to their norm: libraries may choose another kernel on another stream."""
 
 
-class TorchWork:
+class TorchWork(MatrixWork):
     """Kernels of one graph.
 
     Parameters
@@ -46,17 +45,13 @@ class TorchWork:
     """
 
     def __init__(self, torch: Any, graph: Graph, seed: int = 0, dtype: str = "bfloat16") -> None:
+        super().__init__(graph)
         self.torch, self.dtype = torch, getattr(torch, dtype)
-        self.names = graph.op_names
-        self.kernels = kernels_of(graph)
         for name, kernel in zip(self.names, self.kernels, strict=True):
             if kernel.kind == "sleep":
                 raise InputError(f"op {name!r}: a GPU does not sleep; use the kind spin, in clock cycles")
-        self.producers = producers_of(graph)
-        self.order = graph.topological_order.tolist()
         torch.manual_seed(seed)
-        sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
-        self.constants = {n: (self._random(n), self._random(n)) for n in sizes}
+        self.constants = {n: (self._random(n), self._random(n)) for n in self.sizes}
         moved = sorted({(k.kind, k.size) for k in self.kernels if k.kind.startswith("h2d")})
         self.sources = {(kind, n): self._on_host(n, kind) for kind, n in moved}
         for (_, n), source in self.sources.items():
@@ -69,7 +64,6 @@ class TorchWork:
         self.graphs: dict[int, Any] = {}
         self.pools: dict[int, Any] = {}
         self.not_captured = ""
-        self.serial: list[Any] | None = None
 
     def _random(self, n: int) -> Any:
         return self.torch.randn(n, n, device="cuda", dtype=self.dtype) * n**-0.5
@@ -135,44 +129,28 @@ class TorchWork:
             source = self.sources[kernel.kind, kernel.size]
             self.results[op].copy_(source, non_blocking=kernel.kind not in HOLDS_HOST)
             return
-        given = [
-            self.results[p]
-            for p in self.producers[op]
-            if self.kernels[p].size == kernel.size and not self.kernels[p].kind.startswith("d2h")
-        ]
-        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
-        _compute(self.torch, kernel, x, y, self.results[op], self.scratch[op])
+        _compute(self.torch, kernel, *self.inputs(op), self.results[op], self.scratch[op])
 
     @property
     def launches(self) -> int:
         """About how many launches one run is."""
         return sum(1 if op in self.graphs else _kernels(kernel) for op, kernel in enumerate(self.kernels))
 
-    def wrong(self) -> list[str]:
-        """Return the ops whose result differs from that of a serial execution.
+    def settled(self) -> list[Any]:
+        """Return copies of all results in device memory, once they are all there.
 
-        Compared on the device: norms of what copies have left in host memory take a CPU half a minute.
+        They are compared there: norms of what copies have left in host memory take a CPU half a minute.
         """
         self.torch.cuda.synchronize()
-        left = self._on_device()
-        if self.serial is None:
-            for op in self.order:
-                self.compute(op)
-                self.torch.cuda.synchronize()
-            self.serial = self._on_device()
-        return [
-            name
-            for name, kernel, mine, right in zip(self.names, self.kernels, left, self.serial, strict=True)
-            if kernel.size and not _norm(mine - right) <= TOLERANCE * _norm(right)
-        ]
-
-    def _on_device(self) -> list[Any]:
-        """Return copies of all results in device memory."""
         copies = []
         for result in self.results:
             copies.append(self.torch.empty_like(result, device="cuda"))
             copies[-1].copy_(result)
         return copies
+
+    def alike(self, mine: Any, right: Any) -> bool:
+        """Return whether two results are as close as bfloat16 allows; NaN is close to nothing."""
+        return _norm(mine - right) <= TOLERANCE * _norm(right)
 
 
 def _kernels(kernel: Kernel) -> int:

@@ -8,7 +8,7 @@ Annals of Statistics 7(1)) says how far another calibration may land from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,10 +37,6 @@ class Summary(NamedTuple):
     low: int
     high: int
     n: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a mapping of the fields."""
-        return self._asdict()
 
 
 def summary(samples: Sequence[int | float], seed: int = 0, rounds: int = 200) -> Summary:

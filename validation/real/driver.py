@@ -24,7 +24,7 @@ from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
-from sim.readiness.counters import CompletionReadiness, IssueReadiness
+from sim.readiness.counters import CounterReadiness
 from sim.words.errors import InputError, RunError
 
 __all__ = ["Assignments", "Brain", "Driver", "predecessors"]
@@ -95,9 +95,8 @@ class Driver:
     def __init__(self, job: Job, policy: Policy, now: Callable[[], int]) -> None:
         refuse_unsupported(job)
         self.job, self.policy, self.now = job, policy, now
-        self.asynchronous = policy.synchronisation == "issue"
-        flow = make_flow(job)
-        self.readiness = (IssueReadiness if self.asynchronous else CompletionReadiness)(job, flow)
+        self.readiness = CounterReadiness(job, make_flow(job), policy.synchronisation)
+        self.asynchronous = self.readiness.asynchronous
         self.total = self.readiness.total
         self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
         for issuer in job.machine.issuers():

@@ -26,6 +26,7 @@ from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
+from sim.record.plan import Plan
 from sim.record.record import Wait
 from sim.trace import Trace
 from sim.words.errors import StuckError
@@ -37,24 +38,14 @@ from validation.host.clock import (
     run_queue_ns,
     stolen_ns,
 )
-from validation.real.driver import Assignments, Brain
+from validation.real.driver import Assignments, Brain, Driver
+from validation.real.follow import Follower
 from validation.real.thread_events import Event
 from validation.real.work import Observation, Work
 
-__all__ = ["run_on_threads"]
+__all__ = ["LaneBackend", "run_on_threads"]
 
 _Launch = tuple[Task, list[threading.Lock]]
-
-
-class _Seat:
-    """Where an issuer's thread sits: what it shall take next, and a lock that wakes it."""
-
-    __slots__ = ("task", "wake")
-
-    def __init__(self) -> None:
-        self.task: Task | None = None
-        self.wake = threading.Lock()
-        self.wake.acquire()
 
 
 class _Run:
@@ -74,7 +65,7 @@ class _Run:
         self.brain = make_brain(self.now)
         self.guard = threading.Lock()  # the brain thinks for one thread at a time
         self.issuers = machine.issuers()
-        self.seats = [_Seat() for _ in self.issuers]
+        self.seats: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in self.issuers]
         self.executed: list[bool] = (~job.launched).tolist()
         self.device_of = job.device_of.tolist()
         self.queues: dict[int, SimpleQueue[_Launch | None]] = {
@@ -90,9 +81,7 @@ class _Run:
         self.done: list[Task] = []
         self.active = 0
         self.failure: BaseException | None = None
-        self.over = threading.Lock()
-        self.over.acquire()
-        self.is_over = False
+        self.over = threading.Event()
         self.delays: list[int | None] = []
         self.pulses: dict[int, tuple[int, int]] = {}
         self.priority = "normal"
@@ -116,7 +105,7 @@ class _Run:
             for thread in threads:
                 thread.start()
             try:
-                in_time = self.over.acquire(timeout=timeout_s)
+                in_time = self.over.wait(timeout_s)
             finally:
                 self._stop()
                 for thread in threads:
@@ -143,10 +132,8 @@ class _Run:
                 self.active += len(assigned)
             self._hand_out(assigned, None)
             self._notice_stuck()
-        except BaseException as error:  # reported by the thread that waits for the run
-            with self.guard:
-                self.failure = self.failure or error
-            self._end()
+        except BaseException as error:
+            self._fail(error)
 
     def _remaining(self) -> str:
         over = {task.id for task in self.done}
@@ -156,15 +143,11 @@ class _Run:
 
     def _stop(self) -> None:
         """Let every thread see that it is over."""
-        with self.guard:
-            if not self.is_over:
-                self.is_over = True
-                self.over.release()
+        self.over.set()
         for queue in self.queues.values():
             queue.put(None)
         for seat in self.seats:
-            if seat.wake.locked():
-                seat.wake.release()
+            seat.put(None)
         for event in self.events:
             event.record()
         for slot in self.slots:
@@ -182,10 +165,8 @@ class _Run:
         ready.wait()
         try:
             body(what)
-        except BaseException as error:  # reported by the thread that waits for the run
-            with self.guard:
-                self.failure = self.failure or error
-            self._end()
+        except BaseException as error:
+            self._fail(error)
         after = run_queue_ns()
         self.delays.append(None if before is None or after is None else after - before)
         pulse_after_ns = self.work.pulse_ns(number)
@@ -195,23 +176,20 @@ class _Run:
     def _sit(self, issuer: Issuer) -> None:
         """Issue, or execute, what is assigned to `issuer`, until the run is over."""
         seat = self.seats[issuer.index]
-        while True:
-            seat.wake.acquire()
-            task, seat.task = seat.task, None
-            while task is not None and not self.is_over:
+        while (given := seat.get()) is not None:
+            task: Task | None = given
+            while task is not None and not self.over.is_set():
                 if self.executed[task.op]:
                     task.issue_ns = self.now()
                     self._execute(task, self._waiters(task))
                     task = self._completed(task, issuer)
                 else:
                     task = self._launch(task, issuer)
-            if self.is_over:
-                return
 
     def _stream(self, stream: int) -> None:
         """Execute what is put on `stream`, in order."""
         queue = self.queues[stream]
-        while (item := queue.get()) is not None and not self.is_over:
+        while (item := queue.get()) is not None and not self.over.is_set():
             self._execute(*item)
             slot = self.slots[self.device_of[item[0].op]]
             if slot is not None:
@@ -240,7 +218,7 @@ class _Run:
         for lock in waiters:
             task.wait = Wait.EVENT
             lock.acquire()
-        if self.is_over:
+        if self.over.is_set():
             return
         task.start_ns = self.now()
         self.work.run(task)
@@ -248,7 +226,7 @@ class _Run:
 
     def _completed(self, task: Task, worker: Issuer | None) -> Task | None:
         """Tell waiters and the brain that `task` ended; return what `worker` takes next."""
-        if self.is_over:
+        if self.over.is_set():
             return None
         self.events[task.id].record()
         with self.guard:
@@ -256,7 +234,7 @@ class _Run:
             assigned = self.brain.completed(task)
             self.active += len(assigned) - 1
         if len(self.done) == self.brain.total:
-            self._end()
+            self.over.set()
         mine = self._hand_out(assigned, worker)
         self._notice_stuck()
         return mine
@@ -269,23 +247,70 @@ class _Run:
             if issuer is me:
                 mine = task
             else:
-                seat = self.seats[issuer.index]
-                seat.task = task
-                seat.wake.release()
+                self.seats[issuer.index].put(task)
         return mine
 
     def _notice_stuck(self) -> None:
         with self.guard:
-            if self.active or len(self.done) == self.brain.total or self.failure is not None:
-                return
-            self.failure = StuckError(f"the run is stuck, nothing was issued: {self._remaining()}")
-        self._end()
+            stuck = not self.active and len(self.done) < self.brain.total and self.failure is None
+        if stuck:
+            self._fail(StuckError(f"the run is stuck, nothing was issued: {self._remaining()}"))
 
-    def _end(self) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """End the run; the thread that waits for it reports the first failure."""
         with self.guard:
-            if not self.is_over:
-                self.is_over = True
-                self.over.release()
+            self.failure = self.failure or error
+        self.over.set()
+
+
+class LaneBackend:
+    """A backend on threads of this machine; `work` and `pinned` make the difference."""
+
+    name: str
+    pinned = False
+
+    def work(self, job: Job) -> Work:
+        """Return what the ops of a job do.
+
+        Raises
+        ------
+        InputError
+            They do something that this backend cannot.
+        """
+        raise NotImplementedError
+
+    def drive(self, job: Job, policy: Policy) -> Observation:
+        """Let `policy` decide while the tasks run for real.
+
+        Raises
+        ------
+        InputError, StuckError
+            See `validation.real.driver.Driver` and `run_on_threads`.
+        """
+        return self._run(job, lambda now: Driver(job, policy, now), type(policy).__name__)
+
+    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
+        """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
+
+        Raises
+        ------
+        InputError, UnknownNameError, StuckError
+            See `validation.real.follow.Follower` and `run_on_threads`.
+        """
+        return self._run(job, lambda now: Follower(job, plan, now), "plan")
+
+    def _run(
+        self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
+    ) -> Observation:
+        return run_on_threads(job, self.work(job), make_brain, decided_by, pinned=self.pinned)
+
+    def sentinel_ns(self) -> int | None:
+        """Return how long a fixed piece of work takes now; None: every run takes the pulse of its threads."""
+        return None
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what the numbers depend on besides the machine."""
+        return {}
 
 
 def run_on_threads(

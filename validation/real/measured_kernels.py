@@ -19,14 +19,16 @@ All constants are normal with variance 1 / size, so that products of any depth n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, UnknownNameError
+from validation.real.work import producers_of
 
-__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "TIMED_KINDS", "Kernel", "kernel_axes", "kernels_of"]
+__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "TIMED_KINDS", "Kernel", "MatrixWork", "kernel_axes", "kernels_of"]
 
 MATRIX_KINDS: Final = (
     "matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h",
@@ -102,3 +104,63 @@ def _kernel(name: str, kind: str, facts: Mapping[str, Any]) -> Kernel:
     if kind not in MATRIX_KINDS:
         raise UnknownNameError("kind of real kernel", kind, (*MATRIX_KINDS, *TIMED_KINDS))
     return Kernel(kind, size=whole("size"), repeat=whole("repeat", 1))
+
+
+class MatrixWork(ABC):
+    """The kernels of one graph with their matrices, whatever library computes them.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Attributes
+    ----------
+    constants : dict of int to (matrix, matrix)
+        By size, what an op reads that has fewer than two producers of its size.
+    results : list of matrix
+        By op.
+    """
+
+    constants: dict[int, tuple[Any, Any]]
+    results: list[Any]
+
+    def __init__(self, graph: Graph) -> None:
+        self.names = graph.op_names
+        self.kernels = kernels_of(graph)
+        self.producers = producers_of(graph)
+        self.order = graph.topological_order.tolist()
+        self.sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
+        self.serial: list[Any] | None = None
+
+    def inputs(self, op: int) -> tuple[Any, Any]:
+        """Return what an op reads: results of its producers on the same device, else constants."""
+        kernel = self.kernels[op]
+        given = [
+            self.results[p]
+            for p in self.producers[op]
+            if self.kernels[p].size == kernel.size and not self.kernels[p].kind.startswith("d2h")
+        ]
+        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
+        return x, y
+
+    @abstractmethod
+    def compute(self, op: int) -> None:
+        """Compute one op from what its producers have left."""
+
+    @abstractmethod
+    def settled(self) -> list[Any]:
+        """Return copies of all results, once they are all there."""
+
+    @abstractmethod
+    def alike(self, mine: Any, right: Any) -> bool:
+        """Return whether a result is that of a serial execution, as far as the library is exact."""
+
+    def wrong(self) -> list[str]:
+        """Return the ops whose result differs from that of a serial execution."""
+        left = self.settled()
+        if self.serial is None:
+            for op in self.order:
+                self.compute(op)
+            self.serial = self.settled()
+        every = zip(self.names, self.kernels, left, self.serial, strict=True)
+        return [name for name, kernel, mine, right in every if kernel.size and not self.alike(mine, right)]

@@ -15,23 +15,20 @@ import numpy.typing as npt
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.task import Task
-from sim.policy.policy import Policy
-from sim.record.plan import Plan
 from sim.words.errors import InputError
 from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
-from validation.real.driver import Brain, Driver
-from validation.real.follow import Follower
-from validation.real.lanes import run_on_threads
-from validation.real.measured_kernels import TIMED_KINDS, Kernel, kernels_of
-from validation.real.work import Observation, producers_of
+from validation.real.driver import Brain
+from validation.real.lanes import LaneBackend
+from validation.real.measured_kernels import TIMED_KINDS, Kernel, MatrixWork
+from validation.real.work import Observation
 
 __all__ = ["NumpyWork", "Threads"]
 
 Matrix = npt.NDArray[np.float64]
 
 
-class NumpyWork:
+class NumpyWork(MatrixWork):
     """Numpy kernels of one graph with their matrices.
 
     Parameters
@@ -48,23 +45,18 @@ class NumpyWork:
     """
 
     def __init__(self, graph: Graph, seed: int = 0) -> None:
-        self.names = graph.op_names
-        self.kernels = kernels_of(graph)
+        super().__init__(graph)
         for name, kernel in zip(self.names, self.kernels, strict=True):
             if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
                 raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
-        self.producers = producers_of(graph)
-        self.order = graph.topological_order.tolist()
         rng = np.random.default_rng(seed)
-        sizes = sorted({kernel.size for kernel in self.kernels})
-        self.constants: dict[int, tuple[Matrix, Matrix]] = {
-            n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in sizes
+        self.constants = {
+            n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in self.sizes
         }
         self.results = [np.full((k.size, k.size), np.nan) for k in self.kernels]
         self.scratch = [np.zeros_like(result) for result in self.results]
         for scratch in self.scratch:
             scratch.fill(0.0)  # touches the pages: the first touch takes longer than a product
-        self.serial: list[Matrix] | None = None
         self.products: dict[int, Products] = {}
 
     def reset(self) -> None:
@@ -81,10 +73,15 @@ class NumpyWork:
 
     def compute(self, op: int) -> None:
         """Compute one op from what its producers have left."""
-        kernel = self.kernels[op]
-        given = [self.results[p] for p in self.producers[op] if self.kernels[p].size == kernel.size]
-        x, y = [*given, *self.constants[kernel.size][len(given) :]][:2]
-        _compute(kernel, x, y, self.results[op], self.scratch[op])
+        _compute(self.kernels[op], *self.inputs(op), self.results[op], self.scratch[op])
+
+    def settled(self) -> list[Matrix]:
+        """Return copies of all results."""
+        return [result.copy() for result in self.results]
+
+    def alike(self, mine: Matrix, right: Matrix) -> bool:
+        """Return whether two results are the same but for rounding."""
+        return np.allclose(mine, right, rtol=1e-9, atol=1e-12)
 
     def pulse_ns(self, thread: int) -> int:
         """Return how long a product takes on the calling thread now."""
@@ -95,19 +92,6 @@ class NumpyWork:
             for constant in pair:
                 constant.sum()  # into this core's caches, where later ops find them, too
         return taken_ns
-
-    def wrong(self) -> list[str]:
-        """Return the ops whose result differs from that of a serial execution."""
-        left = [result.copy() for result in self.results]
-        if self.serial is None:
-            for op in self.order:
-                self.compute(op)
-            self.serial = [result.copy() for result in self.results]
-        return [
-            name
-            for name, mine, right in zip(self.names, left, self.serial, strict=True)
-            if not np.allclose(mine, right, rtol=1e-9, atol=1e-12)
-        ]
 
 
 def _compute(kernel: Kernel, x: Matrix, y: Matrix, out: Matrix, scratch: Matrix) -> None:
@@ -148,7 +132,7 @@ def _softmax(x: Matrix, out: Matrix) -> None:
     np.divide(out, out.sum(axis=1, keepdims=True), out=out)
 
 
-class Threads:
+class Threads(LaneBackend):
     """Executes numpy kernels on pinned threads, BLAS on one thread.
 
     Parameters
@@ -170,39 +154,19 @@ class Threads:
     """
 
     name = "threads"
+    pinned = True
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self._works: dict[int, tuple[Any, NumpyWork]] = {}
 
-    def drive(self, job: Job, policy: Policy) -> Observation:
-        """Let `policy` decide while the tasks run for real.
-
-        Raises
-        ------
-        InputError, StuckError
-            See `validation.real.driver.Driver` and `validation.real.lanes.run_on_threads`.
-        """
-        return self._run(job, lambda now: Driver(job, policy, now), type(policy).__name__)
-
-    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
-        """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
-
-        Raises
-        ------
-        InputError, UnknownNameError, StuckError
-            See `validation.real.follow.Follower` and `validation.real.lanes.run_on_threads`.
-        """
-        return self._run(job, lambda now: Follower(job, plan, now), "plan")
-
     def _run(
         self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
     ) -> Observation:
-        work = self._work(job)
         with single_threaded_blas():
-            return run_on_threads(job, work, make_brain, decided_by, pinned=True)
+            return super()._run(job, make_brain, decided_by)
 
-    def _work(self, job: Job) -> NumpyWork:
+    def work(self, job: Job) -> NumpyWork:
         """Return the matrices of a graph, made once: their pages have to be touched before a measurement."""
         if job.iterations != 1:
             raise InputError("the threads backend runs one iteration at a time")

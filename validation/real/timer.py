@@ -8,19 +8,16 @@ before it is issued). Its result is a number made of its name and of what its pr
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
 
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.task import Task
-from sim.policy.policy import Policy
-from sim.record.plan import Plan
-from validation.host.clock import now_ns, sleep_until
-from validation.real.driver import Driver
-from validation.real.follow import Follower
-from validation.real.lanes import run_on_threads
-from validation.real.work import Observation, producers_of
+from validation.host.clock import now_ns, prefer_this_thread, sleep_until
+from validation.real.lanes import LaneBackend
+from validation.real.work import producers_of
 
 __all__ = ["SleepWork", "Timer"]
 
@@ -84,7 +81,7 @@ class SleepWork:
         return wrong
 
 
-class Timer:
+class Timer(LaneBackend):
     """Executes on threads that sleep.
 
     Examples
@@ -102,23 +99,22 @@ class Timer:
 
     name = "timer"
 
-    def drive(self, job: Job, policy: Policy) -> Observation:
-        """Let `policy` decide while the tasks run for real.
+    def work(self, job: Job) -> SleepWork:
+        """Return the sleeps of a job."""
+        return SleepWork(job.graph)
 
-        Raises
-        ------
-        InputError, StuckError
-            See `validation.real.driver.Driver` and `validation.real.lanes.run_on_threads`.
-        """
-        work = SleepWork(job.graph)
-        return run_on_threads(job, work, lambda now: Driver(job, policy, now), type(policy).__name__)
+    def sentinel_ns(self) -> int:
+        """Return the median of five sleeps of 2 ms, on a thread like those of a run."""
+        taken: list[int] = []
 
-    def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
-        """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
+        def body() -> None:
+            prefer_this_thread()
+            for _ in range(6):
+                begin = now_ns()
+                sleep_until(begin + 2_000_000)
+                taken.append(now_ns() - begin)
 
-        Raises
-        ------
-        InputError, UnknownNameError, StuckError
-            See `validation.real.follow.Follower` and `validation.real.lanes.run_on_threads`.
-        """
-        return run_on_threads(job, SleepWork(job.graph), lambda now: Follower(job, plan, now), "plan")
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        return sorted(taken[1:])[2]

@@ -17,7 +17,6 @@ from devices.cost.calibration import Calibration
 from sim.record.plan import Plan
 from sim.words.errors import InputError
 from validation.cases import step_files
-from validation.cases.case import digest
 from validation.experiments import memory_experiment
 from validation.experiments.beside import own_calibration
 from validation.experiments.measure import ENOUGH
@@ -124,23 +123,21 @@ def experiment_report(
     InputError
         Predictions, plans and measurements do not belong together.
     """
-    plans, predictions, measurements = (step_files.read(out, step, experiment) for step in step_files.STEPS)
-    if plans is None or measurements is None or (predictions is None and not recompute):
-        missing = [step for step in step_files.STEPS if step_files.read(out, step, experiment) is None]
-        return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(missing)}"}
-    if measurements["plans"] != digest(plans) or (predictions and predictions["plans"] != digest(plans)):
-        raise InputError(f"{experiment}: plans were changed after they were used; draw and measure again")
+    found = step_files.recorded(out, experiment, recompute=recompute)
+    if isinstance(found, list):
+        return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(found)}"}
     own = own_calibration(out, experiment)
     calibration = own or calibration
     points: list[Point] = []
     left_out: list[dict[str, str]] = []
     wrong: list[str] = []
     rejected = 0
-    for k, case in enumerate(step_files.read_cases(plans)):
-        entry, measured = plans["cases"][k], measurements["cases"][k]
-        predicted = (
-            predict_or_say_why(case, calibration) if recompute else predictions["cases"][k]  # type: ignore[index]
-        )
+    for k, case in enumerate(step_files.read_cases(found.plans)):
+        entry, measured = found.plans["cases"][k], found.measurements["cases"][k]
+        if found.predictions is None:
+            predicted = predict_or_say_why(case, calibration)
+        else:
+            predicted = found.predictions["cases"][k]
         runs = measured["runs"]
         wrong += [f"{case.name}: {', '.join(run['wrong'][:3])}" for run in runs if run["wrong"]]
         if "not_predicted" in predicted:
@@ -155,12 +152,11 @@ def experiment_report(
             continue
         plan = None if entry["plan"] is None else Plan.from_json(json.dumps(entry["plan"]))
         points += points_of(case, plan, predicted, runs, calibration)
-    before = predictions is not None and measurements["predictions"] == digest(predictions)
     result: dict[str, Any] = {
         "experiment": experiment,
-        "predicted_before_measuring": before,
+        "predicted_before_measuring": found.predicted_before,
         "calibrated_anew": own is not None,
-        "cases": len(plans["cases"]),
+        "cases": len(found.plans["cases"]),
         "inconclusive": left_out,
         "runs_rejected": rejected,
         "wrong": wrong,

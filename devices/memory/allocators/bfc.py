@@ -22,6 +22,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from devices.describe.quantities import Bytes
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.blocks import Block, Owner, round_up
@@ -69,7 +70,7 @@ class BfcAllocator(SegmentedAllocator):
         capacity: int | DeviceMemory | None = None,
         *,
         allow_growth: bool | None = None,
-        limit: int | None = None,
+        limit: Bytes | None = None,
         garbage_collection: bool = False,
         name: str = "device",
     ) -> None:

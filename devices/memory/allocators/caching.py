@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from devices.describe.quantities import Bytes
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up
@@ -75,8 +76,8 @@ class CachingAllocator(SegmentedAllocator):
         self,
         capacity: int | DeviceMemory | None = None,
         *,
-        limit: int | None = None,
-        max_split_size: int | None = None,
+        limit: Bytes | None = None,
+        max_split_size: Bytes | None = None,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)

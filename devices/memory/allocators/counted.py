@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from devices.describe.quantities import Bytes
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span, round_up
 from devices.memory.device_memory import DeviceMemory
@@ -45,7 +46,7 @@ class CountedAllocator(Allocator):
         self,
         capacity: int | DeviceMemory | None = None,
         *,
-        rounding: int = 1,
+        rounding: Bytes = 1,
         malloc_synchronises: bool = False,
         free_synchronises: bool = True,
         name: str = "device",

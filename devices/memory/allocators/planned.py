@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
+from devices.describe.quantities import Bytes
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
@@ -87,7 +88,7 @@ class PlannedAllocator(Allocator):
         capacity: int | DeviceMemory | None = None,
         *,
         planner: str = "greedy",
-        alignment: int = 1,
+        alignment: Bytes = 1,
         name: str = "device",
     ) -> PlannedAllocator:
         """Plan for a trace that is about to be replayed.

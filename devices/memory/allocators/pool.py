@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from devices.describe.quantities import Bytes, Sizes
 from devices.memory.allocator import Allocator
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
@@ -69,8 +70,8 @@ class PoolAllocator(SegmentedAllocator):
         self,
         capacity: int | DeviceMemory | None = None,
         *,
-        alignment: int = 1,
-        limits: Mapping[Owner, int] | None = None,
+        alignment: Bytes = 1,
+        limits: Sizes | None = None,
         group_of: Callable[[Owner], Owner] = _itself,
         name: str = "device",
     ) -> None:

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from devices.describe.quantities import Bytes
 from devices.memory.allocators.pool import PoolAllocator
 from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device_memory import DeviceMemory
@@ -58,7 +59,7 @@ class ScratchpadAllocator(PoolAllocator):
         self,
         capacity: int | DeviceMemory | None,
         *,
-        alignment: int = ALIGNMENT_BYTES,
+        alignment: Bytes = ALIGNMENT_BYTES,
         name: str = "scratchpad",
     ) -> None:
         super().__init__(capacity, alignment=alignment, name=name)

@@ -72,7 +72,8 @@ class Training:
     def __init__(self, loss: str | None = None, optimiser: str = "sgd", frozen: Sequence[str] = ()) -> None:
         if optimiser not in OPTIMISERS:
             raise InputError(
-                f"training: optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}"
+                f"training: optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}",
+                path=("optimiser",),
             )
         self.loss, self.optimiser, self.frozen = loss, optimiser, tuple(frozen)
 

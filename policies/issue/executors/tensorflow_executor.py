@@ -93,18 +93,22 @@ class TensorFlowExecutor(Policy):
         cycles_per_us: int = 0,
     ) -> None:
         if threads not in ("pool", "caller"):
-            raise InputError(f"tensorflow-executor: threads must be pool or caller, found {threads!r}")
+            message = f"tensorflow-executor: threads must be pool or caller, found {threads!r}"
+            raise InputError(message, path=("threads",))
         if inter_op_parallelism_threads < 0:
             raise InputError(
                 "tensorflow-executor: inter_op_parallelism_threads must be >= 0, found "
-                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller"
+                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller",
+                path=("inter_op_parallelism_threads",),
             )
         if use_per_session_threads and session_inter_op_thread_pool:
             raise InputError(
-                "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both"
+                "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both",
+                path=("use_per_session_threads",),
             )
         if any(size < 1 for size in session_inter_op_thread_pool):
-            raise InputError("tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1")
+            message = "tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1"
+            raise InputError(message, path=("session_inter_op_thread_pool",))
         self.threads = threads
         self.size = inter_op_parallelism_threads
         self.per_session = use_per_session_threads

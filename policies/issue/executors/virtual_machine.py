@@ -2,10 +2,9 @@
 
 ::
 
-    pc ──► r4 = call step r1      wait until step is done with, then go on
-           r1 = copy r3           costs nothing
-           if r2 else +4          the outcome that the switches of that predicate were told
-           goto -4                the next iteration
+    pc ──► call step         wait until step is done with, then go on
+           if p else +4      the outcome that the switches of that predicate were told
+           goto -4           the next iteration
 
 Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual machines
 run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``). On a graph without control flow this is
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from policies.linearize.jumps.instructions import COPY, Call, Goto, If, Program, Ret
+from policies.linearize.jumps.instructions import Call, Goto, If, Program, Ret
 from policies.linearize.jumps.program_with_jumps import compile_program
 from sim import Issuer, Job, Policy, Task
 from sim.graph.frames import CONTROL_FLOW_KINDS
@@ -75,7 +74,7 @@ class VirtualMachine(Policy):
         structure = self.program.structure
         if structure is not None and task.op in structure.predicate and not task.dead:
             predicate = structure.predicate[task.op]
-            self._says[task.iteration, predicate, _tag(task)] = task.frame.taken
+            self._says[task.iteration, predicate, _tag(task)] = task.frame.taken.get(task.op, -1)
         for t in now_ready:
             self.ready(t)
 
@@ -103,11 +102,9 @@ class VirtualMachine(Policy):
         """Walk to the next call of an op; None while a jump does not know where to go, and at the end."""
         while self._repetition < self._repetitions:
             match self.program.instructions[self._pc]:
-                case Call(op) as call:
-                    if op != COPY:
-                        return call
-                    self._go_to(self._pc + 1)
-                case If(_, predicate, offset):
+                case Call() as call:
+                    return call
+                case If(predicate, offset):
                     tag = self._tag_of(self.program.frame[self._pc])
                     says = self._says.get((self._repetition, predicate, tag))
                     if says is None:

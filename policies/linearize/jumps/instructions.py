@@ -1,8 +1,9 @@
-"""Instructions of a virtual machine with registers, and programs of them.
+"""Instructions of a virtual machine, and programs of them.
 
-Four instructions, as in TVM's and Relax's VM (tvm/include/tvm/runtime/vm/bytecode.h)::
+Four instructions, as in TVM's and Relax's VM (tvm/include/tvm/runtime/vm/bytecode.h), without the registers
+that hold its values, as the simulator has none::
 
-    r4 = call step r1 r2      if r3 else +4      goto -6      ret r4
+    call step      if p else +4      goto -6      ret
 
 Jumps are relative to the instruction itself. `policies.linearize.jumps.program_with_jumps` compiles graphs to
 them, `policies.issue.executors.virtual_machine` walks them.
@@ -11,31 +12,24 @@ them, `policies.issue.executors.virtual_machine` walks them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from sim import Graph
 from sim.graph.frames import FrameStructure
 
-__all__ = ["COPY", "Call", "Goto", "If", "Instruction", "Program", "Ret"]
-
-COPY: Final = -1
-"""In place of an op: the call copies a register."""
+__all__ = ["Call", "Goto", "If", "Instruction", "Program", "Ret"]
 
 
 @dataclass(frozen=True)
 class Call:
-    """Run `op` (or `COPY`) on some registers, into one."""
+    """Run `op`."""
 
     op: int
-    arguments: tuple[int, ...]
-    result: int
 
 
 @dataclass(frozen=True)
 class If:
-    """Go on with the next instruction where `predicate` (in register `test`) is true, else jump."""
+    """Go on with the next instruction where `predicate` is true, else jump."""
 
-    test: int
     predicate: int
     false_offset: int = 0
 
@@ -50,8 +44,6 @@ class Goto:
 @dataclass(frozen=True)
 class Ret:
     """The end."""
-
-    results: tuple[int, ...]
 
 
 Instruction = Call | If | Goto | Ret
@@ -87,9 +79,9 @@ class Program:
         >>> b = GraphBuilder("two")
         >>> _ = b.op("a"), b.op("b", inputs=["a"])
         >>> print(compile_program(b.build(), [0, 1]).listing(b.build()))
-        0  r0 = call a
-        1  r1 = call b r0
-        2  ret r1
+        0  call a
+        1  call b
+        2  ret
         """
         return "\n".join(
             f"{k}  {_text(instruction, graph)}" for k, instruction in enumerate(self.instructions)
@@ -98,12 +90,11 @@ class Program:
 
 def _text(instruction: Instruction, graph: Graph) -> str:
     match instruction:
-        case Call(op, arguments, result):
-            what = "copy" if op == COPY else f"call {graph.op_names[op]}"
-            return " ".join([f"r{result} = {what}", *(f"r{r}" for r in arguments)])
-        case If(test, _, offset):
-            return f"if r{test} else {offset:+d}"
+        case Call(op):
+            return f"call {graph.op_names[op]}"
+        case If(predicate, offset):
+            return f"if {graph.op_names[predicate]} else {offset:+d}"
         case Goto(offset):
             return f"goto {offset:+d}"
-        case Ret(results):
-            return " ".join(["ret", *(f"r{r}" for r in results)])
+        case Ret():
+            return "ret"

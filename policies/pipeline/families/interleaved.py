@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
+from policies.pipeline.families.one_f_one_b import alternate
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 from sim.words.errors import InputError
 
-__all__ = ["interleaved_1f1b", "round_size", "rounds_of"]
+__all__ = ["interleaved", "interleaved_1f1b"]
 
 
 def round_size(name: str, ranks: int, micro_batches: int) -> int:
@@ -90,13 +91,30 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     >>> " ".join(map(str, interleaved_1f1b(2, 2, 2).programs[1]))
     '1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1'
     """
-    size = round_size("interleaved-1f1b", ranks, micro_batches)
+    return interleaved("interleaved-1f1b", "B", 2, ranks, micro_batches, chunks)
+
+
+def interleaved(
+    name: str, backward: Phase, ahead: int, ranks: int, micro_batches: int, chunks: int
+) -> Schedule:
+    """Alternate forwards and backwards over the chunks of each rank.
+
+    Parameters
+    ----------
+    name : str
+        Of the schedule.
+    backward : str
+        ``"B"``, or ``"I"`` with W behind it.
+    ahead : int
+        Forwards that a rank starts with more than the next rank.
+    ranks, micro_batches, chunks : int
+        Sizes of the schedule.
+    """
+    size = round_size(name, ranks, micro_batches)
     programs = []
     for rank in range(ranks):
         forwards = list(rounds_of("F", rank, ranks, chunks, micro_batches, size))
-        backwards = list(rounds_of("B", rank, ranks, chunks, micro_batches, size))
-        warm_up = min((chunks - 1) * size + 2 * (ranks - 1 - rank), len(forwards))
-        steady = zip(forwards[warm_up:], backwards, strict=False)
-        left = backwards[len(forwards) - warm_up :]
-        programs.append([*forwards[:warm_up], *(action for pair in steady for action in pair), *left])
-    return one_pipeline("interleaved-1f1b", programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+        backwards = list(rounds_of(backward, rank, ranks, chunks, micro_batches, size))
+        warm_up = (chunks - 1) * size + ahead * (ranks - 1 - rank)
+        programs.append(alternate(forwards, backwards, warm_up, behind=rank))
+    return one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)

@@ -19,29 +19,39 @@ Fan et al., "DAPPLE", arXiv 2007.01045.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from policies.pipeline.orders.action import Action
+from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 from sim.words.errors import InputError
 
-__all__ = ["alternate", "one_f_one_b"]
+__all__ = ["actions", "alternate", "one_f_one_b"]
 
 
-def alternate(stage: int, micro_batches: Sequence[int], warm_up: int) -> list[Action]:
-    """Return the program of one stage: `warm_up` forwards, one F one B, the backwards left.
+def alternate(
+    forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int, behind: int = 0
+) -> list[Action]:
+    """Return a rank's program: `warm_up` forwards, one forward and one backward in turn, the backwards left.
+
+    Of a split backward W runs `behind` micro-batches behind I, and what is left of it comes at the end.
 
     Examples
     --------
-    >>> " ".join(map(str, alternate(0, range(3), warm_up=1)))
+    >>> " ".join(map(str, alternate(actions(0, "F", range(3)), actions(0, "B", range(3)), warm_up=1)))
     '0F0 0F1 0B0 0F2 0B1 0B2'
     """
-    forwards = [Action(stage, "F", k) for k in micro_batches]
-    backwards = [Action(stage, "B", k) for k in micro_batches]
-    warm_up = min(warm_up, len(forwards))
-    steady = zip(forwards[warm_up:], backwards, strict=False)
-    done = len(forwards) - warm_up
-    return forwards[:warm_up] + [action for pair in steady for action in pair] + backwards[done:]
+    weight_grads = [action._replace(phase="W") for action in backwards if action.phase == "I"]
+    program = list(forwards[:warm_up])
+    for i, backward in enumerate(backwards):
+        program += [*forwards[warm_up + i : warm_up + i + 1], backward]
+        if i >= behind:
+            program += weight_grads[i - behind : i - behind + 1]
+    return program + weight_grads[max(0, len(backwards) - behind) :]
+
+
+def actions(stage: int, phase: Phase, micro_batches: Iterable[int]) -> list[Action]:
+    """Return one phase of one stage, micro-batch after micro-batch."""
+    return [Action(stage, phase, k) for k in micro_batches]
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
@@ -62,5 +72,6 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
             f"1f1b needs at least as many micro-batches as stages (as torch's Schedule1F1B does): "
             f"{micro_batches} micro-batches, {ranks} stages; use {ranks} or more, or gpipe"
         )
-    programs = (alternate(r, range(micro_batches), ranks - 1 - r) for r in range(ranks))
+    ks = range(micro_batches)
+    programs = (alternate(actions(r, "F", ks), actions(r, "B", ks), ranks - 1 - r) for r in range(ranks))
     return one_pipeline("1f1b", programs, ranks=ranks, micro_batches=micro_batches)

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from policies.pipeline.families.one_f_one_b import alternate
+from policies.pipeline.families.one_f_one_b import actions, alternate
 from policies.pipeline.family_options import per_stage
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from sim.words.errors import InputError
@@ -100,7 +100,8 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     for stage, count in enumerate(counts):
         warm_up = (ranks - 1 - first[stage]) // count
         for replica in range(count):
-            programs.append(tuple(alternate(stage, range(replica, micro_batches, count), warm_up)))
+            ks = range(replica, micro_batches, count)
+            programs.append(tuple(alternate(actions(stage, "F", ks), actions(stage, "B", ks), warm_up)))
             warm_ups.append(warm_up)
     turns = math.lcm(*counts)
     schedule = Schedule(

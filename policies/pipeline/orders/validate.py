@@ -22,7 +22,7 @@ from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.orders.waits import Dependencies, Place
 from sim.words.errors import InputError, StuckError
 
-__all__ = ["explain_deadlock", "first_blocked", "problems", "validate"]
+__all__ = ["explain_deadlock", "in_turn", "problems", "validate"]
 
 _HALVES: tuple[Phase, Phase] = ("I", "W")
 
@@ -53,9 +53,8 @@ def validate(schedule: Schedule) -> None:
         shown = "".join(f"\n  - {problem}" for problem in found[:_SHOWN])
         more = f"\n  - ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise InputError(f"the order of {schedule.name!r} is no schedule:{shown}{more}")
-    done = first_blocked(schedule)
-    if done is not None:
-        raise StuckError(explain_deadlock(schedule, done))
+    for _ in in_turn(schedule):
+        pass
 
 
 def problems(schedule: Schedule) -> list[str]:
@@ -87,31 +86,36 @@ def problems(schedule: Schedule) -> list[str]:
     return found
 
 
-def first_blocked(schedule: Schedule) -> list[int] | None:
-    """Run the programs without times; return how far each rank got, or None when all finish.
+def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
+    """Yield each slot, with its rank and what it waits for, once all of that has been yielded.
 
-    A rank that can go on does, so how far each one gets does not depend on who goes first.
+    Raises
+    ------
+    StuckError
+        No rank can go on.
     """
+    depends = Dependencies(schedule)
     made: set[Action] = set()
     done = [0] * schedule.ranks
-    depends = Dependencies(schedule)
     sleepers: dict[Action, list[int]] = {}
-    awake = list(range(schedule.ranks))
+    awake = list(reversed(range(schedule.ranks)))
     while awake:
         rank = awake.pop()
         program = schedule.programs[rank]
         while done[rank] < len(program):
             slot = program[done[rank]]
-            missing = next((need for need in depends.of(slot) if need not in made), None)
+            needs = list(depends.of(slot))
+            missing = next((need for need in needs if need not in made), None)
             if missing is not None:
                 sleepers.setdefault(missing, []).append(rank)
                 break
+            yield rank, slot, needs
             done[rank] += 1
+            made.update(slot.parts)
             for action in slot.parts:
-                made.add(action)
                 awake.extend(sleepers.pop(action, ()))
-    finished = all(count == len(program) for count, program in zip(done, schedule.programs, strict=True))
-    return None if finished else done
+    if done != [len(program) for program in schedule.programs]:
+        raise StuckError(explain_deadlock(schedule, done))
 
 
 def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:

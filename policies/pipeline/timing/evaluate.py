@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
-from policies.pipeline.orders.action import Action, Slot
+from policies.pipeline.orders.action import Action, Overlap, Slot
 from policies.pipeline.orders.pipeline_schedule import Schedule
-from policies.pipeline.orders.validate import explain_deadlock
-from sim.words.errors import InputError, StuckError
+from policies.pipeline.orders.validate import in_turn
+from sim.words.errors import InputError
 
 __all__ = ["Evaluation", "StageTimes", "evaluate"]
 
@@ -166,99 +165,32 @@ def evaluate(
     >>> run.makespan, run.bubble
     (33, Fraction(3, 11))
     """
-    return _Walk(schedule, times, transfer).run()
+    each = _one_a_stage(times, schedule.stages)
+    travel = transfer if callable(transfer) else lambda _source, _destination: transfer
+    starts: list[list[int]] = [[] for _ in schedule.programs]
+    ends: list[list[int]] = [[] for _ in schedule.programs]
+    end_of: dict[Action, int] = {}
+    for rank, slot, needs in in_turn(schedule):
+        start = ends[rank][-1] if ends[rank] else 0
+        for need in needs:
+            source = schedule.rank_of(need.stage, need.micro_batch)
+            start = max(start, end_of[need] + (travel(source, rank) if source != rank else 0))
+        end = start + _duration(slot, each)
+        starts[rank].append(start)
+        ends[rank].append(end)
+        end_of.update(dict.fromkeys(slot.parts, end))
+    busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
+    return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
 
 
-class _Walk:
-    """One pass over all programs; a rank goes on until an input is missing, and sleeps on that input.
-
-    An end is filed under (kind, stage, micro-batch) in one flat list, where the kind is 0 for F,
-    1 for the gradient (the end of B or of I) and 2 for R: nobody waits for a W.
-    """
-
-    KIND: ClassVar[dict[str, int]] = {"F": 0, "B": 1, "I": 1, "R": 2}
-
-    def __init__(
-        self, schedule: Schedule, times: StageTimes | Sequence[StageTimes], transfer: Transfer
-    ) -> None:
-        self.schedule = schedule
-        self.times = _one_a_stage(times, schedule.stages)
-        self.transfer = transfer if callable(transfer) else lambda _source, _destination: transfer
-        self.plane = schedule.stages * schedule.micro_batches
-        self.end_of = [-1] * (3 * self.plane)
-        self.sleepers: dict[int, list[int]] = {}
-        self.durations: dict[tuple[int, str], int] = {}
-        self.recomputed = {
-            (a.stage, a.micro_batch)
-            for r in range(schedule.ranks)
-            for a in schedule.actions(r)
-            if a.phase == "R"
-        }
-
-    def run(self) -> Evaluation:
-        programs = self.schedule.programs
-        starts: list[list[int]] = [[] for _ in programs]
-        ends: list[list[int]] = [[] for _ in programs]
-        awake = list(reversed(range(len(programs))))
-        while awake:
-            rank = awake.pop()
-            self._advance(rank, starts[rank], ends[rank], awake)
-        done = [len(rank_ends) for rank_ends in ends]
-        if any(count < len(program) for count, program in zip(done, programs, strict=True)):
-            raise StuckError(explain_deadlock(self.schedule, done))
-        busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
-        return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
-
-    def _advance(self, rank: int, starts: list[int], ends: list[int], awake: list[int]) -> None:
-        """Run the program of `rank` as far as its inputs are known; wake whom this lets go on."""
-        program, now = self.schedule.programs[rank], ends[-1] if ends else 0
-        for position in range(len(ends), len(program)):
-            slot = program[position]
-            start = now
-            for action in slot.parts:
-                for key, source in self._inputs(action, rank):
-                    there = self.end_of[key]
-                    if there < 0:
-                        self.sleepers.setdefault(key, []).append(rank)
-                        return
-                    start = max(start, there if source == rank else there + self.transfer(source, rank))
-            now = start + self._duration(slot)
-            starts.append(start)
-            ends.append(now)
-            for action in slot.parts:
-                if action.phase != "W":
-                    key = self._key(self.KIND[action.phase], action.stage, action.micro_batch)
-                    self.end_of[key] = now
-                    awake.extend(self.sleepers.pop(key, ()))
-
-    def _key(self, kind: int, stage: int, micro_batch: int) -> int:
-        return kind * self.plane + stage * self.schedule.micro_batches + micro_batch
-
-    def _inputs(self, action: Action, rank: int) -> list[tuple[int, int]]:
-        """Return (key, rank that makes it) of each input."""
-        stage, phase, k = action
-        if phase == "F":
-            return [(self._key(0, stage - 1, k), self.schedule.rank_of(stage - 1, k))] if stage else []
-        if phase == "R":
-            return [(self._key(0, stage, k), rank)]
-        if phase == "W":
-            return [(self._key(1, stage, k), rank)]
-        inputs = [(self._key(2 if (stage, k) in self.recomputed else 0, stage, k), rank)]
-        if stage + 1 < self.schedule.stages:
-            inputs.append((self._key(1, stage + 1, k), self.schedule.rank_of(stage + 1, k)))
-        return inputs
-
-    def _duration(self, slot: Slot) -> int:
-        if isinstance(slot, Action):
-            found = self.durations.get(slot[:2])
-            if found is None:
-                found = self.durations[slot[:2]] = self.times[slot.stage].of(slot.phase)
-            return found
-        for action in slot.parts:
-            together = self.times[action.stage].overlapped
-            if action.phase == "F" and together is not None:
-                return together
-        return sum(self._duration(action) for action in slot.parts)
+def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
+    """Return how long a slot takes; of an overlap, the time of its forward's stage, if it gives one."""
+    if isinstance(slot, Overlap):
+        together = (times[a.stage].overlapped for a in slot.parts if a.phase == "F")
+        known = next((ns for ns in together if ns is not None), None)
+        if known is not None:
+            return known
+    return sum(times[action.stage].of(action.phase) for action in slot.parts)
 
 
 def _one_a_stage(times: StageTimes | Sequence[StageTimes], stages: int) -> Sequence[StageTimes]:

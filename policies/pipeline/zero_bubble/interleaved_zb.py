@@ -17,9 +17,8 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241 (ZB-1p's
 
 from __future__ import annotations
 
-from policies.pipeline.families.interleaved import round_size, rounds_of
-from policies.pipeline.orders.action import Action
-from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
+from policies.pipeline.families.interleaved import interleaved
+from policies.pipeline.orders.pipeline_schedule import Schedule
 
 __all__ = ["interleaved_zb"]
 
@@ -37,19 +36,4 @@ def interleaved_zb(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     >>> " ".join(map(str, interleaved_zb(2, 2, 2).programs[1]))
     '1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1'
     """
-    size = round_size("interleaved-zb", ranks, micro_batches)
-    programs = []
-    for rank in range(ranks):
-        forwards = list(rounds_of("F", rank, ranks, chunks, micro_batches, size))
-        input_grads = list(rounds_of("I", rank, ranks, chunks, micro_batches, size))
-        weight_grads = [action._replace(phase="W") for action in input_grads]
-        warm_up = min((chunks - 1) * size + (ranks - 1 - rank), len(forwards))
-        program: list[Action] = forwards[:warm_up]
-        for i, input_grad in enumerate(input_grads):
-            program += forwards[warm_up + i : warm_up + i + 1]
-            program.append(input_grad)
-            if i >= rank:
-                program.append(weight_grads[i - rank])
-        program += weight_grads[max(0, len(input_grads) - rank) :]
-        programs.append(program)
-    return one_pipeline("interleaved-zb", programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    return interleaved("interleaved-zb", "I", 1, ranks, micro_batches, chunks)

@@ -70,11 +70,8 @@ def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     require_two_chunks("v-half", chunks)
     gap = 3 if ranks % 2 == 0 else 0
     p = ranks
-
-    def block(r: int) -> _Block:
-        return 2 * r, 3 * p - 2 - r, 3 * p + gap - 1 + 2 * r, 6 * p + gap - 2 - r
-
-    return _best("v-half", ranks, micro_batches, [block(r) for r in range(ranks)])
+    blocks = [(2 * r, 3 * p - 2 - r, 3 * p + gap - 1 + 2 * r, 6 * p + gap - 2 - r) for r in range(p)]
+    return _best("v-half", ranks, micro_batches, blocks)
 
 
 def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -94,11 +91,8 @@ def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     require_two_chunks("v-min", chunks)
     gap = 2 if ranks % 3 == 0 else 0
     p = ranks
-
-    def block(r: int) -> _Block:
-        return r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p + gap - 1 - r
-
-    return _best("v-min", ranks, micro_batches, [block(r) for r in range(ranks)])
+    blocks = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p + gap - 1 - r) for r in range(p)]
+    return _best("v-min", ranks, micro_batches, blocks)
 
 
 def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Schedule:

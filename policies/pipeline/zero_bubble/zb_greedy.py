@@ -31,8 +31,8 @@ from itertools import product
 
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs
+from policies.pipeline.zero_bubble.greedy_ranks import GreedyRanks
 from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
-from sim.words.errors import InfeasibleError
 
 __all__ = ["Switches", "greedy_programs"]
 
@@ -59,20 +59,15 @@ def greedy_programs(problem: Problem) -> Iterator[Programs]:
     )
 
 
-class _Search:
+class _Search(GreedyRanks):
     """One greedy run. Everything is indexed by rank, which is also the stage."""
 
     def __init__(self, problem: Problem, switches: Switches) -> None:
-        self.problem, self.switches = problem, switches
-        ranks = problem.ranks
-        self.program: list[list[Action]] = [[] for _ in range(ranks)]
+        super().__init__(problem)
+        self.switches = switches
         self.ends: dict[Phase, list[list[int]]] = {
-            phase: [[] for _ in range(ranks)] for phase in ("F", "I", "W")
+            phase: [[] for _ in range(problem.ranks)] for phase in ("F", "I")
         }
-        self.clock = [0] * ranks
-        self.memory = [0] * ranks
-        self.bubble = [0] * ranks
-        self.longest_bubble = 0
 
     def programs(self) -> Programs:
         ranks, micro_batches = range(self.problem.ranks), self.problem.micro_batches
@@ -81,24 +76,24 @@ class _Search:
             going = self._ranks_that_forward()
             for rank in ranks:
                 if going[rank]:
-                    self._make_room(rank)
+                    self.make_room(rank)
                     self._fill_until_arrival(rank, "F")
                     self._run(rank, "F")
             for rank in reversed(ranks):
                 self._fill_until_arrival(rank, "I")
                 if rank == 0 and self._count(0, "F") == micro_batches:
-                    while self._pending(0):
-                        self._run(0, "W")
+                    while self.pending[0]:
+                        self.run_weight_grad(0)
                 self._run(rank, "I")
         for rank in ranks:
-            while self._pending(rank):
-                self._run(rank, "W")
+            while self.pending[rank]:
+                self.run_weight_grad(rank)
         return tuple(map(tuple, self.program))
 
     def _warm_up(self) -> None:
         ranks = range(self.problem.ranks)
         for rank in ranks:
-            self._make_room(rank)
+            self.make_room(rank)
             self._run(rank, "F")
         extra = self._extra_forwards()
         for rank in ranks:
@@ -156,52 +151,29 @@ class _Search:
     def _time_to_make_room(self, rank: int) -> int:
         need = self.memory[rank] + self.problem.memory_change(rank, "F")
         pending = 0
-        while need > self.problem.limit and pending < self._pending(rank):
+        while need > self.problem.limit and pending < len(self.pending[rank]):
             need += self.problem.memory_change(rank, "W")
             pending += 1
         return pending * self.problem.duration(rank, "W")
 
-    def _make_room(self, rank: int) -> None:
-        size = self.problem.memory_change(rank, "F")
-        while self.memory[rank] + size > self.problem.limit:
-            if not self._pending(rank):
-                raise InfeasibleError(
-                    f"no order fits: rank {rank} may hold {self.problem.limit} of activations and would need "
-                    f"{self.memory[rank] + size} for its next micro-batch; raise memory_limit"
-                )
-            self._run(rank, "W")
-
     def _fill_until_arrival(self, rank: int, phase: Phase) -> None:
         """Run W while it fits before the input of the next F or I, and once more where the gap is bad."""
-        arrival = self._arrival(rank, phase)
-        weight_grad = self.problem.duration(rank, "W")
-        while self._pending(rank) and self.clock[rank] + weight_grad <= arrival:
-            self._run(rank, "W")
-        gap = arrival - self.clock[rank]
-        if gap > 0 and self._pending(rank):
-            small = gap <= self.longest_bubble - self.bubble[rank]
-            if self.switches.fill_small_gaps or not small:
-                self._run(rank, "W")
+        gap = self.fill(rank, self._arrival(rank, phase))
+        bad = 0 if self.switches.fill_small_gaps else self.longest_bubble - self.bubble[rank]
+        if self.pending[rank] and gap > bad:
+            self.run_weight_grad(rank)
 
     def _arrival(self, rank: int, phase: Phase) -> int:
         """Return when the input of the next F or I of `rank` arrives; 0 where it comes from nowhere else."""
         source = rank - 1 if phase == "F" else rank + 1
-        if phase == "W" or not 0 <= source < self.problem.ranks:
+        if not 0 <= source < self.problem.ranks:
             return 0
         return self.ends[phase][source][self._count(rank, phase)] + self.problem.transfer
 
     def _run(self, rank: int, phase: Phase) -> None:
-        start = max(self.clock[rank], self._arrival(rank, phase))
-        if self.program[rank]:
-            self.bubble[rank] += start - self.clock[rank]
-            self.longest_bubble = max(self.longest_bubble, self.bubble[rank])
-        self.clock[rank] = start + self.problem.duration(rank, phase)
-        self.memory[rank] += self.problem.memory_change(rank, phase)
-        self.program[rank].append(Action(rank, phase, self._count(rank, phase)))
+        action = Action(rank, phase, self._count(rank, phase))
+        self.append(rank, action, self._arrival(rank, phase))
         self.ends[phase][rank].append(self.clock[rank])
 
     def _count(self, rank: int, phase: Phase) -> int:
         return len(self.ends[phase][rank])
-
-    def _pending(self, rank: int) -> int:
-        return self._count(rank, "I") - self._count(rank, "W")

@@ -28,13 +28,13 @@ Source: Qi et al., arXiv 2401.10241, section 6 and appendix (the rules, in words
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs
+from policies.pipeline.zero_bubble.greedy_ranks import GreedyRanks
 from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
 from sim.words.errors import InfeasibleError
 
@@ -68,21 +68,14 @@ def _learn(problem: Problem, before_forward: bool, before_leg_2: bool) -> Progra
     return tuple(map(tuple, best.program))
 
 
-class _Search:
+class _Search(GreedyRanks):
     """One greedy run of the V."""
 
     def __init__(self, problem: Problem, before_forward: bool, before_leg_2: bool, slack: list[int]) -> None:
-        self.problem = problem
+        super().__init__(problem)
         self.before_forward, self.before_leg_2 = before_forward, before_leg_2
         self.granted = slack
-        ranks = problem.ranks
-        self.program: list[list[Action]] = [[] for _ in range(ranks)]
-        self.ends: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in _LEGS]
-        self.pending: list[deque[Action]] = [deque() for _ in range(ranks)]
-        self.clock = [0] * ranks
-        self.memory = [0] * ranks
-        self.bubble = [0] * ranks
-        self.longest_bubble = 0
+        self.ends: list[list[list[int]]] = [[[] for _ in range(problem.ranks)] for _ in _LEGS]
         self.next_leg = 0
 
     def slack(self) -> list[int]:
@@ -98,7 +91,7 @@ class _Search:
             for rank in ranks:
                 leg = self._forward_leg(rank)
                 if leg is not None:
-                    self._make_room(rank)
+                    self.make_room(rank)
                     self._fill_until_arrival(leg, rank, also_small=self.before_forward)
                     self._run(leg, rank)
             if sum(map(len, self.program)) == before:
@@ -107,19 +100,19 @@ class _Search:
                 )
         for rank in ranks:
             while self.pending[rank]:
-                self._run_weight_grad(rank)
+                self.run_weight_grad(rank)
         return self
 
     def _warm_up(self) -> None:
         problem, last = self.problem, self.problem.ranks - 1
         for rank in range(problem.ranks):
-            self._make_room(rank)
+            self.make_room(rank)
             self._run(0, rank)
         for rank in range(last, -1, -1):
             while rank < last and self._one_more_fits(rank):
                 for above in range(rank + 1):
                     self._run(0, above)
-            self._make_room(rank)
+            self.make_room(rank)
             self._run(1, rank)
         for rank in range(1, problem.ranks):
             self._catch_up(rank)
@@ -132,7 +125,7 @@ class _Search:
             for below in range(self.problem.ranks - 1, rank - 1, -1):
                 leg, open_ = self.next_leg, self._count(self.next_leg, below) < self.problem.micro_batches
                 if open_ and self._arrival(leg, below) is not None:
-                    self._make_room(below)
+                    self.make_room(below)
                     self._run(leg, below)
                     idle_passes = 0
             self.next_leg = 1 - self.next_leg
@@ -195,48 +188,17 @@ class _Search:
         return 0 if leg == 0 or number < len(self.ends[leg - 1][rank]) else None
 
     def _fill_until_arrival(self, leg: int, rank: int, *, also_small: bool) -> None:
-        arrival = self._arrival(leg, rank) or 0
-        while self.pending[rank] and self.clock[rank] + self._pending_time(rank) <= arrival:
-            self._run_weight_grad(rank)
-        gap = arrival - self.clock[rank]
+        gap = self.fill(rank, self._arrival(leg, rank) or 0)
         allowed = max(self.longest_bubble, self.granted[rank]) - self.bubble[rank]
         if self.pending[rank] and also_small and gap > allowed:
-            self._run_weight_grad(rank)
-
-    def _pending_time(self, rank: int) -> int:
-        oldest = self.pending[rank][0]
-        return self.problem.duration(oldest.stage, "W")
-
-    def _make_room(self, rank: int) -> None:
-        size = self.problem.memory_change(rank, "F")
-        while self.memory[rank] + size > self.problem.limit:
-            if not self.pending[rank]:
-                raise InfeasibleError(
-                    f"no order fits: rank {rank} may hold {self.problem.limit} of activations and would need "
-                    f"{self.memory[rank] + size} for its next micro-batch; raise memory_limit"
-                )
-            self._run_weight_grad(rank)
-
-    def _run_weight_grad(self, rank: int) -> None:
-        self._append(rank, self.pending[rank].popleft(), 0)
+            self.run_weight_grad(rank)
 
     def _run(self, leg: int, rank: int) -> None:
         stage = rank if leg in (0, 3) else 2 * self.problem.ranks - 1 - rank
         phase: Phase = "F" if leg < 2 else "I"
         action = Action(stage, phase, self._count(leg, rank))
-        self._append(rank, action, self._arrival(leg, rank) or 0)
+        self.append(rank, action, self._arrival(leg, rank) or 0)
         self.ends[leg][rank].append(self.clock[rank])
-        if phase == "I":
-            self.pending[rank].append(action._replace(phase="W"))
-
-    def _append(self, rank: int, action: Action, arrival: int) -> None:
-        start = max(self.clock[rank], arrival)
-        if self.program[rank]:
-            self.bubble[rank] += start - self.clock[rank]
-            self.longest_bubble = max(self.longest_bubble, self.bubble[rank])
-        self.clock[rank] = start + self.problem.duration(action.stage, action.phase)
-        self.memory[rank] += self.problem.memory_change(action.stage, action.phase)
-        self.program[rank].append(action)
 
     def _count(self, leg: int, rank: int) -> int:
         return len(self.ends[leg][rank])

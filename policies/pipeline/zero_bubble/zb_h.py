@@ -26,7 +26,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
-from policies.pipeline.orders.action import Action
+from policies.pipeline.families.one_f_one_b import actions, alternate
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 
 __all__ = ["zb_h1", "zb_h2"]
@@ -55,17 +55,9 @@ def zb_h2(ranks: int, micro_batches: int) -> Schedule:
 
 
 def _handwritten(name: str, ranks: int, micro_batches: int, depth: int) -> Schedule:
-    programs = []
-    for rank in range(ranks):
-        warm_up = min(depth * (ranks - 1 - rank), micro_batches)
-        behind = depth * rank
-        program = [Action(rank, "F", k) for k in range(warm_up)]
-        for i in range(micro_batches):
-            if warm_up + i < micro_batches:
-                program.append(Action(rank, "F", warm_up + i))
-            program.append(Action(rank, "I", i))
-            if i >= behind:
-                program.append(Action(rank, "W", i - behind))
-        program += [Action(rank, "W", k) for k in range(max(0, micro_batches - behind), micro_batches)]
-        programs.append(program)
+    ks = range(micro_batches)
+    programs = (
+        alternate(actions(r, "F", ks), actions(r, "I", ks), depth * (ranks - 1 - r), behind=depth * r)
+        for r in range(ranks)
+    )
     return one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches)

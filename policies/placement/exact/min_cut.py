@@ -60,7 +60,8 @@ class MinCut(Placement):
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         if devices is not None and (isinstance(devices, str) or len(set(devices)) != 2):
-            raise InputError(f"min-cut: devices must be the names of two devices, found {devices!r}")
+            message = f"min-cut: devices must be the names of two devices, found {devices!r}"
+            raise InputError(message, path=("devices",))
         self.devices = None if devices is None else tuple(devices)
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:

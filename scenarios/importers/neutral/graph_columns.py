@@ -13,7 +13,6 @@ to the exact reader (`scenarios.importers.neutral.graph_json`), which reads it o
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic_core import from_json
 
 from scenarios.importers.neutral.graph_file import GraphFile, OpRecord, checked
 from scenarios.ops.functions import FUNCTIONAL_KINDS
@@ -31,12 +30,12 @@ from sim.words.arrays import UNSET, IntArray
 
 __all__ = ["read_columns"]
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 """Bytes of a block: its records should fit into the caches, which halves the time of megabytes."""
 
 _OPS = re.compile(rb'"ops"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
-_STAND_IN = [{"name": "(the ops)"}]
+_STAND_IN = b'[{"name": "(the ops)"}]'
 _ABSENT = ()  # JSON has no tuples
 _MOST = 2**63 - 1
 _KEYS = OpRecord.__annotations__.keys() - {"per_sample"}
@@ -52,18 +51,17 @@ def read_columns(content: bytes) -> tuple[GraphFile, _Columns] | None:
     """Return what a file holds besides its ops, and the ops; None where the exact reader is needed."""
     found = _OPS.search(content)
     end = content.rfind(b"]")
-    if found is None or end < found.end() or re.search(rb"\\u[dD][89a-fA-F]", content):
-        return None  # halves of surrogate pairs are no text, and json does not mind them
-    stand_in = json.dumps(_STAND_IN).encode()
+    if found is None or end < found.end():
+        return None
     try:
-        file = checked(content[: found.end() - 1] + stand_in + content[end + 1 :])
-        if file["ops"] != _STAND_IN or "functions" in file:
+        file = checked(content[: found.end() - 1] + _STAND_IN + content[end + 1 :])
+        if file["ops"] != from_json(_STAND_IN) or "functions" in file:
             return None
         columns = _Columns(tensor["name"] for tensor in file.get("tensors", []))
         for begin, stop in _blocks(content, found.end(), end):
-            columns.add(json.loads(f"[{content[begin:stop].decode()}]"))
+            columns.add(from_json(b"[%b]" % content[begin:stop], cache_strings="keys"))
         columns.resolve()
-    except (_UnusualError, ValidationError, ValueError, RecursionError):
+    except (_UnusualError, TypeError, ValueError, OverflowError):
         return None
     return file, columns
 
@@ -89,44 +87,46 @@ class _Columns:
         self._number = {name: -2 - k for k, name in enumerate(externals)}
         self._n_external = len(self._number)
         self.names: list[str] = []
-        self._amounts: dict[str, list[IntArray]] = {key: [] for key in _AMOUNTS}
-        self._codes: dict[str, list[IntArray]] = {key: [] for key in _WORDS}
-        self._words: dict[str, dict[str, int]] = {key: {} for key in _WORDS}
-        self._sizes, self._counts = _Rows(), {"inputs": _References(), "after": _References()}
+        self._amounts = {key: array("q") for key in _AMOUNTS}
+        self._words = {key: _Words() for key in _WORDS}
+        self._sizes, self._inputs, self._after = _Rows(), _References(), _References()
         self._by_kind: dict[str, dict[int, int]] = {}
         self._attributes: dict[int, Any] = {}
 
-    def add(self, records: list[Any]) -> None:
+    def add(self, records: list[dict[str, Any]]) -> None:
         """Add the records of a block."""
         _need(set(map(type, records)) == {dict})
         keys = set().union(*records)
-        _need(keys <= _KEYS and "name" in keys)
+        _need(keys <= _KEYS)
         before, n = len(self.names), len(records)
-        names = _column(records, "name", str)
+
+        def values(key: str, kind: type, absent: object = _ABSENT) -> list[Any]:
+            """Return one value a record."""
+            if key not in keys:
+                return [absent] * n
+            found = [record.get(key, absent) for record in records]
+            _need(set(map(type, found)) <= {kind, type(absent)})
+            return found
+
+        names = values("name", str)
         _need(_ABSENT not in names and "" not in names)
         self.names += names
         self._number.update(zip(names, range(before, before + n), strict=True))
         _need(len(self._number) == self._n_external + before + n)
-        for key in _AMOUNTS:
-            default = 0 if key == "flops" else UNSET
-            self._amounts[key].append(
-                _amounts(_column(records, key, int), default) if key in keys else np.full(n, default)
-            )
+        for key, column in self._amounts.items():
+            amounts = values(key, int, UNSET)
+            if key in keys and min(amounts) < 0:
+                _need(min(record.get(key, 0) for record in records) >= 0)
+            column.fromlist(amounts)
         for key, words in self._words.items():
-            default_word = "op" if key == "kind" else _ABSENT
-            given = _column(records, key, str, default_word) if key in keys else [default_word] * n
-            _need("" not in given)
-            code = {word: words.setdefault(word, len(words)) for word in dict.fromkeys(given) if word != ()}
-            code[_ABSENT] = UNSET
-            self._codes[key].append(np.array(list(map(code.__getitem__, given)), np.int64))
-        _need(not self._words["kind"].keys() & FUNCTIONAL_KINDS.keys())
-        self._sizes.add(_column(records, "outputs", list))
-        for key, references in self._counts.items():
-            references.refer(_column(records, key, list), self._number)
+            words.add(values(key, str, "op" if key == "kind" else _ABSENT))
+        self._sizes.add(values("outputs", list))
+        self._inputs.refer(values("inputs", list), self._number)
+        self._after.refer(values("after", list), self._number)
         if "duration_by_kind_ns" in keys:
-            self._add_durations(before, _column(records, "duration_by_kind_ns", dict))
+            self._add_durations(before, values("duration_by_kind_ns", dict))
         if "attributes" in keys:
-            given = _column(records, "attributes", dict)
+            given = values("attributes", dict)
             self._attributes.update((op, row) for op, row in enumerate(given, before) if row)
 
     def _add_durations(self, before: int, rows: list[dict[str, Any]]) -> None:
@@ -141,8 +141,8 @@ class _Columns:
             if ":" in name:
                 base, _, k = name.rpartition(":")
                 _need(not (k.isdigit() and base in self._number))  # what it means depends on where it is read
-        counts = self._sizes.row_counts()
-        self._at_least_one = np.maximum(counts, 1)
+        _need(not self._words["kind"].keys() & FUNCTIONAL_KINDS.keys())
+        self._at_least_one = np.maximum(self._sizes.row_counts(), 1)
         first = np.cumsum(self._at_least_one) - self._at_least_one
         n_outputs = self._at_least_one.tolist()
 
@@ -159,37 +159,52 @@ class _Columns:
             _need(self._number.get(name, UNSET) >= 0)
             return self._number[name]
 
-        inputs, after = self._counts["inputs"], self._counts["after"]
-        entries = inputs.numbers()
-        self._inputs = np.where(entries >= 0, first[np.maximum(entries, 0)], entries)
-        for position, name in inputs.later.items():
-            self._inputs[position] = output(name)
-        self._after = after.numbers()
-        for position, name in after.later.items():
-            self._after[position] = control(name)
-        _need(not (self._after < 0).any())  # an input is not followed
+        entries = self._inputs.numbers()
+        self._read = np.where(entries >= 0, first[np.maximum(entries, 0)], entries)
+        for position, name in self._inputs.later.items():
+            self._read[position] = output(name)
+        self._followed = self._after.numbers()
+        for position, name in self._after.later.items():
+            self._followed[position] = control(name)
+        _need(not (self._followed < 0).any())  # an input is not followed
 
     def write(self, builder: GraphBuilder) -> None:
         """Add the ops to a builder that has the external tensors."""
-        amounts: dict[str, Any] = {key: np.concatenate(parts) for key, parts in self._amounts.items()}
+        amounts: dict[str, Any] = {key: np.array(column) for key, column in self._amounts.items()}
+        amounts["flops"] = np.maximum(amounts["flops"], 0)
         words: dict[str, Any] = {
-            key: (list(self._words[key]), np.concatenate(parts)) for key, parts in self._codes.items()
+            key: (list(words)[1:], np.array(words.codes)) for key, words in self._words.items()
         }
         sizes = np.zeros(int(self._at_least_one.sum()), np.int64)
         sizes[np.repeat(self._sizes.row_counts() > 0, self._at_least_one)] = self._sizes.numbers()
-        inputs, after = self._counts["inputs"], self._counts["after"]
         builder.extend(
             self.names,
             **words,
             **amounts,
-            inputs=Csr(_bounds(inputs.row_counts()), self._inputs),
-            input_distance=inputs.distances(),
-            after=Csr(_bounds(after.row_counts()), self._after),
-            after_distance=after.distances(),
+            inputs=Csr(_bounds(self._inputs.row_counts()), self._read),
+            input_distance=self._inputs.distances(),
+            after=Csr(_bounds(self._after.row_counts()), self._followed),
+            after_distance=self._after.distances(),
             outputs=Csr(_bounds(self._at_least_one), sizes),
             duration_by_kind=self._by_kind,
             attributes=self._attributes,
         )
+
+
+class _Words(dict[Any, int]):
+    """The words of a column, numbered in the order in which they appear, and their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__({_ABSENT: UNSET})
+        self.codes = array("q")
+
+    def __missing__(self, word: str) -> int:
+        _need(word != "")
+        return self.setdefault(word, len(self) - 1)
+
+    def add(self, words: list[Any]) -> None:
+        """Add one word an op."""
+        self.codes.extend(map(self.__getitem__, words))
 
 
 class _Rows:
@@ -201,18 +216,18 @@ class _Rows:
     def add(self, rows: list[Any]) -> None:
         """Add rows of amounts."""
         flat = list(chain.from_iterable(rows))
-        _need(set(map(type, flat)) <= {int})
-        self._extend(rows, _amounts(flat, UNSET))
+        _need(set(map(type, flat)) <= {int} and min(flat, default=0) >= 0)
+        self._extend(rows, flat)
 
-    def _extend(self, rows: list[Any], numbers: IntArray) -> None:
+    def _extend(self, rows: list[Any], numbers: list[int]) -> None:
         self._row_counts.extend(map(len, rows))
-        self._numbers.frombytes(numbers.tobytes())
+        self._numbers.fromlist(numbers)
 
     def row_counts(self) -> IntArray:
-        return np.array(self._row_counts, np.int64)
+        return np.array(self._row_counts)
 
     def numbers(self) -> IntArray:
-        return np.array(self._numbers, np.int64)
+        return np.array(self._numbers)
 
 
 class _References(_Rows):
@@ -240,7 +255,7 @@ class _References(_Rows):
         if UNSET in found:
             unknown = ((k, name) for k, name in enumerate(names) if found[k] == UNSET)
             self.later.update((before + k, name) for k, name in unknown)
-        self._extend(rows, np.array(found, np.int64))
+        self._extend(rows, found)
 
     def distances(self) -> IntArray:
         out = np.zeros(len(self._numbers), np.int64)
@@ -251,24 +266,6 @@ class _References(_Rows):
 def _need(usual: bool) -> None:
     if not usual:
         raise _UnusualError
-
-
-def _column(records: list[Any], key: str, kind: type, default: object = _ABSENT) -> list[Any]:
-    """Return one value a record, an empty tuple where there is none."""
-    values = [record.get(key, default) for record in records]
-    _need(set(map(type, values)) <= {kind, tuple})
-    return values
-
-
-def _amounts(values: list[Any], default: int) -> IntArray:
-    """Return whole numbers that are not negative; `default` where there is none."""
-    absent = values.count(_ABSENT)
-    try:
-        out = np.array([UNSET if v is _ABSENT else v for v in values] if absent else values, np.int64)
-    except OverflowError:
-        raise _UnusualError from None
-    _need(int((out < 0).sum()) == absent)
-    return np.where(out < 0, default, out) if absent else out
 
 
 def _bounds(counts: IntArray) -> IntArray:

@@ -19,7 +19,6 @@ shapes alone, as every runtime folds that before the first run::
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -27,16 +26,16 @@ from typing import Any, Literal
 
 import yaml
 
-from scenarios.importers.files import StrPath, choice, read_bytes
+from scenarios.importers.files import StrPath, choice, in_file, read_bytes
 from scenarios.importers.onnx.onnx_batch import Rebatch, batches, check_scaled, inputs_at, sizes_of
 from scenarios.importers.onnx.onnx_nodes import kind_of
 from scenarios.importers.onnx.onnx_ops import build_graph
 from scenarios.importers.onnx.onnx_shapes import infer
 from scenarios.importers.onnx.onnx_values import nodes_of
 from scenarios.ops import dtypes
-from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES
+from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES, without_formula
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError, MissingExtraError
+from sim.words.errors import InputError, MissingExtraError
 
 __all__ = ["import_onnx", "kind_of", "load", "own_batch", "recognises"]
 
@@ -101,7 +100,7 @@ def import_onnx(
         from onnx import inliner
 
         model = inliner.inline_local_functions(model)
-    try:
+    with in_file(name):
         _check_kinds(model, unknown)
         told = _told(attributes)
         own, wanted = inputs_at(model, batch, sizes_of(dims))
@@ -113,10 +112,6 @@ def import_onnx(
             scope = infer(model, wanted, rebatch, told)
             check_scaled(scope, rebatch)
         return build_graph(model.graph, scope, dtype, told, model.graph.name or PurePath(name).stem)
-    except GraphError as error:
-        raise GraphError(f"{name}: {error}") from None
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
 
 
 load = import_onnx
@@ -171,11 +166,4 @@ def _check_kinds(model: Any, unknown: str) -> None:
         if node.op_type not in ("Constant", "If", "Loop", "Scan", "SequenceMap")
         and kind_of(node.op_type) not in COSTS
     )
-    if not counts:
-        return
-    listed = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
-    if unknown == "error":
-        raise InputError(
-            f"operators without a cost formula: {listed}; count them by their bytes with {UNKNOWN_BYTES}"
-        )
-    warnings.warn(f"counted by their bytes, with no flop: {listed}", stacklevel=3)
+    without_formula(counts, unknown, UNKNOWN_BYTES)

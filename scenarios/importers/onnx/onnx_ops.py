@@ -35,11 +35,11 @@ from scenarios.importers.onnx.onnx_values import (
     nodes_of,
 )
 from scenarios.ops.functions import Function, add_ops
-from scenarios.ops.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
+from scenarios.ops.op_costs import COSTS, VIEWS, OpFacts, TensorFacts, op_arguments
 from scenarios.ops.op_formulas import measured_shape
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError
+from sim.words.errors import InputError
 
 __all__ = ["build_graph"]
 
@@ -227,19 +227,14 @@ class _Ops:
             attributes_of(node)
             | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
         )
-        cost = _cost(facts, node)
         attributes = {**facts.attributes, **measured_shape(facts)}
         if kind in VIEWS and sources[0] is not None:
             attributes["view_of"] = 0
         inputs = [self.read(v) for v in sources if v is not None]
         name = self._add(
             self._name(node, len(outputs)),
-            kind,
-            inputs,
-            outputs=[output.nbytes for output in facts.outputs],
-            flops=cost.flops,
-            bytes_read=cost.bytes_read,
-            bytes_written=cost.bytes_written,
+            inputs=inputs,
+            **op_arguments(facts, f"node {node_name(node)!r} ({node.op_type})", known=kind in COSTS),
             dtype=compute_dtype(node, values, dtype),
             attributes=attributes,
         )
@@ -358,12 +353,3 @@ def _with_inner(node: Any) -> Iterator[Any]:
     yield node
     for graph in graphs_of(node).values():
         yield from nodes_of(graph)
-
-
-def _cost(facts: OpFacts, node: Any) -> Cost:
-    if facts.kind not in COSTS:
-        return Cost(0, facts.read, facts.written)
-    try:
-        return cost_of(facts)
-    except GraphError as error:
-        raise GraphError(f"node {node_name(node)!r} ({node.op_type}): {error}") from None

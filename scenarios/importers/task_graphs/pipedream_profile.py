@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.files import StrPath, fixed_batch, read_bytes, stem
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.graph.walks import Dag, least_first
@@ -201,10 +201,8 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     InputError
         A wrong file, or `batch` given: the times were measured at one batch size.
     """
-    if batch is not None:
-        raise InputError(f"{path}: its times were measured at one batch size, so batch={batch} cannot be set")
-    name = str(path).replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".txt")
-    return training_graph(read_profile(path), name)
+    fixed_batch(path, batch, "its times were measured at one batch size")
+    return training_graph(read_profile(path), stem(path, ".txt"))
 
 
 def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:

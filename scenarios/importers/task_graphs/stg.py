@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
-from scenarios.importers.files import StrPath, choice, read_bytes
+from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, read_bytes, stem
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
@@ -77,8 +77,7 @@ def load(
     GraphError
         A cycle, or a predecessor that is not there.
     """
-    if batch is not None:
-        raise InputError(f"{path}: its times are given, so batch={batch} cannot be set")
+    fixed_batch(path, batch, "its times are given")
     choice("communication", communication, ("no", "yes"))
     unit_ns = parse_duration(unit, what="unit")
     rate = parse_bandwidth(bandwidth, what="bandwidth")
@@ -107,9 +106,9 @@ def load(
                 raise GraphError(f"{path}: task {task} comes after task {other}, which is not there")
             edges[task].append((str(other), len(outputs[other])))
             outputs[other].append(round_half_up(time * unit_ns * rate / NS_PER_S))
-    builder = GraphBuilder(re.sub(r"\.stg(\.gz)?$", "", str(path).replace("\\", "/").rpartition("/")[2]))
+    builder = GraphBuilder(stem(path, ".stg"))
     data = communication == "yes"
-    try:
+    with in_file(path):
         for task, time, _ in tasks:
             builder.op(
                 str(task),
@@ -120,8 +119,6 @@ def load(
                 duration_ns=round_half_up(time * unit_ns),
             )
         return builder.build()
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
 
 
 _Row = tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from scenarios.importers.files import StrPath, read_bytes
+from scenarios.importers.files import StrPath, fixed_batch, in_file, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
@@ -78,8 +78,7 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     GraphError
         A cycle, two tasks that write one file, or a parent that is not there.
     """
-    if batch is not None:
-        raise InputError(f"{path}: its runtimes were measured, so batch={batch} cannot be set")
+    fixed_batch(path, batch, "its runtimes were measured")
     try:
         data = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -87,15 +86,14 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     workflow = data.get("workflow") if isinstance(data, dict) else None
     if not isinstance(workflow, dict):
         raise InputError(f"{path}: not a workflow (it has no mapping workflow)")
-    try:
-        tasks, sizes = _modern(workflow) if "specification" in workflow else _classic(workflow)
-        return _build(str(data.get("name") or "workflow"), tasks, sizes)
-    except KeyError as error:
-        raise InputError(f"{path}: a task or file has no {error}") from None
-    except (TypeError, AttributeError, ValueError) as error:
-        raise InputError(f"{path}: not as WfFormat has it: {error}") from None
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
+    with in_file(path):
+        try:
+            tasks, sizes = _modern(workflow) if "specification" in workflow else _classic(workflow)
+            return _build(str(data.get("name") or "workflow"), tasks, sizes)
+        except KeyError as error:
+            raise InputError(f"a task or file has no {error}") from None
+        except (TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"not as WfFormat has it: {error}") from None
 
 
 def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:

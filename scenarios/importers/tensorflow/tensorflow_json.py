@@ -31,7 +31,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from scenarios.importers import checked_json
-from scenarios.importers.files import StrPath, choice, read_bytes
+from scenarios.importers.files import StrPath, choice, in_file, read_bytes
 from scenarios.importers.tensorflow.tensorflow_ops import kind_of, op_facts, plain_attributes
 from scenarios.importers.tensorflow.tensorflow_tensors import (
     File,
@@ -42,7 +42,7 @@ from scenarios.importers.tensorflow.tensorflow_tensors import (
     split_reference,
     variables_of,
 )
-from scenarios.ops.op_costs import COSTS, VIEWS, Cost, cost_of
+from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
 from scenarios.ops.op_formulas import measured_shape
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
@@ -87,12 +87,8 @@ def import_tensorflow_json(
     """
     choice("unknown", unknown, ("error", "bytes"))
     file = checked_json.parse(_FILE, read_bytes(path), path)
-    try:
+    with in_file(path):
         return _graph(file, batch, unknown)
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 load = import_tensorflow_json
@@ -138,10 +134,6 @@ def _add(
     sized = not any(
         key in tensors.open for key in [*sources, *((node["name"], k) for k in range(len(written)))]
     )
-    try:
-        cost = cost_of(facts) if facts.kind in COSTS and sized else Cost(0, facts.read, facts.written)
-    except GraphError as error:
-        raise GraphError(f"node {node['name']!r} ({node['op']}): {error}") from None
     attributes = {
         **plain_attributes(node.get("attributes", {})),
         **(measured_shape(facts) if sized else {}),
@@ -153,16 +145,12 @@ def _add(
         after.extend((writer, 1) for writer in variables[sources[0][0]].writers)
     builder.op(
         node["name"],
-        kind=facts.kind,
         inputs=[
             (f"{name}:{k}" if k else name, int(control_flow.get(name) == "next_iteration"))
             for name, k in sources
         ],
         after=after,
-        outputs=[tensor.nbytes for tensor in written],
-        flops=cost.flops,
-        bytes_read=cost.bytes_read,
-        bytes_written=cost.bytes_written,
+        **op_arguments(facts, f"node {node['name']!r} ({node['op']})", known=facts.kind in COSTS and sized),
         device=_pin(node),
         dtype=tensors.dtype(node, sources),
         attributes=attributes,

@@ -20,14 +20,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from scenarios.importers.files import choice
+from scenarios.importers.files import choice, in_file
 from scenarios.importers.torch.torch_ops import LISTS, attributes_of, kind_of, operator_name, ordered
 from scenarios.ops import dtypes
-from scenarios.ops.op_costs import VIEWS, Cost, OpFacts, TensorFacts, cost_of
+from scenarios.ops.op_costs import VIEWS, OpFacts, TensorFacts, op_arguments, without_formula
 from scenarios.ops.op_formulas import measured_shape
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError, MissingExtraError
+from sim.words.errors import InputError, MissingExtraError
 
 __all__ = ["import_torch"]
 
@@ -81,10 +81,8 @@ def import_torch(
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
     _check([node for node in _calls(program) if not _is_getitem(node)], name, unknown)
-    try:
+    with in_file(name):
         return _build(program, name, dtype)
-    except GraphError as error:
-        raise GraphError(f"{name}: {error}") from None
 
 
 def _calls(program: Any) -> Iterator[Any]:
@@ -105,15 +103,9 @@ def _check(called: Sequence[Any], name: str, unknown: str) -> None:
         for node in called
         if operator_name(node.target) not in LISTS and kind_of(operator_name(node.target), node) is None
     )
-    if not counts:
-        return
-    listed = ", ".join(f"{operator} ({count})" for operator, count in sorted(counts.items()))
-    if unknown == "error":
-        raise InputError(
-            f"{name}: operators without a cost formula: {listed}; count them by their bytes with "
-            "unknown: bytes in the scenario's workload, or unknown='bytes' in Python"
-        )
-    warnings.warn(f"{name}: counted by their bytes, with no flop: {listed}", stacklevel=3)
+    without_formula(
+        counts, unknown, "unknown: bytes in the scenario's workload, or unknown='bytes' in Python"
+    )
 
 
 # -- the graph ------------------------------------------------------------------------------------
@@ -144,30 +136,17 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
 
 
 def _add(builder: GraphBuilder, node: Any, facts: OpFacts, inputs: list[str], dtype: str | None) -> str:
-    cost = _cost(facts, node)
+    known = _is_getitem(node) or kind_of(operator_name(node.target), node) is not None
     attributes = {"aten": str(node.target), **facts.attributes, **measured_shape(facts)}
     if facts.kind in VIEWS and inputs:
         attributes["view_of"] = 0
     return builder.op(
         node.name,
-        kind=facts.kind,
         inputs=inputs,
-        outputs=[output.nbytes for output in facts.outputs],
-        flops=cost.flops,
-        bytes_read=cost.bytes_read,
-        bytes_written=cost.bytes_written,
+        **op_arguments(facts, f"{node.name} ({node.target})", known=known),
         dtype=_computed_in(node, dtype),
         attributes=attributes,
     )
-
-
-def _cost(facts: OpFacts, node: Any) -> Cost:
-    if kind_of(operator_name(node.target), node) is None and not _is_getitem(node):
-        return Cost(0, facts.read, facts.written)
-    try:
-        return cost_of(facts)
-    except GraphError as error:
-        raise GraphError(f"{node.name} ({node.target}): {error}") from None
 
 
 def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:

@@ -24,7 +24,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scenarios.importers.files import StrPath, choice, read_bytes
+from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, read_bytes, stem
 from scenarios.importers.traces.kineto_events import kind_of, short_name
 from scenarios.importers.traces.protobuf_wire import delimited, fields, packed, signed, text
 from sim.graph.builder import GraphBuilder
@@ -110,8 +110,7 @@ def load(path: StrPath, *, batch: int | None = None, dangling: Literal["warn", "
     UserWarning
         The number of dangling dependencies, and some of the ids.
     """
-    if batch is not None:
-        raise InputError(f"{path}: its times were measured at one batch size, so batch={batch} cannot be set")
+    fixed_batch(path, batch, "its times were measured at one batch size")
     choice("dangling", dangling, ("warn", "error"))
     nodes = read_nodes(path)
     by_id = {node.id: node for node in nodes}
@@ -120,9 +119,7 @@ def load(path: StrPath, *, batch: int | None = None, dangling: Literal["warn", "
     pytorch = any("is_cpu_op" in node.attributes for node in nodes)
     _report(path, nodes, by_id, dangling)
     names = {node.id: f"{short_name(node.name) if node.name else node.type}#{node.id}" for node in nodes}
-    builder = GraphBuilder(
-        str(path).replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".et")
-    )
+    builder = GraphBuilder(stem(path, ".et"))
     for node in nodes:
         attributes = dict(node.attributes)
         before = dict.fromkeys(node.data_deps)
@@ -147,10 +144,8 @@ def load(path: StrPath, *, batch: int | None = None, dangling: Literal["warn", "
             device="cpu" if on_cpu else "gpu",
             attributes=attributes,
         )
-    try:
+    with in_file(path):
         return builder.build()
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
 
 
 def _kind(node: Node, on_cpu: bool) -> str:

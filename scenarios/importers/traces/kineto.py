@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from scenarios.importers.files import StrPath, choice, read_bytes
+from scenarios.importers.files import StrPath, choice, fixed_batch, read_bytes, stem
 from scenarios.importers.traces.kineto_events import GpuTask, Trace, kind_of, read_events, short_name
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -76,8 +76,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     UserWarning
         Tasks whose launch is not in the trace; they wait only for their streams.
     """
-    if batch is not None:
-        raise InputError(f"{path}: its times were measured at one batch size, so batch={batch} cannot be set")
+    fixed_batch(path, batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
     trace = read_events(read_bytes(path), path)
     if not trace.tasks:
@@ -95,8 +94,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
             f"(the first is {missing[0][:60]!r}); they wait only for their streams",
             stacklevel=2,
         )
-    name = str(path).replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".json")
-    return _build(name, trace, names, before, calls, launcher)
+    return _build(stem(path, ".json"), trace, names, before, calls, launcher)
 
 
 def _stream_order(tasks: Sequence[GpuTask]) -> Iterator[list[int]]:

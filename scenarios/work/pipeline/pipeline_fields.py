@@ -17,36 +17,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from scenarios.file.quantities import (
+from devices.describe.quantities import (
+    Bandwidth,
     Bytes,
     Count,
     Duration,
     File,
+    FlopRate,
     Name,
     Size,
     Strict,
     Whole,
     fault,
-    quantity_schema,
-    reader,
 )
-from sim.words.dimensions import BANDWIDTH, FLOP_RATE
-from sim.words.units import parse_bandwidth, parse_flop_rate
 
 __all__ = ["DataParallel", "ModelFields", "Optimizer", "PipelineFields", "StageFields"]
-
-_Bandwidth = Annotated[
-    int,
-    BeforeValidator(reader(lambda value: parse_bandwidth(value, what=""))),
-    WithJsonSchema(quantity_schema(BANDWIDTH)),
-]
-_FlopRate = Annotated[
-    int,
-    BeforeValidator(reader(lambda value: parse_flop_rate(value, what=""))),
-    WithJsonSchema(quantity_schema(FLOP_RATE)),
-]
 
 
 class StageFields(Strict):
@@ -107,7 +94,7 @@ class DataParallel(Strict):
     replicas: Annotated[
         Count | None, Field(description="instead of all_reduce: the number of replicas, with their bandwidth")
     ] = None
-    bandwidth: Annotated[_Bandwidth | None, Field(description="bandwidth of each replica's link")] = None
+    bandwidth: Annotated[Bandwidth | None, Field(description="bandwidth of each replica's link")] = None
     overlap: Annotated[bool, Field(description="sum as soon as possible, on a stream of its own")] = True
     buckets: Annotated[Size, Field(description="number of buckets that the gradients are summed in")] = 1
     sharded: Annotated[bool, Field(description="shard the optimizer state (ZeRO-1)")] = False
@@ -136,11 +123,11 @@ class ModelFields(Strict):
     ] = "none"
     tensor_parallel: Annotated[Count, Field(description="devices that share a layer")] = 1
     tensor_bandwidth: Annotated[
-        _Bandwidth | None,
+        Bandwidth | None,
         Field(description="bandwidth between devices that share a layer; default: messages take no time"),
     ] = None
     rate: Annotated[
-        _FlopRate | None,
+        FlopRate | None,
         Field(description="flop rate achieved on a device; default: the machine's cost model"),
     ] = None
 
@@ -201,7 +188,7 @@ class PipelineFields(StageFields):
         Field(description="how layers are cut: a planner, or how many layers each stage gets"),
     ] = "min-max"
     bandwidth: Annotated[
-        _Bandwidth | None, Field(description="bandwidth between workers, for the planner pipedream")
+        Bandwidth | None, Field(description="bandwidth between workers, for the planner pipedream")
     ] = None
     micro_batches: Size
     batch: Annotated[

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -40,7 +40,6 @@ from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words import plugins
 from sim.words.errors import InputError, ScenarioError, UnknownNameError
-from sim.words.options import misfit
 from sim.words.units import NS_PER_S, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
@@ -105,11 +104,11 @@ class Pipeline(Workload):
         """
         try:
             return _work(self.pipeline, document, machine, policy, loc)
-        except UnknownNameError as error:
-            raise document.error(loc, str(error)) from error
         except ScenarioError:
             raise
         except InputError as error:
+            if error.path or isinstance(error, UnknownNameError):  # an option of the schedule
+                raise document.wrong(error, loc) from error
             of = (
                 "" if str(policy.name) in str(error) else f"{policy.name}: "
             )  # which, where several are compared
@@ -205,7 +204,7 @@ def _schedule(
         given["memory_limit"] = _limit(given.get("memory_limit"), given["activation"])
     count = len(stages.each)
     replicas = given.get("replicas")
-    if replicas and misfit(Sequence[int], replicas) is None:  # else it is refused below, in words
+    if isinstance(replicas, list) and all(type(each) is int for each in replicas):
         ranks = sum(replicas)
     else:
         ranks = count // (chunks or default_chunks(name))

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from sim.words.errors import RunError
-from validation.calibrate.blocks.gpu_costs import REPEATS, bare_ns, frame_ns
-from validation.calibrate.blocks.grid import serial, spans
+from validation.calibrate.blocks.chains import block_case, chain, in_turn, spans_ns
+from validation.calibrate.blocks.gpu_costs import REPEATS, bare, frame_ns
 from validation.calibrate.session import Samples, Session
-from validation.cases.case import Case, CaseOp
-from validation.host.statistics import summary
+from validation.cases.case import Case
 from validation.real.work import Observation
 
-__all__ = ["busy_workers", "partitions", "shared_sms"]
-
+__all__ = ["PARTITIONS", "SIZES", "busy_workers", "partitions", "shared_sms"]
 
 SIZES: Final = (512, 1024, 2048)
 """Of products on streams that share all SMs."""
+
+PARTITIONS: Final = (2, 4, 8)
+"""Into how many parts the SMs are split."""
+
+_ROUNDS: Final = 3
+"""Interference counts only if every clean round shows it."""
 
 
 def shared_sms(session: Session) -> None:
@@ -27,111 +31,69 @@ def shared_sms(session: Session) -> None:
 
     It depends on how much of the GPU a kernel fills, so it is measured for every size that plans have.
     """
-    n = 4 if session.quick else 8
     for size, (k, more) in itertools.product(SIZES, ((2, ""), (4, "_4"))):
-        name = f"corun_{size}_slowdown{more}_ppm"
-        facts = {"size": size, "repeat": 8}
-        alone, busy = (
-            Case(
-                f"{label}-{k}", "calibration", "calibration",
-                [
-                    CaseOp(f"o{j}.{i}", "matmul", [f"o{j}.{i - 1}"] if i else [], facts, "dev0", j)
-                    for i in range(n)
-                    for j in range(lanes)
-                ],
-                {"dev0": {"streams": k}},
-            )
-            for label, lanes in (("alone", 1), ("busy", k))
-        )  # fmt: skip
+        kernel = ("matmul", {"size": size, "repeat": 8})
+        chains = [chain(kernel, 8, name=f"o{lane}.", lanes=(lane,)) for lane in range(k)]
+        machine = {"dev0": {"streams": k}}
+        cases = [block_case("alone", chains[0], machine), block_case("busy", in_turn(*chains), machine)]
 
-        def read(case: Case, seen: Observation) -> Samples:
-            return {case.name: [seen.makespan_ns - frame_ns(session, k)]}  # noqa: B023
+        def read(case: Case, seen: Observation, frame: float) -> Samples:
+            return {case.name: [seen.makespan_ns - frame]}
 
-        rounds = [
-            session.block(f"{k} streams of {size}", [alone, busy], read, REPEATS)
-            for _ in range(1 if session.quick else 3)
-        ]
-        factors = [float(np.median(r[busy.name]) / np.median(r[alone.name])) for r in rounds]
-        # Interference counts only if every clean round shows it.
-        session.keep({name: [max(1.0, min(factors)) * 1e6]})
+        read_bare = partial(read, frame=frame_ns(session, k))
+        rounds = [session.block(f"{k} streams of {size}", cases, read_bare, REPEATS) for _ in range(_ROUNDS)]
+        factors = [np.median(found["busy"]) / np.median(found["alone"]) for found in rounds]
+        session.keep({f"corun_{size}_slowdown{more}_ppm": [max(1.0, float(min(factors))) * 1e6]})
 
 
-PARTITIONS: Final = (2, 4, 8)
-"""Into how many parts the SMs are split."""
-
-
-def partitions(session: Session) -> None:
+def partitions(session: Session, p: int) -> None:
     """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them.
 
     Alone, and while all other groups do the same: SMs are their own, caches, memory and power are not.
     """
-    n = 6 if session.quick else 10
-    for p in PARTITIONS:
-        machine = {f"rank{r}": {"streams": 1} for r in range(p)}
-        sizes = [(2048, repeat) for repeat in (1, 2, 4)]
-        contexts = {f"partition {p}": 1, f"partition {p} busy": p}
-        cases = {}
-        for (size, repeat), (context, working) in itertools.product(sizes, contexts.items()):
-            facts = {"size": size, "repeat": repeat}
-            ops = [
-                CaseOp(f"r{r}.{i}", "block", [f"r{r}.{i - 1}"] if i else [], facts, f"rank{r}")
+    n, size, repeats = 10, 2048, (1, 2, 4)
+    machine = {f"rank{r}": {"streams": 1} for r in range(p)}
+    contexts = {f"partition {p}": 1, f"partition {p} busy": p}
+    cases = [
+        block_case(
+            f"{context}, {repeat}",
+            [
+                op
                 for r in range(p)
-                for i in range(n if r < working else 1)
-            ]
-            cases[context, repeat] = Case(
-                f"{context}, {repeat}", "calibration", "calibration", ops, machine, notes={"chain": n}
-            )
-
-        def read(case: Case, seen: Observation) -> Samples:
-            return {case.name: [bare_ns(session, case, seen)]}
-
-        try:
-            session.in_time()
-            found = session.block(f"blocks on a {p}th of the SMs", list(cases.values()), read, REPEATS)
-        except RunError as error:  # the rest of the calibration is good without
-            session.sentinels.append({"block": f"partitions, {p}", "accepted": False, "why": str(error)})
-            continue
-        for context in contexts:
-            stats = [summary(found[cases[context, repeat].name]) for _, repeat in sizes]
-            session.tables.append(
-                {
-                    "kind": "block", "axes": ["size", "repeat"], "context": context,
-                    "along": "repeat",
-                    "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
-                    "statistics": [s.to_json() for s in stats],
-                }
-            )  # fmt: skip
+                for op in chain(
+                    ("block", {"size": size, "repeat": repeat}),
+                    n if r < working else 1,
+                    device=f"rank{r}",
+                    name=f"r{r}.",
+                )
+            ],
+            machine,
+            notes={"chain": n},
+        )
+        for repeat, (context, working) in itertools.product(repeats, contexts.items())
+    ]
+    found = session.block(f"blocks on a {p}th of the SMs", cases, partial(bare, session), REPEATS)
+    for context in contexts:
+        samples = {(size, repeat): found[f"{context}, {repeat}"] for repeat in repeats}
+        session.table("block", ("size", "repeat"), context, samples, along="repeat")
 
 
 def busy_workers(session: Session) -> None:
     """Two independent chains on two workers against one: what company costs."""
-    n, drop = (8, 2) if session.quick else (16, 4)
-    kind, facts = "matmul", {"size": 384, "repeat": 2}
-    ops = serial("threads", kind, facts, n, "a") + serial("threads", kind, facts, n, "b")
-    both = [op for pair in zip(ops[:n], ops[n:], strict=True) for op in pair]
-    case = Case(
-        "busy", "calibration", "calibration", both, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"}
-    )
+    n, drop = 16, 4
+    size = (384, 2)
+    kernel = ("matmul", {"size": size[0], "repeat": size[1]})
+    ops = in_turn(*(chain(kernel, n, device="cpu0", name=name) for name in "ab"))
+    case = block_case("busy", ops, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"})
 
     def read(case: Case, seen: Observation) -> Samples:
-        return {"busy": spans(seen)[2 * drop : -2].tolist()}
+        return {"busy": spans_ns(seen)[2 * drop : -2].tolist()}
 
-    rounds = [session.block("busy", [case], read)["busy"] for _ in range(1 if session.quick else 3)]
-    alone = next(
-        row[-1]
-        for table in session.tables
-        if table["kind"] == kind
-        for row in table["rows"]
-        if row[:2] == [384, 2]
+    rounds = [session.block("busy", [case], read)["busy"] for _ in range(_ROUNDS)]
+    measured = [row for table in session.tables if table["kind"] == kernel[0] for row in table["rows"]]
+    alone = next(ns for *measured_size, ns in measured if measured_size == [*size])
+    slowdown = min(float(np.median(busy)) / alone for busy in rounds)
+    session.keep({"corun_slowdown_ppm": [(slowdown if slowdown > 1.02 else 1.0) * 1e6]})
+    session.table(
+        "matmul", ("size", "repeat"), "neighbours busy", {size: [ns for busy in rounds for ns in busy]}
     )
-    factors = [float(np.median(busy)) / alone for busy in rounds]
-    # Interference counts only if every clean round shows it.
-    slowdown = min(factors) if min(factors) > 1.02 else 1.0
-    session.keep({"corun_slowdown_ppm": [slowdown * 1e6]})
-    stats = summary([ns for busy in rounds for ns in busy])
-    session.tables.append(
-        {
-            "kind": kind, "axes": ["size", "repeat"], "context": "neighbours busy",
-            "rows": [[384, 2, stats.median]], "statistics": [stats.to_json()],
-        }
-    )  # fmt: skip

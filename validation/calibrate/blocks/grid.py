@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
-from validation.calibrate.blocks.gpu_costs import REPEATS, bare_ns
+from validation.calibrate.blocks.chains import block_case, chain, spans_ns
+from validation.calibrate.blocks.gpu_costs import REPEATS, bare
 from validation.calibrate.session import Samples, Session
-from validation.cases.case import Case, CaseOp
-from validation.host.statistics import summary
+from validation.cases.case import Case
 from validation.real.measured_kernels import HOLDS_HOST, kernel_axes
 from validation.real.work import Observation
 
-__all__ = ["GRID", "durations", "serial", "spans"]
+__all__ = ["DROPPED", "GRID", "durations"]
 
 MS: Final = 1_000_000
 
@@ -45,60 +46,44 @@ GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
 """backend → kind → sizes to measure."""
 
 
-def serial(backend: str, kind: str, facts: dict[str, int], n: int, name: str, lane: int = 0) -> list[CaseOp]:
-    device = "cpu0" if backend == "threads" else "dev0"
-    return [
-        CaseOp(f"{name}{i}", kind, [f"{name}{i - 1}"] if i else [], facts, device, lane) for i in range(n)
-    ]
+LENGTH: Final = 20
+"""Ops in a chain, and three times as many of kernels of a few us."""
+
+DROPPED: Final = 4
+"""First ops of a chain on threads that are left out: caches, clocks, pages."""
 
 
 def durations(session: Session) -> None:
-    """One op at a time: a chain on one stream or worker, its first ops left out (caches, clocks, pages)."""
-    n, drop = (8, 2) if session.quick else (20, 4)
-    backend = session.backend
-    short = (256, 512) if backend == "cuda" else ()  # kernels of a few us: more of them
-    machine = {"cpu0": {"workers": 1}} if backend == "threads" else {"dev0": {"streams": 1}}
-    policy = {"name": "in-order"} if backend == "threads" else None
-    for kind, sizes in GRID[backend].items():
-        axes = kernel_axes(kind)
-        cases = [
-            Case(
-                f"{kind}-{'x'.join(map(str, size))}", "calibration", "calibration",
-                serial(
-                    backend, kind, dict(zip(axes, size, strict=True)), 3 * n if size[0] in short else n, "o"
-                ),
-                machine, policy=policy,
-                notes={"gated": False} if kind in HOLDS_HOST else {},
-            )
-            for size in sizes
-        ]  # fmt: skip
-
-        def read(case: Case, seen: Observation) -> Samples:
-            if backend == "cuda":
-                return {case.name: [bare_ns(session, case, seen)]}
-            return {case.name: spans(seen)[drop:].tolist()}
-
-        try:
-            found = session.block(f"durations of {kind}", cases, read, REPEATS if backend == "cuda" else 1)
-        except Exception as error:
-            if backend != "cuda" or kind == "matmul":
-                raise
-            # Most experiments can do without.
-            session.sentinels.append({"block": f"durations of {kind}", "accepted": False, "why": str(error)})
-            continue
-        stats = [summary(found[case.name]) for case in cases]
-        session.tables.append(
-            {
-                "kind": kind,
-                "axes": list(axes),
-                "context": "warm",
-                "rows": [[*size, s.median] for size, s in zip(sizes, stats, strict=True)],
-                "statistics": [s.to_json() for s in stats],
-                **({"along": "repeat"} if backend == "cuda" else {}),
-            }
-        )
+    """One op at a time: a chain on one stream or worker."""
+    if session.backend != "cuda":
+        for kind in GRID[session.backend]:
+            _durations(session, kind)
+        return
+    _durations(session, "matmul")
+    for kind in GRID["cuda"]:
+        if kind != "matmul":  # most experiments can do without
+            session.attempt(f"durations of {kind}", partial(_durations, session, kind))
 
 
-def spans(seen: Observation) -> Any:
-    tasks = seen.trace.tasks
-    return tasks["end_ns"] - tasks["start_ns"]
+def _durations(session: Session, kind: str) -> None:
+    """Measure every size of a kind; on a GPU from makespans, else from the ops themselves."""
+    backend, axes, sizes = session.backend, kernel_axes(kind), GRID[session.backend][kind]
+    on_gpu = backend == "cuda"
+    options: dict[str, Any] = {"devices": {"dev0": {"streams": 1}}}
+    if backend == "threads":
+        options = {"devices": {"cpu0": {"workers": 1}}, "policy": {"name": "in-order"}}
+    if kind in HOLDS_HOST:
+        options["notes"] = {"gated": False}
+    [device] = options["devices"]
+    cases = {}
+    for size in sizes:
+        n = 3 * LENGTH if on_gpu and size[0] in (256, 512) else LENGTH
+        ops = chain((kind, dict(zip(axes, size, strict=True))), n, device=device)
+        cases[size] = block_case(f"{kind}-{'x'.join(map(str, size))}", ops, **options)
+
+    def read(case: Case, seen: Observation) -> Samples:
+        return bare(session, case, seen) if on_gpu else {case.name: spans_ns(seen)[DROPPED:].tolist()}
+
+    found = session.block(f"durations of {kind}", list(cases.values()), read, REPEATS if on_gpu else 1)
+    samples = {size: found[case.name] for size, case in cases.items()}
+    session.table(kind, axes, "warm", samples, **({"along": "repeat"} if on_gpu else {}))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 import numpy as np
 
-from policies.issue.ready_queue import ReadyQueue
+from validation.calibrate.blocks.chains import block_case, chain, gaps_ns
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
@@ -24,66 +23,38 @@ _SMALL: Final = {
 
 def streams(session: Session) -> None:
     """What the host and the streams of the timer cost: full queue, empty queue, events."""
-    kind, facts = _SMALL["timer"]
-    n = 16 if session.quick else 60
-    full = Case(
-        "full", "calibration", "calibration",
-        [CaseOp(f"o{i}", kind, [], facts, "dev0") for i in range(n)], {"dev0": {"streams": 1}},
-        notes={"gated": False},
-    )  # fmt: skip
-    queued = dataclasses.replace(full, name="queued", notes={})
+    n, one = 60, {"dev0": {"streams": 1}}
+    alone = chain(_SMALL["timer"], n, linked=False)
+    full = block_case("full", alone, one, notes={"gated": False})
+    queued = block_case("queued", alone, one)
+    # Two streams take turns, so a stream is idle, its host is far ahead, and an event is what it waits for.
+    turns = block_case("turns", chain(_SMALL["timer"], n, lanes=(0, 1)), {"dev0": {"streams": 2}})
+    slow = ("sleep", {"sleep_ns": MS, "issue_sleep_ns": 3 * MS})
+    idle = block_case("idle", chain(slow, n // 2, linked=False), one)
 
-    def read_full(case: Case, seen: Observation) -> Samples:
+    def read(case: Case, seen: Observation) -> Samples:
         tasks = seen.trace.tasks
         if case is full:
             return {"issue_ns": np.diff(np.sort(tasks["issue_ns"])).tolist()}
-        return {"gap_ns": np.maximum(0, tasks["start_ns"][1:] - tasks["end_ns"][:-1]).tolist()}
+        if case is queued:
+            return {"gap_ns": np.maximum(0, gaps_ns(seen)).tolist()}
+        if case is turns:
+            return {"event_ns": gaps_ns(seen)[2:].tolist()}
+        return {"launch_latency_ns": (tasks["start_ns"] - tasks["issue_ns"])[2:].tolist()}
 
-    session.keep(session.block("launch", [full, queued], read_full))
-    # Two streams take turns, so a stream is idle, its host is far ahead, and an event is what it waits for.
-    turns = Case(
-        "turns", "calibration", "calibration",
-        [CaseOp(f"o{i}", kind, [f"o{i - 1}"] if i else [], facts, "dev0", i % 2) for i in range(n)],
-        {"dev0": {"streams": 2}},
-    )  # fmt: skip
-
-    def read_turns(case: Case, seen: Observation) -> Samples:
-        tasks = seen.trace.tasks
-        return {"event_ns": (tasks["start_ns"][1:] - tasks["end_ns"][:-1]).tolist()[2:]}
-
-    session.keep(session.block("events", [turns], read_turns))
-    slow: dict[str, int] = {"sleep_ns": MS, "issue_sleep_ns": 3 * MS}
-    idle = Case(
-        "idle", "calibration", "calibration",
-        [CaseOp(f"o{i}", "sleep", [], slow, "dev0") for i in range(n // 2)], {"dev0": {"streams": 1}},
-    )  # fmt: skip
-
-    def read_idle(case: Case, seen: Observation) -> Samples:
-        tasks = seen.trace.tasks
-        return {"launch_latency_ns": (tasks["start_ns"] - tasks["issue_ns"]).tolist()[2:]}
-
-    session.keep(session.block("latency", [idle], read_idle))
+    for name, cases in (("launch", [full, queued]), ("events", [turns]), ("latency", [idle])):
+        session.keep(session.block(name, cases, read))
 
 
 def decisions(session: Session) -> None:
     """From readiness (and a free worker) to start, under a ready queue on two workers, awake and woken."""
-    backend = session.backend
-    kind, facts = _SMALL[backend]
+    kind, facts = _SMALL[session.backend]
     rng = np.random.default_rng([*b"calibration/decisions"])
-    n = 20 if session.quick else 60
     ops = []
-    for i in range(n):
+    for i in range(60):
         chosen = sorted(rng.permutation(np.arange(max(0, i - 4), i))[: min(i, 2)].tolist())
         ops.append(CaseOp(f"o{i}", kind, [f"o{j}" for j in chosen], facts, "cpu0"))
-    case = Case(
-        "decisions",
-        "calibration",
-        "calibration",
-        ops,
-        {"cpu0": {"workers": 2}},
-        policy={"name": "ready-queue"},
-    )
-    assert isinstance(case.make_policy(), ReadyQueue)
+    case = block_case("decisions", ops, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"})
 
     def read(case: Case, seen: Observation) -> Samples:
         own, woken = reactions_ns(seen)

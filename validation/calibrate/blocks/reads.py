@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from validation.calibrate.blocks.grid import spans
+from validation.calibrate.blocks.chains import block_case, spans_ns
+from validation.calibrate.blocks.grid import DROPPED, LENGTH
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
@@ -28,23 +29,18 @@ READ_SIZE: Final = 384
 
 def reads(session: Session) -> None:
     """Measure what one result more costs; it counts only if every clean round shows it."""
-    n, drop = (8, 2) if session.quick else (20, 4)
     facts = {"size": READ_SIZE, "repeat": 2}
-    cases = [
-        Case(
-            name, "calibration", "calibration",
-            [
-                CaseOp(f"o{i}", "matmul", [f"o{j}" for j in range(max(0, i - k), i)], facts, "cpu0")
-                for i in range(n)
-            ],
-            {"cpu0": {"workers": 1}}, policy={"name": "in-order"},
-        )
-        for k, name in enumerate(("none", "one", "two"))
-    ]  # fmt: skip
+    cases = []
+    for k, name in enumerate(("none", "one", "two")):
+        ops = [
+            CaseOp(f"o{i}", "matmul", [f"o{j}" for j in range(max(0, i - k), i)], facts, "cpu0")
+            for i in range(LENGTH)
+        ]
+        cases.append(block_case(name, ops, {"cpu0": {"workers": 1}}, policy={"name": "in-order"}))
 
     def read(case: Case, seen: Observation) -> Samples:
-        return {case.name: spans(seen)[drop:].tolist()}
+        return {case.name: spans_ns(seen)[DROPPED:].tolist()}
 
-    rounds = [session.block("reads", cases, read) for _ in range(1 if session.quick else 3)]
-    one_ns = [(float(np.median(r["two"])) - float(np.median(r["none"]))) / 2 for r in rounds]
+    rounds = [session.block("reads", cases, read) for _ in range(3)]
+    one_ns = [float(np.median(found["two"]) - np.median(found["none"])) / 2 for found in rounds]
     session.keep({"read_ns": [float(np.median(one_ns)) if min(one_ns) > 0 else 0.0]})

@@ -1,8 +1,8 @@
-"""Tasks become rows: columns, filled a few thousand tasks at a time.
+"""Tasks become columns, a few thousand at a time, while the run goes on.
 
 A run of a million tasks that kept them all would hold a million objects until its end, and touching that
-much memory for the first time costs more than the numbers in it. So what has ended is written down while it
-is still in the processor's cache, and its tasks are let go.
+much memory for the first time costs more than the numbers in it. So what has ended is written down while
+it is still in the processor's cache, and its tasks are let go.
 
 Rows come out in the order of starts: by ``start_ns``, then the round of that instant, the lane (transfers
 have none) and the id. Tasks that end at one instant end in this order, too.
@@ -12,30 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.machine.task import Task
+from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.words.arrays import IntArray
 
-__all__ = ["AT_ONCE", "Rows", "task_rows", "transfer_rows"]
+__all__ = ["AT_ONCE", "ColumnWriter", "task_columns", "transfer_columns"]
 
 AT_ONCE: Final = 4096
 """Tasks written at a time: enough that numpy's calls cost nothing, few enough to stay in the cache."""
 
 
-class Rows:
-    """The columns of the tasks that ended.
+class ColumnWriter:
+    """Writes the tasks that ended into columns.
 
     Parameters
     ----------
     of : mapping of str to callable
         Column → what it takes from a task.
     expected : int
-        How many rows to make room for; more find room too.
+        How many tasks to make room for; more find room too.
     """
 
     def __init__(self, of: Mapping[str, Callable[[Task], int]], expected: int) -> None:
@@ -73,11 +74,12 @@ class Rows:
         self._n = after
 
 
-_TASK: Final = ("id", "stream", "round", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait")
+def _attributes(*names: str) -> dict[str, Callable[[Task], Any]]:
+    return {name: attrgetter(name) for name in names}
 
 
-def task_rows(graph: Graph, expected: int, frames: dict[str, int]) -> Rows:
-    """Return the rows of a run's tasks.
+def task_columns(graph: Graph, expected: int, frames: dict[str, int]) -> ColumnWriter:
+    """Return what writes the columns of a run's tasks.
 
     Parameters
     ----------
@@ -88,15 +90,15 @@ def task_rows(graph: Graph, expected: int, frames: dict[str, int]) -> Rows:
         Filled with the loop iterations in which tasks run, and their numbers in the column ``frame``
         (with control flow only).
     """
-    of: dict[str, Callable[[Task], int]] = {name: attrgetter(name) for name in _TASK}
+    of = _attributes("id", "round", "calls_ns", *TASK_COLUMNS)
     of["issuer"] = attrgetter("issuer.index")
     if has_control_flow(graph):  # ids are tags there
-        of |= {name: attrgetter(name) for name in ("op", "iteration", "dead")}
+        of |= _attributes("op", "iteration", "dead")
         of["frame"] = lambda task: frames.setdefault(str(task.frame or ""), len(frames))
-    return Rows(of, expected)
+    return ColumnWriter(of, expected)
 
 
-def transfer_rows(expected: int) -> Rows:
-    """Return the rows of a run's transfers."""
-    names = ("id", "op", "iteration", "round", "ready_ns", "start_ns", "end_ns")
-    return Rows({name: attrgetter(name) for name in names}, expected)
+def transfer_columns(expected: int, *, tagged: bool = False) -> ColumnWriter:
+    """Return what writes the columns of a run's transfers; `tagged`: with control flow, ids are tags."""
+    more = ("op", "iteration") if tagged else ()
+    return ColumnWriter(_attributes("id", "round", *TRANSFER_COLUMNS, *more), expected)

@@ -1,4 +1,4 @@
-"""Types of values in a scenario: quantities with units, names, counts, files.
+"""Types of values in a file, for pydantic: quantities with units, names, counts, files.
 
 Each is a pydantic type: it reads what YAML gives, refuses the rest in words, and describes itself to
 editors through the JSON Schema. Units are read by `sim.words.units` and nowhere else.
@@ -6,30 +6,30 @@ editors through the JSON Schema. Units are read by `sim.words.units` and nowhere
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from sim.words import units
-from sim.words.dimensions import BYTES, DURATION, FLOPS, Dimension
+from devices.describe.field_types import TYPES
 from sim.words.errors import InputError
 
 __all__ = [
+    "Bandwidth",
     "Bytes",
     "Count",
     "Duration",
     "File",
+    "FlopRate",
     "Flops",
     "Name",
     "Size",
+    "Sizes",
     "Strict",
     "Whole",
     "fault",
-    "quantity_schema",
     "reader",
 ]
 
@@ -59,42 +59,29 @@ def reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read_value
 
 
-def quantity_schema(dimension: Dimension, *, unlimited: bool = False) -> dict[str, Any]:
-    """Return the JSON Schema of a quantity: a number and one of the dimension's units.
-
-    Examples
-    --------
-    >>> schema = quantity_schema(DURATION)
-    >>> bool(re.search(schema["anyOf"][0]["pattern"], "10us")), schema["anyOf"][1]
-    (True, {'const': 0})
-    """
-    # Longest first, so that a program which stops at the first match finds the whole unit.
-    known = sorted(dimension.units, key=lambda unit: (-len(unit), unit))
-    number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
-    pattern = rf"^\s*{number}\s*({'|'.join(map(re.escape, known))})\s*$"
-    choices: list[dict[str, Any]] = [{"type": "string", "pattern": pattern}]
-    if dimension.zero_allowed:
-        choices.append({"const": 0})
-    if unlimited:
-        choices.append({"const": "unlimited"})
-    return {"anyOf": choices, "description": f"{dimension.name}: {dimension.shown}"}
+def _of(name: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    """Return how pydantic reads a value of a type in `devices.describe.field_types`, and its JSON Schema."""
+    type_ = TYPES[name]
+    return BeforeValidator(reader(type_.read)), WithJsonSchema(dict(type_.schema))
 
 
-def _quantity(parse: Callable[..., int], dimension: Dimension) -> tuple[BeforeValidator, WithJsonSchema]:
-    return (
-        BeforeValidator(reader(lambda value: parse(value, what=""))),
-        WithJsonSchema(quantity_schema(dimension)),
-    )
-
-
-Duration = Annotated[int, *_quantity(units.parse_duration, DURATION)]
+Duration = Annotated[int, *_of("duration")]
 """A duration, in ns once read."""
 
-Bytes = Annotated[int, *_quantity(units.parse_bytes, BYTES)]
+Bytes = Annotated[int, *_of("size")]
 """An amount of data, in bytes once read."""
 
-Flops = Annotated[int, *_quantity(units.parse_flops, FLOPS)]
+Flops = Annotated[int, *_of("flops")]
 """An amount of computation, in flop once read."""
+
+Bandwidth = Annotated[int, *_of("rate")]
+"""Bytes a second."""
+
+FlopRate = Annotated[int, *_of("flop rate")]
+"""Flop a second."""
+
+Sizes = Annotated[Mapping[Any, int], *_of("sizes")]
+"""Amounts of data by name, in bytes once read."""
 
 
 def _whole(value: Any) -> Any:

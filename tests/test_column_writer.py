@@ -13,7 +13,7 @@ from sim import Device, GraphBuilder, Machine, simulate
 from sim.engine import Engine
 from sim.job.build_job import make_job
 from sim.machine.task import Task
-from sim.record.rows import Rows, transfer_rows
+from sim.record.column_writer import ColumnWriter, transfer_columns
 
 
 def task(id: int, end_ns: int = -1) -> Task:
@@ -22,14 +22,14 @@ def task(id: int, end_ns: int = -1) -> Task:
     return one
 
 
-def ids(rows: Rows) -> list[int]:
+def ids(rows: ColumnWriter) -> list[int]:
     found: list[int] = rows.columns()["id"].tolist()
     return found
 
 
 def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
     """By start, then round of that instant, then lane (transfers have none), then id."""
-    rows = transfer_rows(2)
+    rows = transfer_columns(2)
     for id, start_ns, round in [(4, 7, 0), (3, 5, 1), (0, 5, 0), (2, 0, 0), (1, 5, 0)]:
         one = task(id, 9)
         one.start_ns, one.round = start_ns, round
@@ -39,7 +39,7 @@ def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
 
 
 def test_there_is_room_for_more_than_was_expected() -> None:
-    rows = transfer_rows(0)
+    rows = transfer_columns(0)
     for first in range(0, 100, 7):
         for id in range(first, first + 7):
             rows.add(task(id, id))
@@ -48,7 +48,7 @@ def test_there_is_room_for_more_than_was_expected() -> None:
 
 
 def test_nothing_to_write() -> None:
-    rows = transfer_rows(3)
+    rows = transfer_columns(3)
     assert ids(rows) == []
 
 
@@ -61,7 +61,7 @@ def test_how_often_it_writes_changes_nothing(monkeypatch: pytest.MonkeyPatch, at
         builder.op(f"op{i}", duration_ns=1 + i % 7, inputs=[f"op{i - 2}"] if i > 1 else [])
     machine = Machine((Device("cpu0", "cpu", workers=3),))
     expected = simulate(builder.build(), machine, ReadyQueue())
-    monkeypatch.setattr("sim.record.rows.AT_ONCE", at_once)
+    monkeypatch.setattr("sim.record.column_writer.AT_ONCE", at_once)
     trace = simulate(builder.build(), machine, ReadyQueue())
     assert trace.tasks["op"][:3].tolist() == [0, 1, 2]
     for name, column in expected.tasks.items():
@@ -85,7 +85,7 @@ def test_a_run_lets_its_tasks_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seen: weakref.WeakSet[Task] = weakref.WeakSet()
     monkeypatch.setattr("sim.readiness.counters.Task", Watched)
-    monkeypatch.setattr("sim.record.rows.AT_ONCE", 10)
+    monkeypatch.setattr("sim.record.column_writer.AT_ONCE", 10)
     builder = GraphBuilder("chain")
     for i in range(1000):
         builder.op(f"op{i}", duration_ns=1, inputs=[f"op{i - 1}"] if i else [])

@@ -1,0 +1,153 @@
+"""Program order: policies that walk through linear programs, whatever they let pass by.
+
+A queue has a program: ops in an order, repeated once per iteration. A task has a *place* in it. Of the places
+from the oldest that nobody took, the head, a window may be looked at; a heap has those that are eligible::
+
+    iteration      0           1           2
+    op             a  b  c     a  b  c     a  b  c
+    place          0  1  2     3  4  5     6  7  8
+                      ^head                           window 1: b and nothing else
+                      [--------]                      window 4: of b, c, a and b the first that is eligible
+
+`sim.policy.order.Order` says how many programs there are, who takes from which, and how wide the window is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from sim import Issuer, Job, Policy, Task
+from sim.graph.frames import has_control_flow
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError
+
+__all__ = ["ProgramOrder", "group_programs", "refuse_control_flow"]
+
+
+class _Window:
+    """A program, of which the places below `end` may be taken.
+
+    A place enters the heap once, when it is both eligible and inside the window, so that a decision
+    costs O(log window), however many tasks are eligible behind it.
+
+    Parameters
+    ----------
+    length : int
+        Places of the program, all iterations together.
+    step : int
+        From a place to that of the same op in the next iteration.
+    size : int or None
+        Places that may be looked at from the head on; None: all.
+    """
+
+    __slots__ = ("beyond", "end", "head", "heap", "in_flight", "size", "step", "taken")
+
+    def __init__(self, length: int, step: int, size: int | None) -> None:
+        self.step = step
+        self.size = length if size is None else size
+        self.head = 0
+        self.end = min(self.size, length)
+        self.heap: list[tuple[int, int, Task]] = []  # place, id: no two alike
+        self.beyond: dict[int, Task] = {}  # place → eligible, and not inside the window yet
+        self.taken = bytearray(length + 1)  # the last one stays 0 and stops `slide`
+        self.in_flight: set[int] = set()  # ids of tasks taken and not done with, where somebody counts them
+
+    def add(self, place: int, task: Task) -> None:
+        if place < self.end:
+            heappush(self.heap, (place, task.id, task))
+        else:
+            self.beyond[place] = task
+
+    def take(self) -> Task:
+        """Return the eligible task of the first place, and move the window on if that was its head."""
+        place, _, task = heappop(self.heap)
+        self.taken[place] = 1
+        if place == self.head:
+            self.slide()
+        return task
+
+    def slide(self) -> None:
+        """Move the head to the oldest place that nobody took, and the window's end with it."""
+        while self.taken[self.head]:
+            self.head += 1
+        end = min(self.head + self.size, len(self.taken) - 1)
+        for place in range(self.end, end):
+            if place in self.beyond:
+                task = self.beyond.pop(place)
+                heappush(self.heap, (place, task.id, task))
+        self.end = end
+
+
+class ProgramOrder(Policy):
+    """Walk through the programs that `as_data`, which a subclass defines, returns."""
+
+    def prepare(self, job: Job) -> None:
+        """Put a window at the beginning of every program, nothing being eligible."""
+        order = self.as_data(job)
+        assert order is not None
+        self._most = order.in_flight
+        self._stride = len(job.graph) if order.per == "issuer" else 0  # of the keys: iteration * ops + op
+        self._windows: list[_Window] = []
+        self._place: dict[int, tuple[_Window, int]] = {}  # key, or op → where it stands in iteration 0
+        for program in order.programs:
+            n = len(program)
+            window = _Window(n, 0, 1) if self._stride else _Window(n * job.iterations, n, order.window)
+            self._windows.append(window)
+            self._place.update({key: (window, place) for place, key in enumerate(program.tolist())})
+        issuers = job.machine.issuers()
+        queues = {
+            "group": [issuer.group for issuer in issuers],
+            "machine": [0] * len(issuers),
+            "issuer": [issuer.index for issuer in issuers],
+        }
+        self._of_issuer = [self._windows[queue] for queue in queues[order.per]]
+
+    def ready(self, task: Task) -> None:
+        """Note that `task` is eligible."""
+        window, place = self._place[task.iteration * self._stride + task.op]
+        window.add(place + task.iteration * window.step, task)
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Note who is eligible now, and that one task less is in flight (a transfer never was)."""
+        if issuer is not None and self._most is not None:
+            self._of_issuer[issuer.index].in_flight.discard(task.id)
+        for t in now_ready:
+            self.ready(t)
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the oldest eligible task of the window, if it is the issuer's to take."""
+        window = self._of_issuer[issuer.index]
+        if not window.heap or window.heap[0][2].group != issuer.group or len(window.in_flight) == self._most:
+            return None
+        task = window.take()
+        if self._most is not None:
+            window.in_flight.add(task.id)
+        return task
+
+
+def group_programs(job: Job, order: IntArray) -> list[IntArray]:
+    """Return the ops of every group of issuers, in `order`."""
+    group = job.group_of[order]
+    return [order[group == g] for g in range(job.n_groups)]
+
+
+def refuse_control_flow(policy: str, job: Job) -> None:
+    """Refuse a graph whose ops have no fixed order.
+
+    Parameters
+    ----------
+    policy : str
+        For the message.
+    job : Job
+
+    Raises
+    ------
+    InputError
+        The graph has conditions or loops.
+    """
+    if has_control_flow(job.graph):
+        raise InputError(
+            f"{policy}: graph {job.graph.name!r} has conditions or loops, so its ops have no fixed order; "
+            "the policy sequential runs it as a program with jumps"
+        )

@@ -1,0 +1,92 @@
+"""Who issues: the free issuers of each group, in machine order, and who of them is asked."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from operator import attrgetter
+
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.machine.task import Issuer, Task
+from sim.policy.policy import Policy
+from sim.words.errors import RunError
+
+__all__ = ["Issuers", "refuse_wrong"]
+
+_by_index = attrgetter("index")
+
+
+class Issuers:
+    """The issuers of a machine that are free.
+
+    Parameters
+    ----------
+    machine : Machine
+    policy : Policy
+        Whom they ask.
+
+    Attributes
+    ----------
+    idle : list of lists of Issuer
+        The free issuers of each group.
+    changed : set of int
+        Groups in which a task has become eligible, or an issuer free, since they were asked.
+    """
+
+    def __init__(self, machine: Machine, policy: Policy) -> None:
+        self.policy = policy
+        self.idle: list[list[Issuer]] = [[] for _ in range(1 + int(machine.group_of.max()))]
+        self.changed: set[int] = set()
+        for issuer in machine.issuers():
+            self.free(issuer)
+
+    def free(self, issuer: Issuer | None) -> None:
+        """Let an issuer be asked from now on."""
+        assert issuer is not None
+        insort(self.idle[issuer.group], issuer, key=_by_index)
+        self.changed.add(issuer.group)
+
+    def ask(self, take: Callable[[Issuer, Task], None]) -> None:
+        """Ask until none takes a task; ``take(issuer, task)`` says what becomes of one that is taken.
+
+        Of a policy with ``scope = "group"`` only the groups are asked where something has changed.
+        """
+        ask = self.policy.next
+        if self.policy.scope == "group":
+            while self.changed:
+                groups = sorted(self.changed)
+                self.changed.clear()
+                for idle in (self.idle[group] for group in groups):
+                    while idle and (task := ask(idle[0])) is not None:
+                        take(idle.pop(0), task)
+            return
+        took = True
+        while took:
+            took = False
+            for idle in self.idle:
+                for issuer in idle[:]:
+                    if issuer in idle and (task := ask(issuer)) is not None:
+                        took = True
+                        idle.remove(issuer)
+                        take(issuer, task)
+
+
+def refuse_wrong(policy: Policy, graph: Graph, issuer: Issuer, task: Task) -> None:
+    """Refuse what a policy gave an issuer and should not have.
+
+    Raises
+    ------
+    RunError
+        It is no task, or one that was taken before, is not eligible or is for another group of issuers.
+    """
+    try:
+        wrong = task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group
+    except AttributeError:
+        what = f"{type(policy).__name__} gave {issuer.name} {task!r}"
+        raise RunError(f"policy {what}, which is no task: next() returns a task or None") from None
+    if wrong:
+        raise RunError(
+            f"policy {type(policy).__name__} gave {issuer.name} op {graph.op_names[task.op]!r}, "
+            + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
+        )

@@ -1,0 +1,70 @@
+"""The cases of blocks, which are chains of one kernel, and what is read from their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.words.arrays import IntArray
+from validation.cases.case import Case, CaseOp
+from validation.real.work import Observation
+
+__all__ = ["Kernel", "block_case", "chain", "gaps_ns", "in_turn", "spans_ns"]
+
+Kernel = tuple[str, Mapping[str, int]]
+"""kind, attributes"""
+
+
+def block_case(
+    name: str, ops: Sequence[CaseOp], devices: Mapping[str, Mapping[str, int]], **options: Any
+) -> Case:
+    """Return a case of no experiment."""
+    return Case(name, "calibration", "calibration", ops, devices, **options)
+
+
+def chain(
+    kernel: Kernel, n: int, *, device: str = "dev0", name: str = "o", lanes: Sequence[int] = (0,),
+    linked: bool = True,
+) -> list[CaseOp]:  # fmt: skip
+    """Return `n` ops of one kernel, each after the one before.
+
+    Parameters
+    ----------
+    kernel : tuple
+    n : int
+    device, name : str
+        Of the device; of the ops, before their numbers.
+    lanes : sequence of int
+        Streams that take turns.
+    linked : bool
+        False: no op waits for another.
+    """
+    kind, facts = kernel
+    return [
+        CaseOp(
+            f"{name}{i}",
+            kind,
+            [f"{name}{i - 1}"] if i and linked else [],
+            facts,
+            device,
+            lanes[i % len(lanes)],
+        )
+        for i in range(n)
+    ]
+
+
+def in_turn(*chains: Sequence[CaseOp]) -> list[CaseOp]:
+    """Return the ops of chains of one length, side by side: all first ones, all second ones, ..."""
+    return [op for ops in zip(*chains, strict=True) for op in ops]
+
+
+def spans_ns(seen: Observation) -> IntArray:
+    """Return how long each op took, in order of start."""
+    tasks = seen.trace.tasks
+    return tasks["end_ns"] - tasks["start_ns"]
+
+
+def gaps_ns(seen: Observation) -> IntArray:
+    """Return the time from the end of each op to the start of the next."""
+    tasks = seen.trace.tasks
+    return tasks["start_ns"][1:] - tasks["end_ns"][:-1]
