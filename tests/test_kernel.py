@@ -343,6 +343,14 @@ def test_an_edge_may_reach_further_than_32_bits_can_count(pure: bool) -> None:
     same(tasks(3), tasks(1 << 40))
 
 
+def test_an_estimate_that_changes_is_not_data() -> None:
+    policy = TensorFlowExecutor(cycles_per_us=3000)
+    assert (
+        refusal(policy, machine=Machine((Device("cpu0", "cpu", workers=1),)))
+        == "the policy TensorFlowExecutor has to be asked task by task"
+    )
+
+
 def test_other_obstacles_are_named() -> None:
     graph = with_attributes(chain(), {1: {"strict": False}})
     cpu = Machine((Device("cpu0", "cpu", workers=1),))
