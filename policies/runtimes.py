@@ -14,31 +14,17 @@ Their names, with dashes, are those of the entry points ``sim.runtimes``, and st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 __all__ = ["Runtime", "pipedream", "torchgpipe"]
 
 
-class Runtime(Mapping[str, Any]):
+class Runtime(dict[str, Any]):
     """A named set of decisions; its docstring is what ``sim runtimes`` shows."""
 
     def __init__(self, doc: str, **choices: Any) -> None:
+        super().__init__(choices)
         self.__doc__ = doc
-        self._choices: Mapping[str, Any] = MappingProxyType(choices)
-
-    def __getitem__(self, key: str) -> Any:
-        """Return one decision."""
-        return self._choices[key]
-
-    def __iter__(self) -> Any:
-        """Iterate over the decisions' names."""
-        return iter(self._choices)
-
-    def __len__(self) -> int:
-        """Return how many decisions it makes."""
-        return len(self._choices)
 
 
 tensorflow: Final = Runtime(

@@ -19,19 +19,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Union
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    Discriminator,
     Field,
     JsonValue,
     PlainValidator,
-    Tag,
     create_model,
 )
 
 from devices.describe.field_types import quantity_schema
-from devices.describe.quantities import Count, File, Name, Strict, Whole, fault
+from devices.describe.quantities import Count, File, Name, Strict, Whole, fault, one_of
 from scenarios.fields.machine_fields import AnyMachine
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.fields.noise_fields import NoiseFields, Spread
@@ -73,12 +71,6 @@ def _workload(value: Any) -> Workload:
         what = f"; {unknown[0]!r} is none" if unknown else ""
         raise fault(f"names no kind of workload{what}{near}")
     return kind.model_validate(value)
-
-
-# -- policy ----------------------------------------------------------------------------------------
-
-
-# -- expect ----------------------------------------------------------------------------------------
 
 
 # -- the whole -------------------------------------------------------------------------------------
@@ -129,10 +121,7 @@ class ScenarioFile(Strict):
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
     """Return a model of scenario files with these kinds of workload, which knows the keys there are."""
-    workload: Any = Union[tuple(Annotated[kind, Tag(f"<{name}>")] for name, kind in kinds.items())]  # noqa: UP007
-    if len(kinds) > 1:
-        tell = Discriminator(lambda value: next((f"<{name}>" for name in kinds if name in value), None))
-        workload = Annotated[workload, tell]
+    workload = one_of(kinds, lambda value: next((name for name in kinds if name in value), None))
     return create_model(
         "ScenarioFile", __base__=ScenarioFile, __doc__=ScenarioFile.__doc__, workload=workload
     )

@@ -15,9 +15,9 @@ memory differs. The makespan shows what it costs to ask the driver for every ten
 from __future__ import annotations
 
 import argparse
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from devices.machine import make_device
 from devices.memory.by_name import make_allocator
@@ -28,7 +28,7 @@ from devices.memory.trace.memory_replay import replay
 from policies.issue.in_order import InOrder
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
-from sim.analysis.allocator_log import allocated
+from sim.analysis.allocator_log import Allocated, allocated
 from sim.trace import Trace
 from sim.words.errors import InfeasibleError, OutOfMemoryError, SimError
 from sim.words.units import format_bytes, format_duration
@@ -55,28 +55,22 @@ ALLOCATORS: Final[Mapping[str, MemorySpec]] = {
 """What is compared."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one allocator made of a step; sizes in bytes, times in ns.
+class Row(NamedTuple):
+    """What one allocator made of a step.
 
     Attributes
     ----------
     allocator : str
     makespan_ns : int
-    peak_requested_bytes, peak_in_use_bytes, peak_reserved_bytes : int
-        Asked for, handed out as rounded, held from the device.
-    fragmentation_bytes : int
-        Held and not handed out when most was handed out.
+    use : Allocated
+        Of the device: the most that was asked for, handed out as rounded, and held.
     fits_into_bytes : int
         A device of so many bytes (whole MiB) is enough, and one of 1 MiB less was found not to be.
     """
 
     allocator: str
     makespan_ns: int
-    peak_requested_bytes: int
-    peak_in_use_bytes: int
-    peak_reserved_bytes: int
-    fragmentation_bytes: int
+    use: Allocated
     fits_into_bytes: int
 
 
@@ -85,9 +79,8 @@ def allocator_rows(
     *,
     device: Mapping[str, Any] | None = None,
     lifetime: str = "issue",
-    allocators: Mapping[str, MemorySpec] = ALLOCATORS,
 ) -> list[Row]:
-    """Simulate one step under each allocator.
+    """Simulate one step under each of `ALLOCATORS`.
 
     Parameters
     ----------
@@ -96,7 +89,6 @@ def allocator_rows(
         Description of the only device; default: an H200.
     lifetime : str
         See `devices.memory.run.tensors`.
-    allocators : mapping of str to MemorySpec
 
     Raises
     ------
@@ -105,21 +97,12 @@ def allocator_rows(
     """
     machine = Machine((make_device("gpu0", device or {"preset": "h200-sxm"}),))
     rows = []
-    for name, spec in allocators.items():
+    for name, spec in ALLOCATORS.items():
         memory = tensor_memory({"gpu0": spec}, lifetime=lifetime)
         trace = simulate(graph, machine, InOrder(synchronisation="issue"), memory=memory)
-        use = allocated(trace)["gpu0"]
-        rows.append(
-            Row(
-                name,
-                trace.makespan_ns,
-                use.peak_requested_bytes,
-                use.peak_in_use_bytes,
-                use.peak_reserved_bytes,
-                use.fragmentation_bytes,
-                _fits_into(events_of(trace), spec, use.peak_in_use_bytes),
-            )
-        )
+        [use] = allocated(trace).values()
+        fits_into = _fits_into(events_of(trace), spec, use.peak_in_use_bytes)
+        rows.append(Row(name, trace.makespan_ns, use, fits_into))
     return rows
 
 
@@ -147,29 +130,21 @@ def _fits_into(events: list[MemoryEvent], spec: MemorySpec, at_least: int) -> in
             return False
         return True
 
-    too_little, enough = (at_least >> 20) - 1, (at_least >> 19) + 64
-    while enough - too_little > 1:
-        middle = (too_little + enough) // 2
-        too_little, enough = (too_little, middle) if fits(middle) else (middle, enough)
-    return enough << 20
+    least, enough = at_least >> 20, (at_least >> 19) + 64
+    return bisect_left(range(enough), True, lo=least, key=fits) << 20
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table."""
-
-    def size(nbytes: int) -> str:
-        return format_bytes(nbytes, iec=True)
-
     lines = [
         "| allocator | makespan | asked for | in use | reserved | unused at the peak | fits into |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| {row.allocator} | {format_duration(row.makespan_ns)} | {size(row.peak_requested_bytes)} "
-        f"| {size(row.peak_in_use_bytes)} | {size(row.peak_reserved_bytes)} "
-        f"| {size(row.fragmentation_bytes)} | {size(row.fits_into_bytes)} |"
-        for row in rows
-    ]
+    for row in rows:
+        use = row.use
+        peaks = (use.peak_requested_bytes, use.peak_in_use_bytes, use.peak_reserved_bytes)
+        sizes = (format_bytes(n, iec=True) for n in (*peaks, use.fragmentation_bytes, row.fits_into_bytes))
+        lines.append(f"| {row.allocator} | {format_duration(row.makespan_ns)} | {' | '.join(sizes)} |")
     return "\n".join(lines)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from devices.network import make_network
+from devices.sharing import maxmin
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.machine.device_details import Details
@@ -57,3 +60,18 @@ def moved(machine: Machine, transfers: list[Transfer]) -> list[tuple[int, int]]:
 def arrivals(machine: Machine, transfers: list[Transfer]) -> list[int]:
     """Return when each transfer has arrived."""
     return [end for _, end in moved(machine, transfers)]
+
+
+def max_min(
+    routes: Sequence[Sequence[int]], capacity: Mapping[int, int], flows: Sequence[int] | None = None
+) -> list[Fraction]:
+    """Return the max-min fair rate of a flow on each route; of `flows` on it, by default one."""
+    links = {link: maxmin.Link(capacity[link]) for route in routes for link in route}
+    made = []
+    for i, route in enumerate(routes):
+        made.append(maxmin.Route(tuple(links[link] for link in route), 1 if flows is None else flows[i]))
+        for used in made[i].links:
+            used.routes[i] = made[i]
+            used.flows += made[i].flows
+    maxmin.fill(list(links.values()), 1)
+    return [Fraction(*route.share) for route in made]

@@ -38,14 +38,14 @@ def by_name(rows: list[Row]) -> dict[str, Row]:
 
 def test_a_step_by_hand() -> None:
     rows = by_name(allocator_rows(step(), device={"kind": "gpu"}))
-    assert {row.peak_requested_bytes for row in rows.values()} == {9 * MIB}
-    assert rows["pool"].peak_reserved_bytes == 9 * MIB  # c lies where a was
+    assert {row.use.peak_requested_bytes for row in rows.values()} == {9 * MIB}
+    assert rows["pool"].use.peak_reserved_bytes == 9 * MIB  # c lies where a was
     # w in a small segment of 2 MiB; a and b, below 10 MiB, share a segment of 20 MiB, and c lies in it, too.
-    assert rows["caching"].peak_reserved_bytes == 22 * MIB
+    assert rows["caching"].use.peak_reserved_bytes == 22 * MIB
     assert rows["caching"].makespan_ns == 50_000 + 3000  # w's segment was there before time 0
     # malloc a 50 us, a runs to 51; malloc b to 100, b runs to 101; free a, which waits for b, to 151; malloc
     # c to 201, c runs to 202. What is freed after that holds nobody up.
-    assert rows["counted"].peak_reserved_bytes == 9 * MIB
+    assert rows["counted"].use.peak_reserved_bytes == 9 * MIB
     assert rows["counted"].makespan_ns == 202_000
     assert rows["planned (greedy by size)"].fits_into_bytes == 9 * MIB
 
@@ -55,19 +55,19 @@ def test_a_training_step_of_resnet_50() -> None:
     """Every allocator is asked for the same bytes; what differs is what they make of it."""
     graph = load_graph(recorded("tensorflow/ResNet50_train_b32.json.gz"))
     rows = by_name(allocator_rows(graph))
-    asked = {row.peak_requested_bytes for row in rows.values()}
+    asked = {row.use.peak_requested_bytes for row in rows.values()}
     assert len(asked) == 1
     (asked_for,) = asked
     assert 2 << 30 < asked_for < 4 << 30  # activations of 32 images in float32, kept for the backward pass
     for row in rows.values():
-        assert asked_for <= row.peak_in_use_bytes <= row.peak_reserved_bytes
-        assert row.fits_into_bytes >= row.peak_in_use_bytes
-    assert rows["counted"].peak_reserved_bytes == asked_for  # it rounds nothing and keeps nothing
-    assert rows["planned (greedy by size)"].peak_reserved_bytes < 1.01 * asked_for
-    assert rows["bfc"].peak_reserved_bytes == 4 << 30  # regions double
-    assert rows["caching"].peak_reserved_bytes > 1.1 * asked_for
+        assert asked_for <= row.use.peak_in_use_bytes <= row.use.peak_reserved_bytes
+        assert row.fits_into_bytes >= row.use.peak_in_use_bytes
+    assert rows["counted"].use.peak_reserved_bytes == asked_for  # it rounds nothing and keeps nothing
+    assert rows["planned (greedy by size)"].use.peak_reserved_bytes < 1.01 * asked_for
+    assert rows["bfc"].use.peak_reserved_bytes == 4 << 30  # regions double
+    assert rows["caching"].use.peak_reserved_bytes > 1.1 * asked_for
     assert (
-        rows["caching"].fits_into_bytes < rows["caching"].peak_reserved_bytes
+        rows["caching"].fits_into_bytes < rows["caching"].use.peak_reserved_bytes
     )  # under pressure it gives back
     assert rows["counted"].makespan_ns > 10 * rows["caching"].makespan_ns
     assert rows["caching"].makespan_ns > rows["pool"].makespan_ns
@@ -78,4 +78,4 @@ def test_a_training_step_of_resnet_50() -> None:
 def test_what_is_asked_for_does_not_depend_on_the_lifetime_of_a_single_stream(lifetime: str) -> None:
     """In order on one stream, a reader's issue comes after everything before it, as its end does."""
     rows = allocator_rows(step(), device={"kind": "gpu"}, lifetime=lifetime)
-    assert {row.peak_requested_bytes for row in rows} == {9 * MIB}
+    assert {row.use.peak_requested_bytes for row in rows} == {9 * MIB}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.formulas.roofline import KindEfficiency, Roofline, roofline_ns
+from devices.cost.formulas.roofline import roofline_ns
 from sim.words.errors import InputError
 
 SIZES = st.integers(0, 10**15)
@@ -84,19 +84,6 @@ def test_an_array_is_its_elements(flops: list[int], peak: int) -> None:
     assert together.tolist() == [int(roofline_ns(one, 0, peak_flop_per_s=peak)) for one in flops]
 
 
-def test_kinds_have_their_own_losses() -> None:
-    device = Roofline(
-        peak_flop_per_s=10**12,
-        bandwidth_bytes_per_s=10**12,
-        by_kind={"matmul": KindEfficiency(efficiency=0.5), "add": KindEfficiency(overhead_ns=3)},
-        default=KindEfficiency(memory_efficiency=0.1),
-    )
-    took = device.durations_ns([1000, 1000, 1000, 1000], 1000, ["add", "matmul", "unheard-of", "add"])
-    assert took.tolist() == [4, 2, 10, 4]
-    assert device.durations_ns(1000, 1000, "matmul") == 2
-    assert device.durations_ns([1000], [1000]).tolist() == [10]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -115,8 +102,3 @@ def test_kinds_have_their_own_losses() -> None:
 def test_what_makes_no_sense_is_refused(arguments: dict[str, float], said: str) -> None:
     with pytest.raises(InputError, match=said):
         roofline_ns(**arguments)  # type: ignore[arg-type]
-
-
-def test_as_many_kinds_as_ops() -> None:
-    with pytest.raises(InputError, match="2 kinds"):
-        Roofline().durations_ns([1, 2, 3], [0, 0, 0], ["a", "b"])

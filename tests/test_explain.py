@@ -17,16 +17,11 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.report.why import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
-from sim.explain import (
-    Step,
-    executed_path,
-    explain_text,
-    final_waits,
-    idle_pieces,
-    idle_reasons,
-    largest_gaps,
-)
 from sim.explain.derived_columns import Facts
+from sim.explain.idle import idle_pieces, idle_reasons
+from sim.explain.path import Step, executed_path
+from sim.explain.text import explain_text, largest_gaps
+from sim.explain.waits import final_waits
 from sim.metrics import device_use
 from sim.record.record import Wait
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chrome_helpers import chrome_events
 from drawn_runs import draw_run
 from trace_examples import two_streams
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Host, Link, Machine, simulate
-from sim.export.chrome import chrome_events, write_chrome
+from sim.export.chrome import write_chrome
 from sim.words.errors import InputError
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from chrome_helpers import chrome_events
 from drawn_runs import draw_run
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.report.outputs import Outputs
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.export.chrome import chrome_events
 from sim.export.perfetto import write_perfetto
 from sim.words.errors import InputError, MissingExtraError
 

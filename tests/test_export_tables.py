@@ -18,7 +18,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.export.tables import TABLE_ENDINGS, task_table, transfer_table, write_table
+from sim.export.tables import TABLE_ENDINGS, task_table, write_table
 from sim.words.errors import InputError
 
 COLUMNS = [
@@ -95,26 +95,6 @@ def test_columns_and_words() -> None:
             "wait": "",
         },
     ]
-
-
-def test_transfers() -> None:
-    table = transfer_table(small())
-    assert json.loads(table.to_json(orient="records")) == [
-        {
-            "tensor": "a",
-            "source": "x",
-            "destination": "z",
-            "links": "xy>yz",
-            "iteration": 0,
-            "nbytes": 100,
-            "ready_ns": 13,
-            "start_ns": 13,
-            "end_ns": 115,
-        }
-    ]
-    b = GraphBuilder("none")
-    b.op("a")
-    assert len(transfer_table(simulate(b.build(), Machine((Device("x"),)), ReadyQueue()))) == 0
 
 
 def test_the_policy_is_named_where_it_held_a_task_back() -> None:

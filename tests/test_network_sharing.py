@@ -11,9 +11,9 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from network_helpers import GB, Transfer, arrivals, machine_of
+from network_helpers import GB, Transfer, arrivals, machine_of, max_min
 
-from devices.network import flows, max_min
+from devices.network import flows
 from devices.sharing.maxmin import fill
 from devices.sharing.virtual_time import EqualShare
 from sim import Link

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chrome_helpers import chrome_events
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_policy
 
 from devices.machine import make_machine
 from devices.memory.run.tensors import tensor_memory
 from sim import Trace, simulate
-from sim.explain import executed_path, explain_text, idle_reasons
-from sim.export.chrome import chrome_events
+from sim.explain.idle import idle_reasons
+from sim.explain.path import executed_path
+from sim.explain.text import explain_text
 from sim.metrics import device_use
 from sim.words.errors import RunError
 

@@ -30,7 +30,6 @@ from sim.words.units import (
 Parser = Callable[..., int]
 
 whole = st.integers(0, 2**63 - 1)
-positive = st.integers(1, 2**63 - 1)
 
 
 @pytest.mark.parametrize(

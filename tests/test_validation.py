@@ -108,11 +108,11 @@ def observed(delayed_ns: int = 0) -> Observation:
 
 def test_gates_look_at_the_machine_only() -> None:
     quiet = Sentinel(1000, 1010)
-    assert verdict("timer", observed(), quiet) == ""
-    assert "stood in the way" in verdict("timer", observed(delayed_ns=10 * MS), quiet)
-    assert "moved by 5.0%" in verdict("timer", observed(), Sentinel(1000, 1050))
-    assert verdict("threads", observed(), Sentinel(1000, 1050)) == ""
-    assert "off what it was" in verdict("threads", observed(), Sentinel(1000, 1050), calibrated_ns=1500)
+    assert verdict("timer", [observed()], [quiet]) == ""
+    assert "stood in the way" in verdict("timer", [observed(delayed_ns=10 * MS)], [quiet])
+    assert "moved by 5.0%" in verdict("timer", [observed()], [Sentinel(1000, 1050)])
+    assert verdict("threads", [observed()], [Sentinel(1000, 1050)]) == ""
+    assert "off what it was" in verdict("threads", [observed()], [Sentinel(1000, 1050)], calibrated_ns=1500)
 
 
 def test_a_disturbed_machine_gets_no_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,9 @@ def test_a_disturbed_machine_gets_no_calibration(tmp_path: Path, monkeypatch: py
 
 def test_calibrating_the_timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(grid, "GRID", {"timer": {"sleep": [(MS,), (2 * MS,)]}})
-    monkeypatch.setattr(session, "MAX_DELAY", 1e9)  # this test is about what is written
-    monkeypatch.setattr(session, "MAX_DRIFT", {"timer": 1e9})
+    monkeypatch.setattr("validation.real.gate.MAX_DELAY", 1e9)  # this test is about what is written
+    monkeypatch.setattr("validation.real.gate.MAX_DRIFT", {"timer": 1e9})
+    monkeypatch.setattr(session, "_MAX_MOVED", {"timer": 1e9})
     found = calibrating.calibrate("timer")
     assert {"decision_ns", "event_ns", "gap_ns", "issue_ns", "launch_latency_ns"} <= set(found.quantities)
     assert found.lookup("sleep", sleep_ns=2 * MS) >= 2 * MS

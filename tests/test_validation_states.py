@@ -158,12 +158,12 @@ def pulsed(*pulses: tuple[int, int]) -> Observation:
 
 
 def test_the_worst_thread_decides() -> None:
-    assert verdict("threads", pulsed((1000, 1010), (990, 1000)), None, 1000.0) == ""
-    assert "moved by 8.0%" in verdict("threads", pulsed((1000, 1010), (1000, 1080)), None, 1000.0)
+    assert verdict("threads", [pulsed((1000, 1010), (990, 1000))], [], 1000.0) == ""
+    assert "moved by 8.0%" in verdict("threads", [pulsed((1000, 1010), (1000, 1080))], [], 1000.0)
     slow = pulsed((1000, 1010), (1100, 1110))
-    assert verdict("threads", slow, None) == ""
-    assert "11.0% off what it was" in verdict("threads", slow, None, 1000.0)
-    assert "moved by 10.0%" in verdict("threads", pulsed((1000, 1000)), Sentinel(1000, 1100))
+    assert verdict("threads", [slow], []) == ""
+    assert "11.0% off what it was" in verdict("threads", [slow], [], 1000.0)
+    assert "moved by 10.0%" in verdict("threads", [pulsed((1000, 1000))], [Sentinel(1000, 1100)])
 
 
 def test_threads_that_compute_take_their_pulse() -> None:

@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--experiments", help="letters or names, with commas; default: all")
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no case after so long")
+    parser.add_argument(
+        "--limit", type=float, dest="limit_s", metavar="SECONDS", help="begin no case after so long"
+    )
     parser.add_argument("--again", action="store_true", help="measure also what has been measured")
     parser.add_argument("--dry-run", action="store_true", help="list the steps and take none")
     parser.add_argument("--report-only", action="store_true")

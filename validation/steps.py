@@ -207,12 +207,9 @@ def validate(
     experiments: str | None,
     calibration: Path | None,
     *,
-    runs: int,
-    limit: float | None,
-    again: bool,
     dry_run: bool,
     report_only: bool,
-    say: Callable[[str], None],
+    **options: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """Do what the command says; return the report, None of a dry run, and what to print.
 
@@ -223,12 +220,13 @@ def validate(
         By default `default_folder`.
     experiments : str, optional
         As `choose` takes them.
-    calibration, runs, limit, again, say
-        As `run` takes them.
+    calibration : Path, optional
     dry_run : bool
         List the steps and take none.
     report_only : bool
         Predict again and report on what the folder holds.
+    **options
+        As `run` takes them.
     """
     chosen = choose(experiments)
     if dry_run:
@@ -239,9 +237,7 @@ def validate(
         found = load_calibration(calibration or out / "calibration.json")
         result = write_report(out, backend, found, chosen, recompute=True)
     else:
-        result = run(
-            backend, out, chosen, calibration_file=calibration, runs=runs, limit_s=limit, again=again, say=say
-        )
+        result = run(backend, out, chosen, calibration_file=calibration, **options)
     return result, (out / "report.md").read_text().partition("\n## ")[0]
 
 

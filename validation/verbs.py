@@ -76,8 +76,8 @@ def validate(
     from validation import steps
 
     result, text = steps.validate(
-        backend, out, experiments, calibration, runs=runs, limit=limit, again=again, dry_run=dry_run,
-        report_only=report_only, say=lambda text: typer.echo(text, err=True),
+        backend, out, experiments, calibration, dry_run=dry_run, report_only=report_only,
+        runs=runs, limit_s=limit, again=again, say=lambda text: typer.echo(text, err=True),
     )  # fmt: skip
     if json and result is not None:
         print_json(result)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from devices.cost.fitted import FittedCosts, load_fit
     from devices.cost.formulas.attention import AttentionParameters, attention_ns
     from devices.cost.formulas.gemm import GemmParameters, gemm_ns
-    from devices.cost.formulas.roofline import KindEfficiency, Roofline, roofline_ns
+    from devices.cost.formulas.roofline import KindEfficiency, roofline_ns
     from devices.cost.tables.cost_table import Axis, CostTable, ExtrapolationWarning
     from devices.cost.tables.table_file import load_table, save_table
     from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
@@ -37,7 +37,6 @@ __all__ = [
     "GemmParameters",
     "KindEfficiency",
     "PlainRooflineWarning",
-    "Roofline",
     "UnreliableCostWarning",
     "attention_ns",
     "gemm_ns",
@@ -56,7 +55,6 @@ _WHERE: Final = {
     "GemmParameters": "devices.cost.formulas.gemm",
     "KindEfficiency": "devices.cost.formulas.roofline",
     "PlainRooflineWarning": "devices.cost.unreliable",
-    "Roofline": "devices.cost.formulas.roofline",
     "UnreliableCostWarning": "devices.cost.unreliable",
     "attention_ns": "devices.cost.formulas.attention",
     "gemm_ns": "devices.cost.formulas.gemm",

@@ -23,7 +23,7 @@ from devices.cost.formulas.attention import AttentionParameters, attention_ns
 from devices.cost.formulas.gemm import GemmParameters, gemm_ns
 from devices.cost.formulas.nccl import NcclParameters, collective_ns
 from devices.cost.formulas.parameters import from_mapping
-from devices.cost.formulas.roofline import KindEfficiency, Roofline
+from devices.cost.formulas.roofline import KindEfficiency
 from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import InputError, UnknownNameError
@@ -78,8 +78,8 @@ class FittedCosts:
         ``"NVIDIA H200"``.
     gemm, attention, collective : GemmParameters, AttentionParameters, NcclParameters
         The fitted values.
-    roofline : Roofline
-        Data-sheet peaks, with fitted losses for the kinds ``matmul`` and ``attention``.
+    roofline : mapping of str to KindEfficiency
+        Kind of op, ``matmul`` or ``attention`` → its fitted losses against the roofline of the data sheet.
     unreliable : tuple of Region
         Where the models are known to be wrong by more than a factor of 2.
     record : mapping
@@ -98,7 +98,7 @@ class FittedCosts:
     gemm: GemmParameters
     attention: AttentionParameters
     collective: NcclParameters
-    roofline: Roofline
+    roofline: Mapping[str, KindEfficiency]
     unreliable: tuple[Region, ...]
     record: Mapping[str, Any]
 
@@ -198,17 +198,12 @@ def read_fit(path: str | Path) -> FittedCosts:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise InputError(f"{source}: not a file of fitted costs: 'schema' must be {SCHEMA!r}")
     try:
-        peaks = record["peaks"]
         return FittedCosts(
             device=record["device"],
             gemm=from_mapping(GemmParameters, record["parameters"]["gemm"]),
             attention=from_mapping(AttentionParameters, record["parameters"]["attention"]),
             collective=from_mapping(NcclParameters, record["parameters"]["collective"]),
-            roofline=Roofline(
-                peak_flop_per_s=peaks["flop_per_s"],
-                bandwidth_bytes_per_s=peaks["bandwidth_bytes_per_s"],
-                by_kind={kind: KindEfficiency(**losses) for kind, losses in record["roofline"].items()},
-            ),
+            roofline={kind: KindEfficiency(**losses) for kind, losses in record["roofline"].items()},
             unreliable=tuple(
                 Region(
                     region["model"],

@@ -12,16 +12,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from sim.words import units
 from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, Dimension
 from sim.words.errors import InputError, located
 
-__all__ = ["TYPES", "Type", "mapping_of", "quantity_schema", "read_mapping"]
+__all__ = [
+    "TYPES",
+    "Bandwidth",
+    "Bytes",
+    "Duration",
+    "FlopRate",
+    "Flops",
+    "Sizes",
+    "Type",
+    "mapping_of",
+    "quantity_schema",
+    "read_mapping",
+]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Type:
     """How values of some type are read.
 
@@ -41,6 +53,18 @@ class Type:
     shown: str
     schema: Mapping[str, Any]
     by_key: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Return how pydantic, which measuring on a GPU does without, reads such a value."""
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        from devices.describe.faults import reader
+
+        return no_info_before_validator_function(reader(self.read), handler(source))
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        """Return its JSON Schema."""
+        return dict(self.schema)
 
 
 def quantity_schema(dimension: Dimension, *, unlimited: bool = False) -> dict[str, Any]:
@@ -240,3 +264,21 @@ TYPES: Final[Mapping[str, Type]] = {
     "anything": Type(_anything, "...", {}),
 }
 """The types of values in files. Those "by" something also take a mapping with `DEFAULT`."""
+
+Duration = Annotated[int, TYPES["duration"]]
+"""A duration, in ns once read."""
+
+Bytes = Annotated[int, TYPES["size"]]
+"""An amount of data, in bytes once read."""
+
+Flops = Annotated[int, TYPES["flops"]]
+"""An amount of computation, in flop once read."""
+
+Bandwidth = Annotated[int, TYPES["rate"]]
+"""Bytes a second."""
+
+FlopRate = Annotated[int, TYPES["flop rate"]]
+"""Flop a second."""
+
+Sizes = Annotated[Mapping[Any, int], TYPES["sizes"]]
+"""Amounts of data by name, in bytes once read."""

@@ -7,14 +7,27 @@ editors through the JSON Schema. Units are read by `sim.words.units` and nowhere
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Union
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
-from devices.describe.field_types import TYPES
-from sim.words.errors import InputError
+from devices.describe.faults import fault, reader
+from devices.describe.field_types import TYPES, Bandwidth, Bytes, Duration, FlopRate, Flops, Sizes
 
 __all__ = [
     "Bandwidth",
@@ -25,11 +38,13 @@ __all__ = [
     "FlopRate",
     "Flops",
     "Name",
+    "Shorthand",
     "Size",
     "Sizes",
     "Strict",
     "Whole",
     "fault",
+    "one_of",
     "reader",
 ]
 
@@ -42,46 +57,50 @@ class Strict(BaseModel):
     )
 
 
-def fault(message: str, path: tuple[str | int, ...] = ()) -> PydanticCustomError:
-    """Return an error that pydantic reports with exactly this message, and with its path before `path`."""
-    return PydanticCustomError("scenario", "{message}", {"message": message, "path": path})
+@dataclass(frozen=True, eq=False)
+class Shorthand:
+    """Lets a plain value stand for a mapping with one key, for pydantic and in the JSON Schema.
+
+    Attributes
+    ----------
+    key : str
+        ``placement: heft`` stands for ``placement: {name: heft}`` with the key ``name``.
+    plain : str or mapping
+        The plain value: a type of `devices.describe.field_types`, or a JSON Schema.
+    """
+
+    key: str
+    plain: str | Mapping[str, Any] = "word"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic reads it: of a word only text may stand for the mapping."""
+
+        def whole(value: Any) -> Any:
+            plain = isinstance(value, str) if self.plain == "word" else not isinstance(value, dict)
+            return {self.key: value} if plain else value
+
+        return no_info_before_validator_function(whole, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON Schema: that of the plain value, or of the whole."""
+        plain = TYPES[self.plain].schema if isinstance(self.plain, str) else self.plain
+        return {"anyOf": [dict(plain), handler(core)]}
 
 
-def reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `read` with errors of `sim` turned into pydantic's."""
+def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | None]) -> Any:
+    """Return the type of a value that is one of several kinds of mapping.
 
-    def read_value(value: Any) -> Any:
-        try:
-            return read(value)
-        except InputError as error:
-            raise fault(error.message, error.path) from None
-
-    return read_value
-
-
-def _of(name: str) -> tuple[BeforeValidator, WithJsonSchema]:
-    """Return how pydantic reads a value of a type in `devices.describe.field_types`, and its JSON Schema."""
-    type_ = TYPES[name]
-    return BeforeValidator(reader(type_.read)), WithJsonSchema(dict(type_.schema))
-
-
-Duration = Annotated[int, *_of("duration")]
-"""A duration, in ns once read."""
-
-Bytes = Annotated[int, *_of("size")]
-"""An amount of data, in bytes once read."""
-
-Flops = Annotated[int, *_of("flops")]
-"""An amount of computation, in flop once read."""
-
-Bandwidth = Annotated[int, *_of("rate")]
-"""Bytes a second."""
-
-FlopRate = Annotated[int, *_of("flop rate")]
-"""Flop a second."""
-
-Sizes = Annotated[Mapping[Any, int], *_of("sizes")]
-"""Amounts of data by name, in bytes once read."""
+    Parameters
+    ----------
+    kinds : mapping of str to type
+        Name -> model.
+    kind : callable
+        Returns the name of the kind that a value is.
+    """
+    if len(kinds) == 1:
+        return Annotated[next(iter(kinds.values())), Tag(f"<{next(iter(kinds))}>")]
+    members = tuple(Annotated[model, Tag(f"<{name}>")] for name, model in kinds.items())
+    return Annotated[Union[members], Discriminator(lambda value: f"<{kind(value)}>")]  # noqa: UP007
 
 
 def _whole(value: Any) -> Any:

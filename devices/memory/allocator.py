@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from devices.memory.blocks import LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
-from devices.memory.oom import Shortage, out_of_memory
+from devices.memory.oom import largest_holders, more_memory, out_of_memory, shown
 from sim.words.errors import InputError, InvariantError, OutOfMemoryError
 
 __all__ = ["Allocator"]
@@ -42,6 +42,8 @@ class Allocator(ABC):
         Bytes of the device, or the device's memory when several allocators share it; None: unlimited.
     name : str
         The device, in error messages.
+    limit : int, optional
+        Most bytes that this allocator may hold; by default all of the device's.
 
     Attributes
     ----------
@@ -61,6 +63,8 @@ class Allocator(ABC):
         How often the caller had to wait until the device was idle so far.
     by_owner : bool
         Whether it depends on who asks how much there is.
+    limit : int or None
+        Most bytes this allocator may ever hold; None: unlimited.
     """
 
     kind: ClassVar[str]
@@ -72,8 +76,11 @@ class Allocator(ABC):
     may_synchronise: bool = True
     """Whether a caller may ever have to wait until the device is idle."""
 
-    def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
+    def __init__(
+        self, capacity: int | DeviceMemory | None, name: str = "device", limit: int | None = None
+    ) -> None:
         self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
+        self.limit = self.memory.capacity if limit is None else limit
         self.name = name
         self.in_use = 0
         self.requested = 0
@@ -85,11 +92,6 @@ class Allocator(ABC):
         self.device_frees = 0
         self.synchronisations = 0
         self.by_owner = False
-
-    @property
-    def limit(self) -> int | None:
-        """Most bytes this allocator may ever hold; None: unlimited."""
-        return self.memory.capacity
 
     @property
     def held(self) -> int:
@@ -167,26 +169,57 @@ class Allocator(ABC):
             The request, which failed just now.
         where : str
             When it happened: an instant, a line of a trace.
+
+        Examples
+        --------
+        >>> from devices.memory import PoolAllocator
+        >>> pool = PoolAllocator(4096, name="npu0")
+        >>> block = pool.alloc(3072, owner="weights")
+        >>> print(pool.out_of_memory(2048, owner="scores"))
+        out of memory on npu0 (pool allocator): 'scores' asks for 2 KiB on stream 0
+          limit            4 KiB
+          in use           3 KiB in 1 block
+          reserved         3 KiB, of which free 0 B
+          largest free     1 KiB in one block
+          largest holders  'weights' 3 KiB
+          what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation
         """
         part = self.serving(owner)
-        shortage = Shortage(
-            name=part.name,
-            kind=part.kind,
-            capacity=part.memory.capacity,
-            limit=part.limit,
-            held=part.held,
-            others=part.memory.used - part.held,
-            reserved=part.reserved,
-            in_use=part.in_use,
-            requested=part.requested,
-            waiting=part.waiting,
-            largest_free=part.largest_free(),
-            live=[span for span in part.spans() if span.state == "live"],
-            rounded=part.rounded(nbytes),
-            fits_empty=part.fits_empty(nbytes, stream, owner),
-            hints=part.oom_hints(nbytes, stream, owner),
-        )
-        return out_of_memory(shortage, nbytes, stream=stream, owner=owner, where=where)
+        live = [span for span in part.spans() if span.state == "live"]
+        cached = part.reserved - part.in_use - part.waiting
+        lines = [
+            ("limit", shown(part.limit)),
+            ("in use", f"{shown(part.in_use)} in {len(live)} block{'s' * (len(live) != 1)}"),
+            ("reserved", f"{shown(part.reserved)}, of which free {shown(cached)}"),
+            ("largest free", f"{shown(part.largest_free())} in one block"),
+        ]
+        if (untaken := (part.limit or 0) - part.held) > 0:
+            lines.insert(1, ("not reserved", shown(untaken)))
+        if part.requested != part.in_use:
+            lost = shown(part.in_use - part.requested)
+            lines.append(("lost inside", f"{lost} of what is in use: rounded up, or not worth splitting"))
+        if others := part.memory.used - part.held:
+            lines.append(("other users", f"{shown(others)} of the device's {shown(part.memory.capacity)}"))
+        if live:
+            lines.append(("largest holders", "; ".join(largest_holders(live))))
+        lines.extend(("what would help", hint) for hint in part._hints(nbytes, stream, owner))
+        asks = f"{'a tensor' if owner is None else repr(owner)} asks for {shown(nbytes)} on stream {stream}"
+        return out_of_memory(part.name, part.kind, f"{asks}{f', {where}' if where else ''}", lines)
+
+    def _hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
+        """Return what would help, the most specific first."""
+        hints = self.oom_hints(nbytes, stream, owner)
+        if not self.fits_empty(nbytes, stream, owner):
+            return hints or ["a larger device, or a smaller tensor: by itself it is more than the limit"]
+        if self.limit is None and hints:  # more memory than enough does not help
+            return hints
+        room = (self.limit or 0) - self.in_use - self.waiting
+        if self.rounded(nbytes) > room:
+            return [*hints, more_memory(self.rounded(nbytes) - room)]
+        return hints or [
+            f"less fragmentation: {shown(room)} are left, and not in one piece; a planned layout may fit, "
+            "or `counted`, whose pages may lie anywhere"
+        ]
 
     def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
         """Note that another stream uses `block`; of no consequence unless the allocator knows streams."""
@@ -214,19 +247,15 @@ class Allocator(ABC):
     def _took(self, block: Block) -> None:
         """Account for a block that became live."""
         self.requested += block.requested
-        self.in_use = in_use = self.in_use + block.nbytes
-        if in_use > self.peak_in_use:
-            self.peak_in_use = in_use
+        self.in_use += block.nbytes
+        self.peak_in_use = max(self.peak_in_use, self.in_use)
 
     def _gave(self, block: Block) -> None:
         """Account for a block that ends being live; refuse one that is not."""
         if block.state != LIVE:
-            raise self._freed_twice(block)
+            raise InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
         self.requested -= block.requested
         self.in_use -= block.nbytes
-
-    def _freed_twice(self, block: Block) -> InvariantError:
-        return InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
 
     def _reserve(self, nbytes: int) -> None:
         """Account for `nbytes` more (or fewer) held from the device."""

@@ -18,14 +18,14 @@ that they pass in.
 An order of the free blocks as a whole finds the same block as TensorFlow's 21 bins of powers of two: each
 bin is in order of (size, address) itself, and every block of a bin is smaller than every one of the next.
 
-One sorted list of integers, ``size << 64 | address``, serves as the order, with the blocks in a second list
-beside it: comparing whole integers and shifting a list of pointers are so fast in CPython that a balanced
-tree pays only above some 100,000 free blocks. A block that shrinks or grows and keeps its place is not moved.
+A sorted list of integers, ``size << 64 | address``, serves as the order: comparing whole integers and
+shifting a list of pointers are so fast in CPython that a balanced tree pays only above some 100,000 free
+blocks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from devices.memory.blocks import FREE, LIVE, Block, Owner
@@ -99,40 +99,36 @@ class FreeList:
 
     def __init__(self) -> None:
         self._keys: list[int] = []
-        self._blocks: list[Block] = []  # parallel to the keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        self._blocks: dict[int, Block] = {}
 
     def sizes(self) -> list[int]:
-        """Return the sizes of the free blocks in ascending order, in bytes."""
-        return [block.nbytes for block in self._blocks]
+        """Return the sizes of the free blocks in order, in bytes."""
+        return [block.nbytes for block in self.blocks()]
 
     def largest(self) -> Block | None:
-        """Return the last block of the order, or None when there is none."""
-        return self._blocks[-1] if self._blocks else None
+        """Return the last block, or None."""
+        return self._blocks[self._keys[-1]] if self._keys else None
 
     def first_fit(self, nbytes: int) -> Block | None:
         """Return the first block of at least `nbytes`, or None; it stays in the list."""
         index = bisect_left(self._keys, nbytes << _ADDRESS_BITS)
-        return self._blocks[index] if index < len(self._keys) else None
+        return self._blocks[self._keys[index]] if index < len(self._keys) else None
 
     def blocks(self) -> list[Block]:
         """Return the free blocks in order."""
-        return self._blocks[:]
+        return [self._blocks[key] for key in self._keys]
 
     def put(self, block: Block) -> None:
         """Add a free block as it is."""
-        block.key = key = block.nbytes << _ADDRESS_BITS | block.address
-        index = bisect_left(self._keys, key)
-        self._keys.insert(index, key)
-        self._blocks.insert(index, block)
+        key = block.nbytes << _ADDRESS_BITS | block.address
+        insort(self._keys, key)
+        self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
         """Take `block` out of the list."""
-        index = bisect_left(self._keys, block.key)
-        del self._keys[index]
-        del self._blocks[index]
+        key = block.nbytes << _ADDRESS_BITS | block.address
+        del self._keys[bisect_left(self._keys, key)]
+        del self._blocks[key]
 
     def take(
         self,
@@ -145,9 +141,6 @@ class FreeList:
     ) -> Block | None:
         """Return a live block of at least `nbytes` from the low end of the best fitting free one, or None.
 
-        The live block is never one that lived before, so that handles of earlier owners of its range stay
-        dead: it is a new object, or the one that stood for the range while it was free.
-
         Parameters
         ----------
         nbytes : int
@@ -159,103 +152,43 @@ class FreeList:
         requested, stream, owner
             Facts of the block to be returned.
         """
-        keys = self._keys
-        index = bisect_left(keys, nbytes << _ADDRESS_BITS)
-        if index == len(keys):
+        free = self.first_fit(nbytes)
+        if free is None or free.nbytes >= below:
             return None
-        blocks = self._blocks
-        free = blocks[index]
-        left = free.nbytes - nbytes
-        if left + nbytes >= below:
-            return None
-        if left < min_remainder:
-            del keys[index]
-            del blocks[index]
-            free.requested = requested
-            free.stream = stream
-            free.owner = owner
-            free.state = LIVE
-            return free
-        block = Block(free.address, nbytes, requested, stream, owner, LIVE, self)
-        free.address = address = free.address + nbytes
-        free.nbytes = left
-        free.key = key = left << _ADDRESS_BITS | address
-        if not index or keys[index - 1] < key:  # it keeps its place
-            keys[index] = key
-        else:
-            place = bisect_left(keys, key, 0, index)
-            del keys[index]
-            del blocks[index]
-            keys.insert(place, key)
-            blocks.insert(place, free)
-        block.prev = before = free.prev
-        before.next = free.prev = block
-        block.next = free
-        return block
+        self.remove(free)
+        return self.carve(free, nbytes, min_remainder, requested, stream, owner)
 
     def carve(
         self, free: Block, nbytes: int, min_remainder: int, requested: int, stream: int, owner: Owner
     ) -> Block:
-        """Return a live block from the low end of `free`, a free block that is in no list, best fit or not.
+        """Return the low end of `free`, which is in no list, as a live block; the rest goes to this one.
 
-        What is left over goes to this list.
+        No block lived before: it stood for its range while that was free. So handles of earlier owners stay
+        dead.
         """
-        alone = FreeList()
-        alone.put(free)
-        block = alone.take(nbytes, min_remainder, ANY_SIZE, requested, stream, owner)
-        assert block is not None
-        block.home = self
-        for rest in alone.blocks():
+        left = free.nbytes - nbytes
+        if left >= min_remainder:
+            rest = Block(free.address + nbytes, left, 0, free.stream, None, FREE, self)
+            rest.prev, rest.next = free, free.next
+            free.next.prev = free.next = rest
+            free.nbytes = nbytes
             self.put(rest)
-        return block
+        free.requested, free.stream, free.owner, free.state = requested, stream, owner, LIVE
+        return free
 
     def give(self, block: Block) -> None:
-        """Add the range of `block`, which dies, merged with its free neighbours.
-
-        The handle is left as it is: a neighbour that is free already stands for the merged range, the lower
-        one of two, and only without one is a new block made.
-        """
-        keys = self._keys
-        blocks = self._blocks
+        """Add the range of `block`, which dies, merged with its free neighbours."""
         block.state = FREE
-        before = block.prev
-        after = block.next
-        if before.state:
-            if after.state:  # nothing to merge with
-                free = Block(block.address, block.nbytes, 0, block.stream, None, FREE, self)
-                free.prev = before
-                free.next = after
-                before.next = after.prev = free
-                free.key = key = free.nbytes << _ADDRESS_BITS | free.address
-                index = bisect_left(keys, key)
-                keys.insert(index, key)
-                blocks.insert(index, free)
-                return
-            index = bisect_left(keys, after.key)
-            free = after
-            free.address = block.address
-            free.nbytes += block.nbytes
-            free.prev = before
-            before.next = free
-        else:
-            if not after.state:
-                index = bisect_left(keys, after.key)
-                del keys[index]
-                del blocks[index]
-                before.nbytes += after.nbytes
-                after = after.next
-            index = bisect_left(keys, before.key)
-            free = before
-            free.nbytes += block.nbytes
-            free.next = after
-            after.prev = free
-        # It has grown: its new place is the old one, or further back.
-        free.key = key = free.nbytes << _ADDRESS_BITS | free.address
-        if index + 1 == len(keys) or keys[index + 1] > key:
-            keys[index] = key
-        else:
-            place = bisect_left(keys, key, index + 1) - 1
-            del keys[index]
-            del blocks[index]
-            keys.insert(place, key)
-            blocks.insert(place, free)
+        before, after = block.prev, block.next
+        free = Block(block.address, block.nbytes, 0, block.stream, None, FREE, self)
+        if not before.state:
+            self.remove(before)
+            free.address, free.nbytes = before.address, free.nbytes + before.nbytes
+            before = before.prev
+        if not after.state:
+            self.remove(after)
+            free.nbytes += after.nbytes
+            after = after.next
+        free.prev, free.next = before, after
+        before.next = after.prev = free
+        self.put(free)

@@ -53,15 +53,12 @@ class Block:
         Where it goes when it is free; None for an allocator without free lists.
     prev, next : Block
         Neighbours in address order within the segment; unset for an allocator without segments.
-    key : int
-        Its place in the order of a free list; unset while it is in none.
     """
 
-    __slots__ = ("address", "home", "key", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
+    __slots__ = ("address", "home", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
 
     prev: Block
     next: Block
-    key: int
 
     def __init__(
         self,
@@ -84,6 +81,11 @@ class Block:
     def __repr__(self) -> str:
         end = self.address + self.nbytes
         return f"<Block [{self.address:#x}, {end:#x}) {_STATE_NAMES[self.state]}, owner {self.owner!r}>"
+
+    def span(self, segment: int) -> Span:
+        """Return what lies here, in the segment that begins at that address."""
+        state = _STATE_NAMES[self.state]
+        return Span(segment, self.address, self.nbytes, state, self.requested, self.stream, self.owner)
 
 
 class Span(NamedTuple):

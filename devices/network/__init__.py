@@ -1,6 +1,5 @@
 """Transfers over links: one after another, or sharing the bandwidth fairly, on one machine."""
 
 from devices.network.carrier import Carrier, make_network
-from devices.sharing.maxmin import max_min
 
-__all__ = ["Carrier", "make_network", "max_min"]
+__all__ = ["Carrier", "make_network"]

@@ -61,19 +61,5 @@ def network_columns(job: Job, flow: Flow) -> Routes | str:
 
 def _alone_ns(ways: list[Way], of: IntArray, nbytes: IntArray) -> IntArray | None:
     """Return `Way.alone_ns` of each transfer; None where one is too long."""
-    # Reduced, bytes take ns / size of a ns each; without a bandwidth, none.
-    rates = [way.bandwidth_bytes_per_s for way in ways]
-    common = [NS_PER_S if rate is None else gcd(NS_PER_S, rate) for rate in rates]
-    ns = [0 if rate is None else NS_PER_S // c for rate, c in zip(rates, common, strict=True)]
-    size = [1 if rate is None else rate // c for rate, c in zip(rates, common, strict=True)]
-    most = int(nbytes.max(initial=0))
-    if (
-        max((a * b for a, b in zip(ns, size, strict=True)), default=0) >= LARGEST
-        or most * max(ns, default=0) >= LARGEST
-    ):
-        exact = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), nbytes.tolist(), strict=True)]
-        return np.array(exact, np.int64) if max(exact, default=0) < LARGEST else None
-    whole, rest = np.divmod(nbytes, np.array(size, np.int64)[of])
-    each = np.array(ns, np.int64)[of]
-    latency = np.array([way.latency_ns for way in ways], np.int64)[of]
-    return latency + whole * each - (-rest * each // np.array(size, np.int64)[of])
+    exact = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), nbytes.tolist(), strict=True)]
+    return np.array(exact, np.int64) if max(exact, default=0) < LARGEST else None

@@ -13,14 +13,10 @@ Rates are exact, whole numbers or fractions, so that nothing depends on the orde
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from math import gcd
 
-__all__ = ["Link", "Rate", "Route", "fill", "max_min", "quotient"]
-
-Rate = int | Fraction
-"""An exact number; an int wherever it is whole, because that is several times faster."""
+__all__ = ["Link", "Route", "fill"]
 
 
 class Link:
@@ -63,40 +59,6 @@ class Route:
         self.links, self.flows = links, flows
         self.share = (0, 1)
         self.seen = 0
-
-
-def max_min(
-    routes: Sequence[Sequence[int]], capacity: Mapping[int, int], flows: Sequence[int] | None = None
-) -> list[Rate]:
-    """Return the max-min fair rate of a flow on each route.
-
-    Parameters
-    ----------
-    routes : sequence of sequence of int
-        For each route, the links that it uses: at least one, each once.
-    capacity : mapping of int to int
-        Positive capacity of each link; its unit is that of the rates.
-    flows : sequence of int, optional
-        How many flows use each route (at least one; by default one). All of a route have the same rate.
-
-    Returns
-    -------
-    list of int or Fraction
-
-    Examples
-    --------
-    >>> max_min([[0], [0, 1], [1]], {0: 10, 1: 4})
-    [8, 2, 2]
-    """
-    links = {link: Link(capacity[link]) for route in routes for link in route}
-    made = []
-    for i, route in enumerate(routes):
-        made.append(Route(tuple(links[link] for link in route), 1 if flows is None else flows[i]))
-        for used in made[i].links:
-            used.routes[i] = made[i]
-            used.flows += made[i].flows
-    fill(list(links.values()), 1)
-    return [quotient(*route.share) for route in made]
 
 
 def fill(links: Sequence[Link], stamp: int) -> None:
@@ -166,17 +128,3 @@ def _least(heap: list[tuple[float, int]], links: Sequence[Link], scale: int) -> 
         if entry is not chosen:
             heapq.heappush(heap, entry)
     return best
-
-
-def quotient(a: Rate, b: int) -> Rate:
-    """Return ``a / b`` exactly (b is positive).
-
-    Examples
-    --------
-    >>> quotient(6, 3), quotient(7, 2)
-    (2, Fraction(7, 2))
-    """
-    if isinstance(a, int) and not a % b:
-        return a // b
-    exact = Fraction(a, b)
-    return exact.numerator if exact.denominator == 1 else exact

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from sim import Graph, GraphBuilder
+from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Role
 from sim.words.arrays import UNSET
 
@@ -49,23 +50,10 @@ class Record:
         return f"{self.name}:{k}" if k else self.name
 
 
-STATEFUL = frozenset(
-    {
-        "variable",
-        "assign",
-        "random",
-        "dropout",
-        "send",
-        "recv",
-        "print",
-        "queue",
-        "read",
-        "arg",
-        "retval",
-        "all_reduce",
-    }
-    | {"switch", "merge", "enter", "exit", "next_iteration", "loop_cond"}
-)
+STATEFUL = CONTROL_FLOW_KINDS | {
+    *("variable", "assign", "read", "queue", "random", "dropout", "print"),
+    *("send", "recv", "arg", "retval", "all_reduce"),
+}
 """Kinds that no step removes or merges although their inputs look alike."""
 
 

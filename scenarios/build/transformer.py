@@ -105,19 +105,9 @@ class Transformer:
         return self.layers * self.layer_parameters + self.embedding_parameters
 
     @property
-    def weight_flops(self) -> int:
-        """Flop of a layer's products with weights, forward, for a micro-batch."""
-        return 24 * self._tokens * self.hidden**2
-
-    @property
     def attention_flops(self) -> int:
         """Flop of a layer's attention, forward."""
         return 4 * self._tokens * self.sequence * self.hidden
-
-    @property
-    def output_flops(self) -> int:
-        """Flop of the output layer, forward."""
-        return 2 * self._tokens * self.hidden * self.vocabulary
 
     @property
     def boundary_nbytes(self) -> int:

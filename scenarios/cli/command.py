@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -110,16 +111,24 @@ def _common(
 ) -> None: ...
 
 
-run.add_to(app)
-compare.add_to(app)
-explain.add_to(app)
-check.add_to(app)
-importing.add_to(app)
-known.add_to(app)
-memory.add_to(app)
-schedule.add_to(app)
-schema.add_to(app)
-sweep.add_to(app)
+_VERBS: Final[Mapping[str, tuple[Callable[..., None], str]]] = {
+    "run": (run.run, "Run a scenario and print the results."),
+    "compare": (compare.compare, "Run the same work under several policies and explain the differences."),
+    "explain": (explain.explain, "Show the critical path and why devices were idle."),
+    "check": (check.check, "Check every `expect:` of scenarios; exit 1 if one fails."),
+    "import": (importing.import_, "Convert a model in any known format to a graph file."),
+    "policies": (known.policies, "List the policies and the other decisions."),
+    "devices": (known.devices, "List the device and machine presets and the keys of a device."),
+    "runtimes": (known.runtimes, "List the runtimes."),
+    "memory": (memory.memory, "Replay an allocation trace through allocators."),
+    "schedule": (schedule.schedule, "Print a pipeline schedule as a picture, or as CSV for torch."),
+    "schema": (schema.schema, "Print the JSON Schema of scenario files, for editors."),
+    "sweep": (sweep.sweep, "Run a scenario at every combination of settings."),
+}
+"""Name of a verb -> what it does, and its line in the list of all."""
+
+for _name, (_verb, _line) in _VERBS.items():
+    app.command(_name, short_help=_line)(_verb)
 for _name in plugins.names("sim.commands"):  # verbs of other packages: `add_to(app)` registers them
     with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
         plugins.lookup("sim.commands", _name)(app)

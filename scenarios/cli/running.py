@@ -13,9 +13,10 @@ from scenarios.run.load import Case, Scenario
 from sim.words.errors import InputError, SimError
 
 if TYPE_CHECKING:
+    from scenarios.report.outputs import Outputs
     from scenarios.run.repeat import Repeats
 
-__all__ = ["cases_of", "run_all", "run_repeatedly"]
+__all__ = ["cases_of", "finish", "run_all", "run_repeatedly"]
 
 
 def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
@@ -45,6 +46,14 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
                     typer.echo(f"{case.label}{of}:", err=True)
                 raise
     return results
+
+
+def finish(results: Sequence[Result], outputs: Outputs | None) -> None:
+    """Write the files that are wanted, naming each, and exit with 1 if an expectation is not met."""
+    for path in outputs.write(results) if outputs is not None else ():
+        typer.echo(f"wrote {path}", err=True)
+    if not all(result.passed for result in results):
+        raise typer.Exit(1)
 
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:

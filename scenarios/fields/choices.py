@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import ConfigDict
 
-from devices.describe.quantities import Name, Strict
+from devices.describe.quantities import Name, Shorthand, Strict
 
 __all__ = ["AnyChoice", "Choice"]
 
@@ -29,24 +29,4 @@ class Choice(Strict):
         return dict(self.__pydantic_extra__ or {})
 
 
-def _choice(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-AnyChoice = Annotated[
-    Choice,
-    BeforeValidator(_choice),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                    "additionalProperties": True,
-                },
-            ]
-        }
-    ),
-]
+AnyChoice = Annotated[Choice, Shorthand("name")]

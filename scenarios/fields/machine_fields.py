@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_m
 
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, read_field
 from devices.describe.fields import Field as Row
-from devices.describe.quantities import Name, Strict, reader
+from devices.describe.quantities import Name, Shorthand, Strict, reader
 from sim.words.errors import InputError
 
 __all__ = ["AnyMachine", "MachineSpec"]
@@ -79,12 +79,8 @@ MachineSpec = _model(
 """What ``machine:`` may hold."""
 
 
-def _machine(value: Any) -> Any:
-    return {"preset": value} if isinstance(value, str) else value
-
-
 if TYPE_CHECKING:
     AnyMachine = BaseModel
 else:
-    AnyMachine = Annotated[MachineSpec, BeforeValidator(_machine)]
+    AnyMachine = Annotated[MachineSpec, Shorthand("preset")]
 """A machine, or the name of a preset."""

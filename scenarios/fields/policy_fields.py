@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
     WithJsonSchema,
 )
 
-from devices.describe.quantities import Name, Strict
+from devices.describe.quantities import Name, Shorthand, Strict
 from scenarios.fields.choices import AnyChoice
 from sim.policy.policy import Synchronisation
 
@@ -51,47 +50,26 @@ class Policy(Strict):
         return dict(self.__pydantic_extra__ or {})
 
 
-def _policy(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+AnyPolicy = Annotated[Policy, Shorthand("name")]
 
 
-AnyPolicy = Annotated[Policy, BeforeValidator(_policy)]
+_PLAIN: Final = {"type": ["string", "number", "array"]}
+_Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 
 
 class Condition(Strict):
-    """What a result must be; `scenarios.fields.expect` reads the values, as their unit depends on the
-    result.
-    """
+    """What a result must be: values in the unit of the result."""
 
-    equals: JsonValue = None
-    at_most: JsonValue = None
-    at_least: JsonValue = None
+    equals: _Value = None
+    at_most: _Value = None
+    at_least: _Value = None
     tolerance: Annotated[
-        JsonValue, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
+        _Value, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
     ] = None
 
 
-def _condition(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"equals": value}
-
-
-_CONDITION_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": ["string", "number", "array"]},
-        {
-            "type": "object",
-            "properties": {
-                key: {"type": ["string", "number", "array"]}
-                for key in ("equals", "at_most", "at_least", "tolerance")
-            },
-            "additionalProperties": False,
-        },
-    ]
-}
-
-
 Expect = Annotated[
-    dict[str, Annotated[Condition, BeforeValidator(_condition), WithJsonSchema(_CONDITION_SCHEMA)]],
+    dict[str, Annotated[Condition, Shorthand("equals", _PLAIN)]],
     Field(
         default_factory=dict,
         description="results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
@@ -111,4 +89,4 @@ class Variant(Policy):
     expect: Expect
 
 
-AnyVariant = Annotated[Variant, BeforeValidator(_policy)]
+AnyVariant = Annotated[Variant, Shorthand("name")]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
 from sim.words.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
 
-__all__ = ["Document", "Loc", "dotted"]
+__all__ = ["Document", "Loc", "dotted", "key_and_value", "plain_settings"]
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -30,6 +30,31 @@ def dotted(loc: Loc) -> str:
     'ops.b.inputs.0'
     """
     return ".".join(shortened(str(part)) for part in loc)
+
+
+def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
+    """Split what an option of the command line sets.
+
+    Raises
+    ------
+    ScenarioError
+        It has no key, or no ``=``.
+    """
+    key, equals, value = setting.partition("=")
+    key = key.strip()
+    if not equals or not key or key.startswith(".") or key.endswith("."):
+        source = f"{option} {shortened(setting)}"
+        raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} {example}")
+    return key, value
+
+
+def plain_settings(settings: Iterable[str], example: str) -> dict[str, Any]:
+    """Return what ``--set`` gives to something else than a scenario: keys, and values that are YAML."""
+    found = {}
+    for setting in settings:
+        key, value = key_and_value(setting, "--set", example)
+        found[key] = read_yaml_text(value, f"--set {setting}", places=False).plain()
+    return found
 
 
 @dataclass(frozen=True)
@@ -141,13 +166,11 @@ class Document:
         """
         document = self
         for setting in settings:
-            key, equals, text = setting.partition("=")
+            key, text = key_and_value(setting, option, "workload.batch=32")
             source = f"{option} {shortened(setting)}"
-            if not equals or not key.strip() or key.strip().startswith(".") or key.strip().endswith("."):
-                raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} workload.batch=32")
             nothing = text.strip() in ("", "~", "null")
             value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
-            document = document._set(key.strip(), value, changed=True)
+            document = document._set(key, value, changed=True)
         return document
 
     def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:

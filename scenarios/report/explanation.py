@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from scenarios.report.why import makespan_parts, why_fast
 from scenarios.run.execute import Result
-from sim.explain import Step, executed_path, largest_gaps
 from sim.explain.derived_columns import Facts
+from sim.explain.path import Step, executed_path
+from sim.explain.text import largest_gaps
 from sim.trace import Trace
 
 __all__ = ["EXPLANATION_SCHEMA", "explanation"]

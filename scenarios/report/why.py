@@ -8,7 +8,7 @@ makespan, and the parts of a difference to the difference::
     d held back by the policy 50 │ d executing 30        80 us  in order
                                                          30 slower: +50 held back by the policy, -20 executing
 
-`sim.explain.executed_path` steps back along lanes and issuers too, to whoever was in the way; here one
+`sim.explain.path.executed_path` steps back along lanes and issuers too, to whoever was in the way; here one
 asks not who, but what for.
 """
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Rule", "refuse_without_effect"]
 
 
+Values = Mapping[str, Any]
+"""What is said of a device, presets included, read."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """Some keys, and the condition under which they have an effect.
@@ -110,29 +114,29 @@ def _entry(case: Case, loc: Loc) -> dict[str, Mapping[str, Any]]:
     return {name: described[name] for name in names if name in described}
 
 
-def _some(holds: Callable[[Case, Device, Mapping[str, Any]], bool]) -> Callable[[Case, Loc], bool]:
-    """Return a condition that holds if it does for some device of the entry at ``machine.devices.NAME``."""
+def _of_devices(names: tuple[str, ...], holds: Callable[[Case, Device, Values], bool], why: str) -> Rule:
+    """Return the rule of keys of a device: that it holds for some device that an entry stands for."""
 
     def of_entry(case: Case, loc: Loc) -> bool:
         devices = {device.name: device for device in case.work.machine.devices}
         return any(holds(case, devices[name], values) for name, values in _entry(case, loc).items())
 
-    return of_entry
+    return Rule(tuple(f"machine.devices.*.{name}" for name in names), of_entry, why)
 
 
-def _linked(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+def _linked(case: Case, device: Device, values: Values) -> bool:
     return any(device.name in (link.source, link.destination) for link in case.work.machine.links)
 
 
-def _shares(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+def _shares(case: Case, device: Device, values: Values) -> bool:
     return device.processor is not None
 
 
-def _events(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+def _events(case: Case, device: Device, values: Values) -> bool:
     return case.decisions.policy.synchronisation == "issue"
 
 
-def _timed(case: Case, device: Device, values: Mapping[str, Any] | None = None) -> bool:
+def _timed(case: Case, device: Device, values: Values | None = None) -> bool:
     """Whether the cost model of a device is asked: some op that may run there has no duration of its own."""
     workload = case.scenario.content.workload
     if workload.asks_cost_models() or case.decisions.compile:
@@ -147,17 +151,17 @@ def _timed(case: Case, device: Device, values: Mapping[str, Any] | None = None) 
     return not pins.isdisjoint({None, device.name, device.kind})
 
 
-def _by_roofline(*needs: str) -> Callable[[Case, Loc], bool]:
+def _by_roofline(*needs: str) -> Callable[[Case, Device, Values], bool]:
     """Return a condition that holds where a roofline or tiles time some op with one of the rates `needs`."""
 
-    def holds(case: Case, device: Device, values: Mapping[str, Any]) -> bool:
+    def holds(case: Case, device: Device, values: Values) -> bool:
         given = not needs or any(values.get(key) is not None for key in needs)
         return given and _rated(case, values) and _timed(case, device)
 
-    return _some(holds)
+    return holds
 
 
-def _rated(case: Case, values: Mapping[str, Any]) -> bool:
+def _rated(case: Case, values: Values) -> bool:
     """Whether a device's cost is reckoned from its rates."""
     cost = values.get("cost", case.scenario.content.cost)
     each = cost if isinstance(cost, list | tuple) else [cost]
@@ -165,11 +169,9 @@ def _rated(case: Case, values: Mapping[str, Any]) -> bool:
     return not names <= {"fixed", "table", "fitted"}
 
 
-def _bandwidth(case: Case, loc: Loc) -> bool:
-    dram = _some(
-        lambda case, device, values: _shares(case, device, values) and values.get("sharing") == "sm+dram"
-    )
-    return dram(case, loc) or _by_roofline()(case, loc)
+def _bandwidth(case: Case, device: Device, values: Values) -> bool:
+    dram = _shares(case, device, values) and values.get("sharing") == "sm+dram"
+    return dram or _by_roofline()(case, device, values)
 
 
 def _memory(case: Case) -> MemoryFields:
@@ -206,132 +208,110 @@ def _stage_key(name: str) -> tuple[str, ...]:
     return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
 
 
-_D: Final = "machine.devices.*."
-
-
-def _device_keys(*names: str) -> tuple[str, ...]:
-    return tuple(_D + name for name in names)
-
-
 RULES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
-    Rule(
-        _device_keys("copy_engines"),
-        _some(_linked),
+    _of_devices(
+        ("copy_engines", "host_memory", "staging_bandwidth"),
+        _linked,
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(
-        _device_keys("host_memory", "staging_bandwidth"),
-        _some(_linked),
-        "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
-    ),
-    Rule(
-        _device_keys("graph_launch", "graph_gap"),
+        ("machine.devices.*.graph_launch", "machine.devices.*.graph_gap"),
         lambda case, loc: case.decisions.cuda_graph,
         "nothing is launched as a CUDA graph; say launch: cuda-graph in the policy, or leave it out",
     ),
-    Rule(
-        _device_keys("event_record", "event_wait"),
-        _some(
-            lambda case, device, values: (
-                _events(case, device, values) and device.lanes > 1 and not case.decisions.cuda_graph
-            )
+    _of_devices(
+        ("event_record", "event_wait"),
+        lambda case, device, values: (
+            _events(case, device, values) and device.lanes > 1 and not case.decisions.cuda_graph
         ),
         "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
         "say so in the policy and give the device streams: 2 or more, or leave it out",
     ),
-    Rule(
-        _device_keys("event_hop"),
-        _some(_events),
+    _of_devices(
+        ("event_hop",),
+        _events,
         "the host waits for completion, and the device for no events; say synchronisation: issue in the "
         "policy, or leave it out",
     ),
-    Rule(
-        _device_keys("legacy_stream"),
-        _some(lambda case, device, values: device.lanes > 1),
+    _of_devices(
+        ("legacy_stream",),
+        lambda case, device, values: device.lanes > 1,
         "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
     ),
     # -- devices: what tasks share
-    Rule(
-        _device_keys("sharing"),
-        _some(
-            lambda case, device, values: (
-                device.workers * device.cores_per_op > device.cores if device.workers else device.lanes > 1
-            )
+    _of_devices(
+        ("sharing",),
+        lambda case, device, values: (
+            device.workers * device.cores_per_op > device.cores if device.workers else device.lanes > 1
         ),
         "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (inter_op x "
         "intra_op) than cores; or leave it out",
     ),
-    Rule(
-        _device_keys("max_resident", "blocks_per_sm", "fitted_grids"),
-        _some(_shares),
+    _of_devices(
+        ("max_resident", "blocks_per_sm", "fitted_grids"),
+        _shares,
         "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
         "leave it out",
     ),
-    Rule(
-        _device_keys("oversubscription_cost"),
-        _some(
-            lambda case, device, values: (
-                _shares(case, device, values) and values.get("sharing", "time") == "time"
-            )
+    _of_devices(
+        ("oversubscription_cost",),
+        lambda case, device, values: (
+            _shares(case, device, values) and values.get("sharing", "time") == "time"
         ),
         "the device's threads do not exceed its cores, or share no time slices; raise inter_op or intra_op, "
         "or leave it out",
     ),
-    Rule(
-        _device_keys("partition_step"),
-        _some(lambda case, device, values: bool(values.get("partitions"))),
+    _of_devices(
+        ("partition_step",),
+        lambda case, device, values: bool(values.get("partitions")),
         "the SMs are not partitioned; give partitions, or leave it out",
     ),
-    Rule(
-        _device_keys("sms", "use_sms"),
-        _some(
-            lambda case, device, values: (
-                _shares(case, device, values)
-                or (_timed(case, device) and ("use_sms" in values or not _rated(case, values)))
-            )
+    _of_devices(
+        ("sms", "use_sms"),
+        lambda case, device, values: (
+            _shares(case, device, values)
+            or (_timed(case, device) and ("use_sms" in values or not _rated(case, values)))
         ),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
         "sharing: sm, or leave it out",
     ),
     # -- devices: what ops cost
-    Rule(
-        _device_keys("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
+    _of_devices(
+        ("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
         _by_roofline(),
         "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
         "leave out the durations, or the key",
     ),
-    Rule(
-        _device_keys("bandwidth"),
+    _of_devices(
+        ("bandwidth",),
         _bandwidth,
         "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
         "durations, or the key",
     ),
-    Rule(
-        _device_keys("efficiency", "half_flops"),
+    _of_devices(
+        ("efficiency", "half_flops"),
         _by_roofline("peak", "matrix_peak", "vector_peak"),
         "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
         "op; give peak and leave out the durations, or leave out the key",
     ),
-    Rule(
-        _device_keys("memory_efficiency", "half_bytes", "core_bandwidth"),
+    _of_devices(
+        ("memory_efficiency", "half_bytes", "core_bandwidth"),
         _by_roofline("bandwidth"),
         "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
         "such op; give bandwidth and leave out the durations, or leave out the key",
     ),
-    Rule(
-        _device_keys("serial_fraction", "speedup"),
-        _some(
-            lambda case, device, values: (
-                _timed(case, device) and (device.cores_per_op > 1 or 1 in values.get("speedup", ()))
-            )
+    _of_devices(
+        ("serial_fraction", "speedup"),
+        lambda case, device, values: (
+            _timed(case, device) and (device.cores_per_op > 1 or 1 in values.get("speedup", ()))
         ),
         "it is for ops that a cost model times and that use several cores; say intra_op: 2 or more and leave "
         "out the durations, or leave out the key",
     ),
-    Rule(
-        _device_keys("cost"),
-        _some(_timed),
+    _of_devices(
+        ("cost",),
+        _timed,
         "every op that may run on the device has a duration of its own; leave out the durations, or the key",
     ),
     Rule(
@@ -345,7 +325,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     # -- the machine
     Rule(
-        _device_keys("ideal"),
+        ("machine.devices.*.ideal",),
         lambda case, loc: any("preset" in values for values in _entry(case, loc).values()),
         "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
     ),
@@ -397,7 +377,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         ("memory.when_full",),
         _may_be_full,
-        "no device's memory has an end; give a device memory: 80GB, or leave it out",
+        "no device's memory is limited; give a device memory: 80GB, or leave it out",
     ),
     # -- decisions
     Rule(

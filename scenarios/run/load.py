@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -215,20 +215,15 @@ class Scenario:
         """
         content = self.content
         if policy is None:
+            expected = read_expectations(content.expect, self.document, ("expect",))
             return self._case(
-                content.policy, _own_label(content.policy), ("policy",), content.expect, ("expect",), self
+                content.policy, _own_label(content.policy), self.document, ("policy",), expected
             )
         for label, i in self.variants:
             if label == policy:
                 return self.entry(i)
         named = Document(Node({}, Place(f"--policy {shortened(policy)}")), self.document.path)
-        spec = overlay(content.policy, self._named(policy))
-        if content.workload.schedules():
-            return self._scheduled(spec, policy, named, (), self)
-        decisions = resolve(
-            spec, policy, named, (), allow_code=self.allow_code, knowledge=content.knowledge, inherited=True
-        )
-        return Case(self, decisions, self)
+        return self._case(overlay(content.policy, self._named(policy)), policy, named)
 
     def _named(self, policy: str) -> Policy:
         """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
@@ -273,35 +268,32 @@ class Scenario:
             scenario = _validated(changed, self.allow_code)
         spec = overlay(scenario.content.policy, entry)
         label = self.variants[i][0]
-        return scenario._case(spec, label, loc, entry.expect, (*loc, "expect"), self)
+        expected = read_expectations(entry.expect, scenario.document, (*loc, "expect"))
+        return scenario._case(spec, label, scenario.document, loc, expected, base=self)
 
     def _case(
         self,
         spec: Policy,
         label: str,
-        loc: Loc,
-        expect: Mapping[str, Any],
-        expect_loc: Loc,
-        base: Scenario,
-    ) -> Case:
-        document, knowledge = self.document, self.content.knowledge
-        expectations = read_expectations(expect, document, expect_loc)
-        if self.content.workload.schedules():
-            return self._scheduled(spec, label, document, loc, base, expectations)
-        decisions = resolve(spec, label, document, loc, allow_code=self.allow_code, knowledge=knowledge)
-        return Case(self, decisions, base, expectations)
-
-    def _scheduled(
-        self,
-        spec: Policy,
-        label: str,
         document: Document,
-        loc: Loc,
-        base: Scenario,
+        loc: Loc = (),
         expectations: tuple[Expectation, ...] = (),
+        *,
+        base: Scenario | None = None,
     ) -> Case:
-        """Return the run of a workload of which the policy is a schedule."""
-        content = self.content
+        """Return the run under a policy that stands at `loc` in `document`; no `loc`: on the command line."""
+        content, base = self.content, base or self
+        if not content.workload.schedules():
+            decisions = resolve(
+                spec,
+                label,
+                document,
+                loc,
+                allow_code=self.allow_code,
+                knowledge=content.knowledge,
+                inherited=not loc,
+            )
+            return Case(self, decisions, base, expectations)
         if "policy" not in content.model_fields_set and spec.name == content.policy.name:
             message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
             raise self.document.error((), f"policy: {message}")
@@ -309,10 +301,7 @@ class Scenario:
 
         def make() -> Work:
             machine = None if content.machine is None else self.machine
-            workload = content.workload
-            return workload.work(
-                self.document, machine, named, loc if document.root.value else (), seed=content.seed
-            )
+            return content.workload.work(self.document, machine, named, loc, seed=content.seed)
 
         return Case(self, decisions, base, expectations, make)
 

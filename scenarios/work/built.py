@@ -12,11 +12,11 @@ Each builder is a class whose fields are its keys and which makes the graph. ``m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
-from devices.describe.quantities import Count, Name, Size, fault
+from devices.describe.quantities import Count, Name, Size, fault, one_of
 from scenarios.build.builder import Builder
 from scenarios.build.data_loading import DataLoadingFields
 from scenarios.build.data_parallel import DataParallelFields
@@ -74,20 +74,10 @@ def _known(value: Any) -> Any:
     return value
 
 
-def _tag(value: Any) -> str:
-    return f"<{BUILDERS[value['model']].__name__}>"
-
-
 if TYPE_CHECKING:
     AnyBuilder = Builder
 else:
-    AnyBuilder = Annotated[
-        Union[  # noqa: UP007
-            tuple(Annotated[kind, Tag(f"<{kind.__name__}>")] for kind in dict.fromkeys(BUILDERS.values()))
-        ],
-        Discriminator(_tag),
-        BeforeValidator(_known),
-    ]
+    AnyBuilder = Annotated[one_of(BUILDERS, lambda value: value["model"]), BeforeValidator(_known)]
 
 
 class Build(Workload):

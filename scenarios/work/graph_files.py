@@ -3,6 +3,16 @@
 A file of any known format; what its importer takes besides stands beside it. Some formats have short names::
 
     {graph: trace.json.gz, format: kineto, host: none}          {kineto: trace.json.gz, host: none}
+
+What a profiler recorded has the ops that ran, with their measured durations; how they overlap is simulated.
+On the streams that were used, and issued as a host does that does not wait, a trace runs as it was recorded::
+
+    workload: {kineto: trace.json.gz}
+    policy: {name: ready-queue, synchronisation: issue, streams: recorded}
+    machine:
+      devices:
+        gpu0: {kind: gpu, streams: 4}
+        cpu0: {kind: cpu, cores: 2}         # the threads that launched: none, with host: none
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words.errors import InputError
 
-__all__ = ["GraphFile", "OnnxFile", "load_file"]
+__all__ = ["ChakraTrace", "GraphFile", "KinetoTrace", "OnnxFile"]
 
 Batch = Annotated[Count | None, Field(description="batch size; default: that of the file")]
 
@@ -63,7 +73,17 @@ class GraphFile(Workload):
         return replace(graph, attributes=attributes)
 
 
-class OnnxFile(Workload):
+class ImportedFile(Workload):
+    """A file of one format, named by the first field; the others are options of its importer."""
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Read the file."""
+        key, *others = type(self).model_fields
+        options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
+        return load_file(document, key, getattr(self, key), format=key, **options)
+
+
+class OnnxFile(ImportedFile):
     """An ONNX model (needs the extra ``onnx``)."""
 
     onnx: Annotated[File, Field(description="a file, relative to this one")]
@@ -81,22 +101,33 @@ class OnnxFile(Workload):
         ),
     ]
 
-    def build(self, document: Document, machine: Machine) -> Graph:
-        """Read the file."""
-        options: dict[str, Any] = {"unknown": self.unknown}
-        if self.dtype is not None:
-            options["dtype"] = self.dtype
-        if self.attributes:
-            options["attributes"] = self.attributes
-        return load_file(document, "onnx", self.onnx, batch=self.batch, format="onnx", **options)
+
+class KinetoTrace(ImportedFile):
+    """A trace of the PyTorch profiler: one process, its host threads and its GPUs."""
+
+    kineto: Annotated[File, Field(description="a trace (.json, .json.gz), relative to this file")]
+    host: Annotated[
+        Literal["calls", "none"],
+        Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
+    ] = "calls"
 
 
-def load_file(document: Document, key: str, file: str, *, batch: int | None = None, **options: Any) -> Graph:
+class ChakraTrace(ImportedFile):
+    """A Chakra execution trace: the ops of one rank with their dependencies."""
+
+    chakra: Annotated[File, Field(description="a trace (.et, .et.gz), relative to this file")]
+    dangling: Annotated[
+        Literal["warn", "error"],
+        Field(description="what to do about dependencies on nodes that are not in the file"),
+    ] = "warn"
+
+
+def load_file(document: Document, key: str, file: str, **options: Any) -> Graph:
     """Return the graph in a file that the key `key` of the workload names; an error has its place there."""
     from scenarios.importers import load_graph
 
     with placed(document, key):
-        return load_graph(document.file(file), batch=batch, **options)
+        return load_graph(document.file(file), **options)
 
 
 @contextmanager

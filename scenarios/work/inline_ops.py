@@ -21,15 +21,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from devices.describe.field_types import quantity_schema
 from devices.describe.quantities import (
     Bytes,
     Count,
     Duration,
     Flops,
     Name,
+    Shorthand,
     Strict,
     Whole,
     fault,
@@ -41,7 +41,6 @@ from scenarios.work.workload import Workload
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
-from sim.words.dimensions import DURATION
 from sim.words.errors import GraphError, UnknownNameError, hint
 
 __all__ = ["InlineOps", "Op"]
@@ -51,37 +50,13 @@ class Reference(Strict):
     """What an op reads or waits for."""
 
     source: Annotated[Name, Field(alias="from")]
-    distance: Whole = 0
-
-
-def _reference(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"from": value}
+    distance: Annotated[Whole, Field(description="how many iterations earlier the input was made")] = 0
 
 
 AnyReference = Annotated[
     Reference,
-    BeforeValidator(_reference),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": ["string", "integer"]},
-                {
-                    "type": "object",
-                    "properties": {
-                        "from": {"type": ["string", "integer"]},
-                        "distance": {
-                            "type": "integer",
-                            "minimum": 0,
-                            "description": "how many iterations earlier the input was made",
-                        },
-                    },
-                    "required": ["from"],
-                    "additionalProperties": False,
-                },
-            ],
-            "description": "an op (its first output), 'op:1' (its second), or {from: op, distance: 1}",
-        }
-    ),
+    Shorthand("from", {"type": ["string", "integer"]}),
+    Field(description="an op (its first output), 'op:1' (its second), or {from: op, distance: 1}"),
 ]
 References = Annotated[list[AnyReference], Field(default_factory=list)]
 
@@ -90,22 +65,12 @@ EVERYWHERE: Final = "default"
 """The kind of device that stands for all that are not named."""
 
 
-def _durations(value: Any) -> Any:
-    return value if isinstance(value, dict) else {EVERYWHERE: value}
-
-
 Durations = Annotated[
     dict[Name, Duration],
-    BeforeValidator(_durations),
-    Field(default_factory=dict),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                quantity_schema(DURATION),
-                {"type": "object", "additionalProperties": quantity_schema(DURATION)},
-            ],
-            "description": "duration on any device, or {cpu: 900us, gpu: 30us}; default: from the cost model",
-        }
+    Shorthand(EVERYWHERE, "duration"),
+    Field(
+        default_factory=dict,
+        description="duration on any device, or {cpu: 900us, gpu: 30us}; default: from the cost model",
     ),
 ]
 
@@ -150,11 +115,7 @@ class External(Strict):
     )
 
 
-def _external(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"size": value}
-
-
-AnyExternal = Annotated[External, BeforeValidator(_external)]
+AnyExternal = Annotated[External, Shorthand("size", "size")]
 
 
 class FunctionOps(Strict):

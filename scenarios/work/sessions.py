@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from devices.describe.quantities import Count, Name, Strict, Whole
+from devices.describe.quantities import Count, Name, Strict, Whole, one_of
 from scenarios.build.side_by_side import Session, side_by_side
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import Node
@@ -19,21 +19,17 @@ from sim.machine.machine import Machine
 __all__ = ["Sessions"]
 
 
+_KINDS: Final = {"onnx": OnnxFile, "graph": GraphFile, "ops": InlineOps}
+
+
 def _kind(value: Any) -> str:
-    if isinstance(value, dict) and "onnx" in value:
-        return "<onnx>"
-    return "<graph>" if isinstance(value, dict) and "graph" in value else "<ops>"
+    return next((name for name in _KINDS if isinstance(value, dict) and name in value), "ops")
 
 
 if TYPE_CHECKING:
     Model = Workload
 else:
-    Model = Annotated[
-        Annotated[InlineOps, Tag("<ops>")]
-        | Annotated[GraphFile, Tag("<graph>")]
-        | Annotated[OnnxFile, Tag("<onnx>")],
-        Discriminator(_kind),
-    ]
+    Model = one_of(_KINDS, _kind)
 
 
 class SessionSpec(Strict):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.analysis.critical_path import crossing_reads
 from sim.graph.csr import Csr
@@ -43,6 +44,17 @@ class Lifetimes(NamedTuple):
     nbytes: IntArray
     start_ns: IntArray
     end_ns: IntArray
+
+    def of(self, rows: IntArray | npt.NDArray[np.bool_]) -> Lifetimes:
+        """Return some of the rows."""
+        return Lifetimes(*(column[rows] for column in self))
+
+    def levels(self) -> tuple[IntArray, IntArray]:
+        """Return instants, and how much is alive from each on; frees of an instant come first."""
+        times, which = np.unique(np.concatenate((self.start_ns, self.end_ns)), return_inverse=True)
+        change = np.zeros(len(times), np.int64)
+        np.add.at(change, which, np.concatenate((self.nbytes, -self.nbytes)))
+        return times, np.cumsum(change)
 
 
 class Holder(NamedTuple):
@@ -202,19 +214,14 @@ def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dic
     lives = lifetimes(trace, since)
     rows = Csr.group(lives.device, np.arange(len(lives.device)), len(trace.job.machine.devices))
     return {
-        device.name: _of_device(trace, device.name, Lifetimes(*(c[rows.row(d)] for c in lives)), holders)
+        device.name: _of_device(trace, device.name, lives.of(rows.row(d)), holders)
         for d, device in enumerate(trace.job.machine.devices)
     }
 
 
 def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
     """Sweep over the births and deaths on one device."""
-    time = np.concatenate((lives.start_ns, lives.end_ns))
-    change = np.concatenate((lives.nbytes, -lives.nbytes))
-    times, which = np.unique(time, return_inverse=True)
-    at_instant = np.zeros(len(times), np.int64)
-    np.add.at(at_instant, which, change)
-    in_use = np.cumsum(at_instant)  # frees come first, so that no instant holds more than its last state
+    times, in_use = lives.levels()
     peak = int(in_use.argmax()) if len(in_use) else -1
     peak_ns = int(times[peak]) if len(in_use) else 0
     alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from graphlib import CycleError, TopologicalSorter
 
+from sim.graph.walks import a_cycle
 from sim.policy.policy import Policy
 from sim.words.errors import StuckError
 
@@ -42,18 +42,7 @@ def deadlock_error(
         lines.append(f"  {name(id)} {why}")
     if len(waiting) > _SHOWN:
         lines.append(f"  ... and {len(waiting) - _SHOWN} more")
-    cycle = _cycle(waiting)
-    if cycle:
-        lines.append("  cycle: " + " -> ".join(name(id) for id in cycle))
+    if cycle := a_cycle(waiting):
+        lines.append("  cycle: " + " -> ".join(name(id) for id in reversed(cycle)))
     remain = "1 task remains" if len(waiting) == 1 else f"{len(waiting)} tasks remain"
     return StuckError(f"nothing can happen any more and {remain}:\n" + "\n".join(lines))
-
-
-def _cycle(waiting: Mapping[int, list[int]]) -> list[int]:
-    """Return a cycle among the tasks that wait, first task repeated at the end; empty if none."""
-    try:
-        TopologicalSorter(waiting).prepare()
-    except CycleError as error:
-        cycle: list[int] = error.args[1]
-        return cycle[::-1]  # from each task to one that it waits for
-    return []

@@ -15,11 +15,12 @@ from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer, tell
 from sim.engine.issuers import Issuers, refuse_wrong
 from sim.engine.lanes import LaunchQueue, Stream
-from sim.engine.parts import holding_ops, host_threads, make_network, make_readiness
+from sim.engine.parts import groups_that_copy, holding_ops, make_network, make_readiness
 from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
+from sim.job.transfers import Flow, make_flow
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
@@ -45,6 +46,8 @@ class Engine:
     ----------
     job : Job
     policy : Policy
+    flow : Flow, optional
+        What `make_flow` gives, where somebody has made it already.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     observers : iterable of Observer
@@ -55,6 +58,7 @@ class Engine:
         job: Job,
         policy: Policy,
         *,
+        flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -63,7 +67,10 @@ class Engine:
         self.observers = list(observers)
         self.clock = simpy.Environment()
         self.now_ns = self.round = 0
-        self.flow, self.readiness, self.rendezvous = make_readiness(job, policy, memory is not None, self)
+        flow = make_flow(job) if flow is None else flow
+        self.flow, self.readiness, self.rendezvous = make_readiness(
+            job, flow, policy, memory is not None, self
+        )
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
         self.device_of: list[int] = job.device_of.tolist()
@@ -73,8 +80,7 @@ class Engine:
         self.noisy_ns: list[list[int]] | None = None if job.noisy_ns is None else job.noisy_ns.tolist()
         self.stream_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
         self.holding = holding_ops(job)
-        self.issuers = Issuers(machine, policy)
-        self.hosts = host_threads(job, self.flow, self.issuers.idle)
+        self.issuers = Issuers(machine, policy, groups_that_copy(job, self.flow))
         # Where tasks are issued to, and what they share there.
         self.streams = [
             Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
@@ -177,8 +183,7 @@ class Engine:
         """Free the issuer, or the stream and the place in the launch queue, that `task` had."""
         issuer = task.issuer
         if issuer is None:
-            if self.hosts is not None and (host := self.hosts.let_go(task)) is not None:
-                self.issuers.free(host)
+            self.issuers.end_copy(task)
             return
         if task.dead or self.executed[task.op]:
             self.issuers.free(issuer)
@@ -224,7 +229,7 @@ class Engine:
             self.policy.ended(cause, issued, cause.issuer)
         if len(issued) < len(tasks):
             for task in tasks:
-                if task.group < 0 and (self.hosts is None or self.hosts.take(task)):
+                if task.group < 0 and self.issuers.begin_copy(task):
                     self._issue_transfer(task)
 
     # -- transfers: issued by the engine itself ------------------------------------------------
@@ -262,7 +267,7 @@ class Engine:
             self._issue(task)
         for transfer in sorted(_drained(self.requested), key=_by_id):
             self._carry(transfer)
-        while self.hosts is not None and (waited := self.hosts.next()) is not None:
+        while (waited := self.issuers.next_copy()) is not None:
             self._issue_transfer(waited)
 
     def _issue(self, task: Task) -> None:

@@ -1,9 +1,14 @@
-"""Who issues: the free issuers of each group, in machine order, and who of them is asked."""
+"""Who issues: the free issuers of each group, in machine order; who is asked, and who copies.
+
+A transfer of pageable memory (`sim.job.pageable`) takes a free issuer when it is issued and keeps it to its
+end. Without one it waits, first come first served, before any op.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from sim.graph.graph import Graph
@@ -25,6 +30,8 @@ class Issuers:
     machine : Machine
     policy : Policy
         Whom they ask.
+    copies : mapping of int to int
+        Node → group, for the transfers that one of its issuers has to make.
 
     Attributes
     ----------
@@ -34,8 +41,10 @@ class Issuers:
         Groups in which a task has become eligible, or an issuer free, since they were asked.
     """
 
-    def __init__(self, machine: Machine, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, machine: Machine, policy: Policy, copies: Mapping[int, int]) -> None:
+        self.policy, self.copies = policy, copies
+        self._copying: dict[int, Issuer] = {}  # id of a transfer → who makes it
+        self._waiting: dict[int, deque[Task]] = {group: deque() for group in sorted(set(copies.values()))}
         self.idle: list[list[Issuer]] = [[] for _ in range(1 + int(machine.group_of.max()))]
         self.changed: set[int] = set()
         for issuer in machine.issuers():
@@ -70,6 +79,32 @@ class Issuers:
                         took = True
                         idle.remove(issuer)
                         take(issuer, task)
+
+    def begin_copy(self, transfer: Task) -> bool:
+        """Let `transfer` have an issuer if it needs one; return whether it can be issued now."""
+        group = self.copies.get(transfer.op)
+        if group is None or transfer.dead:
+            return True
+        if self.idle[group] and not self._waiting[group]:
+            self._copying[transfer.id] = self.idle[group].pop(0)
+            return True
+        self._waiting[group].append(transfer)
+        return False
+
+    def next_copy(self) -> Task | None:
+        """Return a transfer that waited for an issuer and has one now."""
+        for group, waiting in self._waiting.items():
+            if waiting and self.idle[group]:
+                transfer = waiting.popleft()
+                self._copying[transfer.id] = self.idle[group].pop(0)
+                return transfer
+        return None
+
+    def end_copy(self, transfer: Task) -> None:
+        """Let who made `transfer`, if anybody did, be asked again."""
+        issuer = self._copying.pop(transfer.id, None)
+        if issuer is not None:
+            self.free(issuer)
 
 
 def refuse_wrong(policy: Policy, graph: Graph, issuer: Issuer, task: Task) -> None:

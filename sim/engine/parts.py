@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.job.pageable import HostThreads, host_groups
-from sim.job.transfers import Flow, check_routes, make_flow
+from sim.job.pageable import host_groups
+from sim.job.transfers import Flow, check_routes
 from sim.machine.link import Network
-from sim.machine.task import Issuer
 from sim.policy.policy import Policy
 from sim.readiness.counters import CounterReadiness, Readiness
 from sim.readiness.decided_outcomes import decided
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.tokens import TaggedTokenReadiness
+from sim.words.arrays import UNSET
 from sim.words.errors import InfeasibleError, InputError
 
-__all__ = ["holding_ops", "host_threads", "make_network", "make_readiness"]
+__all__ = ["groups_that_copy", "holding_ops", "make_network", "make_readiness"]
 
 
 def make_readiness(
-    job: Job, policy: Policy, with_memory: bool, context: Context
+    job: Job, flow: Flow, policy: Policy, with_memory: bool, context: Context
 ) -> tuple[Flow, Readiness, Rendezvous | None]:
     """Return the nodes and edges of a run, what says when its tasks are eligible, and who meets by key.
 
@@ -32,7 +30,6 @@ def make_readiness(
     InputError
         Control flow with an allocator.
     """
-    flow = make_flow(job)
     keys = rendezvous_keys(job.graph)
     if keys.recvs:
         flow = with_keyed_transfers(job, flow, keys)
@@ -60,13 +57,10 @@ def holding_ops(job: Job) -> frozenset[int]:
     )
 
 
-def host_threads(job: Job, flow: Flow, idle: list[list[Issuer]]) -> HostThreads | None:
-    """Return who makes the copies that need a host thread, if any do; `idle` are the free ones by group."""
-    groups = host_groups(job, flow.source, flow.destination)
-    needed = np.flatnonzero(groups >= 0)
-    if not len(needed):
-        return None
-    return HostThreads(dict(zip((flow.n_ops + needed).tolist(), groups[needed].tolist(), strict=True)), idle)
+def groups_that_copy(job: Job, flow: Flow) -> dict[int, int]:
+    """Return the transfers (nodes) that a host thread has to make, and the group of issuers that it is of."""
+    groups = host_groups(job, flow.source, flow.destination).tolist()
+    return {flow.n_ops + k: group for k, group in enumerate(groups) if group != UNSET}
 
 
 def make_network(job: Job, flow: Flow, context: Context) -> Network | None:

@@ -35,7 +35,7 @@ class Step(NamedTuple):
     kind : str
         ``"task"``, ``"transfer"``, ``"issue"`` or ``"wait"``.
     reason : str
-        For a wait, one of `sim.explain.REASONS`; else empty.
+        For a wait, one of `sim.explain.idle.REASONS`; else empty.
     row : int
         The task (or ``len(trace) + `` the transfer) that executes, travels, is issued or waits.
     start_ns, end_ns : int

@@ -75,7 +75,7 @@ def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:
     ----------
     facts : Facts
     reason : str
-        One of `sim.explain.REASONS`.
+        One of `sim.explain.idle.REASONS`.
     row : int
         The task.
     at_ns : int

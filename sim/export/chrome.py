@@ -25,16 +25,15 @@ of a flow with ``"bp": "e"``, the blank in ``"distributedInfo": {"rank": 0}`` (H
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from sim.export.chrome_lines import lines_of
 from sim.record.record import Record
 from sim.words.atomic_files import atomic_text
 
-__all__ = ["chrome_events", "write_chrome"]
+__all__ = ["write_chrome"]
 
 _HEAD: Final = (
     '{"schemaVersion":1,"distributedInfo": {"rank": 0},"deviceProperties":[],"displayTimeUnit":"ns",'
@@ -71,25 +70,3 @@ def write_chrome(
                 file.write(line)
                 before = ",\n"
         file.write("\n]}\n")
-
-
-def chrome_events(trace: Record, *, arrows: int = 20_000) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace: names, slices, flows, counters.
-
-    Parameters
-    ----------
-    trace : Trace
-    arrows : int
-        As for `write_chrome`.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> from policies.issue.ready_queue import ReadyQueue
-    >>> b = GraphBuilder("one")
-    >>> _ = b.op("a", duration_ns=1500)
-    >>> trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), ReadyQueue())
-    >>> [(e["name"], e["ts"], e["dur"]) for e in chrome_events(trace) if e["ph"] == "X"]
-    [('a', 0.0, 1.5)]
-    """
-    return map(json.loads, lines_of(trace, most=arrows))

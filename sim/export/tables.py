@@ -1,4 +1,4 @@
-"""Traces as tables: one row a task, one row a transfer, in words and plain units.
+"""Traces as tables: one row a task, in words and plain units.
 
 Columns of whole numbers stay whole: what was not given (a stage, a micro-batch) is missing, not -1.
 Rows are in start order, and the same trace gives the same bytes in a file.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.explain import final_waits
+from sim.explain.waits import final_waits
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET, IntArray
 from sim.words.atomic_files import atomic_path, write_bytes
@@ -22,7 +22,7 @@ from sim.words.errors import InputError, MissingExtraError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TABLE_ENDINGS", "task_table", "transfer_table", "write_table"]
+__all__ = ["TABLE_ENDINGS", "task_table", "write_table"]
 
 TABLE_ENDINGS: Final = (".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
@@ -79,38 +79,6 @@ def task_table(trace: Record) -> pd.DataFrame:
         columns["frame"] = _words(tasks["frame"], trace.frames)
         columns["dead"] = tasks["dead"] != 0
     return pd.DataFrame(columns)
-
-
-def transfer_table(trace: Record) -> pd.DataFrame:
-    """Return one row per transfer between devices.
-
-    Returns
-    -------
-    DataFrame
-        ``tensor, source, destination, links`` (names joined by ``>``), ``iteration, nbytes, ready_ns,
-        start_ns, end_ns``.
-    """
-    import pandas as pd
-
-    machine, moved = trace.job.machine, trace.transfers
-    devices = [device.name for device in machine.devices]
-    pair = moved["source"] * len(devices) + moved["destination"]
-    pairs, which = np.unique(pair, return_inverse=True)
-    routes = [
-        ">".join(machine.links[k].name for k in machine.route(*divmod(p, len(devices))))
-        for p in pairs.tolist()
-    ]
-    tensors, named = np.unique(moved["tensor"], return_inverse=True)
-    names = [trace.job.graph.tensor_name(t) for t in tensors.tolist()]
-    return pd.DataFrame(
-        {
-            "tensor": np.array(names, dtype=object)[named],
-            "source": _words(moved["source"], devices),
-            "destination": _words(moved["destination"], devices),
-            "links": _words(which, routes),
-            **{name: moved[name] for name in ("iteration", "nbytes", "ready_ns", "start_ns", "end_ns")},
-        }
-    )
 
 
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:

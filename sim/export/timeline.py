@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.analysis.memory_use import memory_use
 from sim.analysis.transfers_on_links import transfers_on_links
-from sim.explain import final_waits
+from sim.explain.waits import final_waits
 from sim.machine.device import Device
 from sim.record.dependencies import dependencies
 from sim.record.record import Record

@@ -228,7 +228,7 @@ def _describe_cycle(graph: Graph) -> str:
         ...
     sim.words.errors.GraphError: graph 'loop' has a cycle: a -> b -> a
     """
-    names = [graph.op_names[i] for i in a_cycle(graph.dag())]
+    names = [graph.op_names[i] for i in a_cycle(dict(enumerate(graph.dag().predecessors)))]
     if len(names) > 12:
         names = [*names[:6], f"... {len(names) - 11} more ...", *names[-5:]]
     return f"graph {graph.name!r} has a cycle: " + " -> ".join(names)

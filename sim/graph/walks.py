@@ -6,7 +6,8 @@ places or streams ops walks over the edges of distance 0, which form no cycle in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -119,25 +120,18 @@ def least_index_first(edges: Edges, n: int) -> IntArray | None:
     return np.array(order, dtype=np.int64) if len(order) == n else None
 
 
-def a_cycle(dag: Dag) -> list[int]:
-    """Return one cycle, from its least op back to it; there must be one.
+def a_cycle(predecessors: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return one cycle, from its least op back to it; empty where there is none.
 
     Examples
     --------
-    >>> a_cycle(Dag([[1], [2], [1]], [[], [0, 2], [1]]))
-    [1, 2, 1]
+    >>> a_cycle({0: [], 1: [0, 2], 2: [1]}), a_cycle({0: [], 1: [0]})
+    ([1, 2, 1], [])
     """
-    pending = dag.pending()
-    free = dag.sources()
-    while free:  # strip what lies before any cycle
-        free += dag.freed_by(free.pop(), pending)
-    at = next(op for op, count in enumerate(pending) if count)
-    seen: dict[int, int] = {}
-    walk: list[int] = []
-    while at not in seen:  # every remaining op has a remaining producer, so this closes
-        seen[at] = len(walk)
-        walk.append(at)
-        at = next(p for p in dag.predecessors[at] if pending[p])
-    cycle = [*reversed(walk[seen[at] :])]
-    first = cycle.index(min(cycle))
-    return cycle[first:] + cycle[: first + 1]
+    try:
+        TopologicalSorter(predecessors).prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1][:-1]
+        first = cycle.index(min(cycle))
+        return cycle[first:] + cycle[: first + 1]
+    return []

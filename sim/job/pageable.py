@@ -16,16 +16,13 @@ Guide, "Pinned Memory".)
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from sim.job.job import Job
 from sim.machine.machine import Machine
-from sim.machine.task import Issuer, Task
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["HostThreads", "host_groups", "staging_bytes_per_s"]
+__all__ = ["host_groups", "staging_bytes_per_s"]
 
 
 def host_groups(job: Job, source: IntArray, destination: IntArray) -> IntArray:
@@ -54,44 +51,3 @@ def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int 
         return None  # from host to host: no driver in between
     rates = [d.staging_bytes_per_s for d in devices if d.pageable and d.staging_bytes_per_s is not None]
     return min(rates, default=None)
-
-
-class HostThreads:
-    """Who makes which transfer, and which wait for a thread; made only where there are any.
-
-    Parameters
-    ----------
-    group_of : dict of int to int
-        Node → group, for transfers that need a thread (see `host_groups`).
-    idle : list of lists of Issuer
-        The free issuers of each group, which the engine keeps.
-    """
-
-    def __init__(self, group_of: dict[int, int], idle: list[list[Issuer]]) -> None:
-        self._group_of, self._idle = group_of, idle
-        self._waiting: dict[int, deque[Task]] = {group: deque() for group in sorted(set(group_of.values()))}
-        self._holder: dict[int, Issuer] = {}
-
-    def take(self, transfer: Task) -> bool:
-        """Let `transfer` have a thread if it needs one; return whether it can be issued now."""
-        group = -1 if transfer.dead else self._group_of.get(transfer.op, -1)
-        if group < 0:
-            return True
-        if self._idle[group] and not self._waiting[group]:
-            self._holder[transfer.id] = self._idle[group].pop(0)
-            return True
-        self._waiting[group].append(transfer)
-        return False
-
-    def let_go(self, transfer: Task) -> Issuer | None:
-        """Return the thread that `transfer` had, which is free from now on."""
-        return self._holder.pop(transfer.id, None)
-
-    def next(self) -> Task | None:
-        """Return a transfer that waited and has a thread now."""
-        for group, waiting in self._waiting.items():
-            if waiting and self._idle[group]:
-                transfer = waiting.popleft()
-                self._holder[transfer.id] = self._idle[group].pop(0)
-                return transfer
-        return None

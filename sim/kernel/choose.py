@@ -12,6 +12,7 @@ from typing import Final
 from sim.engine import Engine, Memory, Observer
 from sim.job.context import Context
 from sim.job.job import Job
+from sim.job.transfers import make_flow
 from sim.kernel.compiled import source_is_wanted
 from sim.kernel.run import DEADLOCK, compiled, run
 from sim.policy.policy import Policy
@@ -58,14 +59,15 @@ def run_job(
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     observers = list(observers)
+    flow = make_flow(job)
     which = "simpy"
     if engine == "auto" and not compiled() and not source_is_wanted():
         which = "simpy: the kernel is not compiled here"
     elif engine != "simpy":
-        found = run(job, policy, memory=memory, observers=observers)
+        found = run(job, policy, flow=flow, memory=memory, observers=observers)
         if isinstance(found, Trace):
             return found
         if engine == "kernel" and found != DEADLOCK:
             raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
-    return replace(Engine(job, policy, memory=memory, observers=observers).run(), engine=which)
+    return replace(Engine(job, policy, flow=flow, memory=memory, observers=observers).run(), engine=which)

@@ -17,7 +17,6 @@ from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.pageable import host_groups
 from sim.job.transfers import Flow, check_routes
-from sim.kernel import loop
 from sim.kernel.memory import MemoryAfterwards, journal_columns
 from sim.kernel.routes import InColumns, Routes
 from sim.kernel.shared import ProcessorInColumns, SharedCores, SharedSms
@@ -147,25 +146,24 @@ def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
     return out | {"free_cores": free, "waits": np.full(n, -1), "waits_last": np.full(n, -1)}
 
 
-def _sms(job: Job, flow: Flow, shared: Sequence[Shared]) -> Columns:
-    """Return the partitions of SMs of all devices, and what each op asks of them."""
-    partition = np.full(job.machine.first_stream[-1], -1)
-    sms: list[int] = []
-    some = flow.n_ops if any(isinstance(of, SharedSms) for of in shared) else 0
-    loads, waves = np.ones(some + 1, np.int64), np.ones(some + 1, np.int64)
-    for d, of in enumerate(shared):
+def sms_of(job: Job, shared: Sequence[Shared]) -> tuple[list[int], IntArray, IntArray]:
+    """Return how many SMs each partition has, over all devices; and the loads and waves of each op."""
+    sms = [count for of in shared if isinstance(of, SharedSms) for count in of.sms]
+    loads, waves = np.ones((2, len(job.graph) if sms else 0), np.int64)
+    for of in shared:
         if isinstance(of, SharedSms):
-            first = job.machine.first_stream[d]
-            partition[first : first + len(of.partition_of)] = len(sms) + np.array(of.partition_of)
-            sms += of.sms
             loads[of.op], waves[of.op] = of.loads, of.waves
-    free = np.zeros(len(sms) * loop.WIDTH + 1, np.int64)
-    free[: -1 : loop.WIDTH] = sms
-    out: Columns = {"partition": partition, "loads": loads, "waves": waves, "free_sms": free}
-    out |= {"waking": np.full(len(partition), -1), "n_instants": np.ones(len(sms) + 1, np.int64)}
-    out["instant"] = np.zeros(len(free), np.int64)
-    scratch = ("turn_at", "turn_sms", "after_at", "after_sms")
-    return out | {name: np.zeros(loop.WIDTH, np.int64) for name in scratch}
+    return sms, loads, waves
+
+
+def _partitions(job: Job, shared: Sequence[Shared]) -> Columns:
+    """Return the partition of SMs that each lane uses, counted as in `sms_of`; -1: none."""
+    partition, n = np.full(job.machine.first_stream[-1], -1), 0
+    for first, of in zip(job.machine.first_stream, shared, strict=False):
+        if isinstance(of, SharedSms):
+            partition[first : first + len(of.partition_of)] = n + np.array(of.partition_of)
+            n += len(of.sms)
+    return {"partition": partition, "waking": np.full(len(partition), -1)}
 
 
 def columns(
@@ -190,7 +188,7 @@ def columns(
     out |= _edges(job, flow, policy.synchronisation == "issue")
     out |= _tasks(n_tasks) | journal_columns(memory, n_tasks)
     out |= _devices(job) | _hosts(job, flow)
-    out |= _sms(job, flow, shared) | _cores(flow, shared)
+    out |= _partitions(job, shared) | _cores(flow, shared)
     # Streams to be woken are numbered after the tasks.
     out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
     out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))

@@ -3,12 +3,13 @@ cimport cython
 
 from sim.kernel.maxmin cimport i64
 from sim.kernel.network cimport Net
+from sim.kernel.sms cimport Sms
 from sim.kernel.stealing cimport Stealing
 
 # Most of what a task costs is fetching it from memory, so that what counts tasks is 32 bits wide.
 ctypedef int i32
 
-cdef i64 EVENT, LAUNCH, RESOURCES, AT_ISSUE, AT_START, NEVER, GROUPS, WIDTH
+cdef i64 EVENT, LAUNCH, RESOURCES, AT_ISSUE, AT_START, NEVER
 
 
 @cython.final
@@ -18,18 +19,20 @@ cdef class Run:
     cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last, takes, n_noted
     cdef public i64 n_groups, n_unhosted
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
-    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting, tangled
+    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting
+    cdef public bint tangled
     cdef public Net net
+    cdef public Sms sms
     cdef public Stealing threads
     cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer, last
     cdef public i32[::1] wait, slots, program, place, rows, noted
     cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
-    cdef public i64[::1] loads, waves, n_instants, instant, free_sms, turn_at, turn_sms, after_at
-    cdef public i64[::1] after_sms, group, executed, hop, depth, outstanding, parked, parked_last
+    cdef public i64[::1] group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
-    cdef public i64[::1] queue_tail, noted_ns, host_group, host, unhosted, unhosted_last, kept, label, pool, program_first, window_end
+    cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
+    cdef public i64[::1] noted_ns, host_group, host, unhosted, unhosted_last
     cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
 
     @cython.locals(going=bint)
@@ -99,14 +102,8 @@ cdef class Run:
     cdef void begin(self, i64 task, i64 node, i64 at) noexcept
     @cython.locals(turn=i64, fresh=i64)
     cdef void note_start(self, i64 task, i64 at) noexcept
-    @cython.locals(ns=i64, first=i64, n=i64, at=i64, end=i64)
+    @cython.locals(ns=i64, at=i64)
     cdef void begin_on_sms(self, i64 task, i64 node, i64 partition) noexcept
-    @cython.locals(first=i64, sms=i64, rounds=i64, rest=i64, last=i64, end=i64, k=i64)
-    cdef i64 dispatch(self, i64 partition, i64 at, i64 loads, i64 waves, i64 ns) noexcept
-    @cython.locals(first=i64, n=i64, left=i64, total=i64, last=i64, at=i64, begin=i64, rounds=i64, n_after=i64, full=i64, rest=i64, end=i64, sms=i64, end_of_full=i64, k=i64)
-    cdef i64 dispatch_staggered(self, i64 partition, i64 loads, i64 waves, i64 ns) noexcept
-    @cython.locals(first=i64, n=i64, near=i64, sms=i64, area=i64, k=i64)
-    cdef void keep_few(self, i64 partition, i64 n_after) noexcept
     @cython.locals(k=i64)
     cdef void note_starts(self) noexcept
     cdef bint earlier(self, i64 a, i64 b) noexcept
@@ -131,5 +128,3 @@ cdef class Run:
     cdef void sort_by_heap(self, i64 n) noexcept
     @cython.locals(value=i64, kid=i64)
     cdef void sift_down(self, i64 at, i64 n) noexcept
-@cython.locals(a=i64, b=i64, at=i64, k=i64)
-cdef void sort_pairs(i64[::1] first, i64[::1] second, i64 n) noexcept

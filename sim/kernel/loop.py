@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.kernel.network import Net
+    from sim.kernel.sms import Sms
     from sim.kernel.stealing import Stealing
 
 __all__ = ["Run"]
@@ -36,8 +37,6 @@ RESOURCES = 6
 AT_ISSUE = 1  # as in `sim.kernel.memory`
 AT_START = 2
 NEVER = (1 << 63) - 2
-GROUPS = 8  # times at which SMs come free that are told apart
-WIDTH = 24  # room for more of them while they are merged
 
 
 class Run:
@@ -104,18 +103,10 @@ class Run:
     is_touched: Column
     n_touched: int
 
-    # SMs that kernels share: when how many of each partition come free.
+    # SMs that kernels share.
+    sms: Sms
     partition: Column  # of each lane; -1: its kernels share nothing
     waking: Column  # when the head of each lane will be looked at
-    loads: Column  # of each node: SMs that it fills, one after another or at once
-    waves: Column
-    n_instants: Column
-    instant: Column  # earliest first, `WIDTH` for each partition
-    free_sms: Column
-    turn_at: Column  # what is computed on the way
-    turn_sms: Column
-    after_at: Column
-    after_sms: Column
 
     # One entry a device.
     group: Column  # -1: transfers
@@ -815,125 +806,17 @@ class Run:
             self.rows[fresh] = task
             self.n_fresh += 1
 
-    # SMs of a GPU, which kernels get in the order of their arrival (see `devices.processor.sms.leftover`).
-
     def begin_on_sms(self, task: int, node: int, partition: int) -> None:
         """Start a kernel whose loads get the SMs of a partition as they come free."""
         ns = self.ns[task] if self.drawn else self.ns[node]
         if ns == 0:
             self.begin(task, node, self.now)
             return
-        first = partition * WIDTH
-        n = self.n_instants[partition]
-        if n > 1 and self.instant[first + n - 1] > self.now:
-            at = max(self.instant[first], self.now)
-            end = self.dispatch_staggered(partition, self.loads[node], self.waves[node], ns)
-        else:
-            at = max(self.instant[first], self.now)
-            end = self.dispatch(partition, at, self.loads[node], self.waves[node], ns)
+        at = max(self.sms.first_free(partition), self.now)
         if at > self.now:
             self.wait[task] = RESOURCES
         self.note_start(task, at)
-        self.schedule(2 * end, task)
-
-    def dispatch(self, partition: int, at: int, loads: int, waves: int, ns: int) -> int:
-        """Give a kernel the SMs of a partition, all of which come free at one time; return when it ends."""
-        first = partition * WIDTH
-        sms = 0
-        for k in range(first, first + self.n_instants[partition]):
-            sms += self.free_sms[k]
-        rounds = loads // sms
-        rest = loads % sms
-        last = at + (rounds * ns + waves - 1) // waves
-        end = last
-        if rest:
-            end = at + ((rounds + 1) * ns + waves - 1) // waves
-        self.n_instants[partition] = 1
-        self.instant[first] = end
-        self.free_sms[first] = sms
-        if end > last:
-            self.n_instants[partition] = 2
-            self.instant[first] = last
-            self.free_sms[first] = sms - rest
-            self.instant[first + 1] = end
-            self.free_sms[first + 1] = rest
-        return end
-
-    def dispatch_staggered(self, partition: int, loads: int, waves: int, ns: int) -> int:
-        """Do so where they come free at several times; in units of 1 / waves ns, a load takes `ns`."""
-        first = partition * WIDTH
-        n = self.n_instants[partition]
-        left = 0
-        total = 0
-        last = n - 1
-        while last >= 0:  # else all is dispatched before the last of these come free
-            at = max(self.instant[first + last], self.now) * waves
-            left = loads
-            total = 0
-            for k in range(last + 1):
-                begin = max(self.instant[first + k], self.now) * waves
-                rounds = (at - begin + ns - 1) // ns
-                left -= rounds * self.free_sms[first + k]
-                total += self.free_sms[first + k]
-                self.turn_at[k] = begin + rounds * ns
-                self.turn_sms[k] = self.free_sms[first + k]
-            if left > 0:
-                break
-            last -= 1
-        sort_pairs(self.turn_at, self.turn_sms, last + 1)
-        n_after = 0
-        for k in range(last + 1, n):
-            self.after_at[n_after] = self.instant[first + k]
-            self.after_sms[n_after] = self.free_sms[first + k]
-            n_after += 1
-        full = left // total
-        rest = left % total
-        end = 0
-        for k in range(last + 1):
-            sms = self.turn_sms[k]
-            end_of_full = self.turn_at[k] + full * ns
-            if rest < sms:
-                self.after_at[n_after] = (end_of_full + waves - 1) // waves
-                self.after_sms[n_after] = sms - rest
-                n_after += 1
-                if rest == 0:
-                    end = max(end, end_of_full)
-                    continue
-                sms = rest
-            rest -= sms  # these take one more
-            end = end_of_full + ns
-            self.after_at[n_after] = (end + waves - 1) // waves
-            self.after_sms[n_after] = sms
-            n_after += 1
-        sort_pairs(self.after_at, self.after_sms, n_after)
-        self.keep_few(partition, n_after)
-        return (end + waves - 1) // waves
-
-    def keep_few(self, partition: int, n_after: int) -> None:
-        """Add up what comes free at the same time, and merge the nearest times when there are too many."""
-        first = partition * WIDTH
-        n = 0
-        for k in range(n_after):
-            if n and self.instant[first + n - 1] == self.after_at[k]:
-                self.free_sms[first + n - 1] += self.after_sms[k]
-            else:
-                self.instant[first + n] = self.after_at[k]
-                self.free_sms[first + n] = self.after_sms[k]
-                n += 1
-        while n > GROUPS:
-            near = first
-            for k in range(first, first + n - 1):
-                if self.instant[k + 1] - self.instant[k] < self.instant[near + 1] - self.instant[near]:
-                    near = k
-            sms = self.free_sms[near] + self.free_sms[near + 1]
-            area = self.instant[near] * self.free_sms[near] + self.instant[near + 1] * self.free_sms[near + 1]
-            self.instant[near] = (area + sms - 1) // sms
-            self.free_sms[near] = sms
-            for k in range(near + 1, first + n - 1):
-                self.instant[k] = self.instant[k + 1]
-                self.free_sms[k] = self.free_sms[k + 1]
-            n -= 1
-        self.n_instants[partition] = n
+        self.schedule(2 * self.sms.dispatch(partition, node, ns, self.now), task)
 
     # The rows of the trace.
 
@@ -1131,17 +1014,3 @@ class Run:
             self.batch[at] = self.batch[kid]
             at = kid
         self.batch[at] = value
-
-
-def sort_pairs(first: Column, second: Column, n: int) -> None:
-    """Sort a few pairs."""
-    for k in range(1, n):
-        a = first[k]
-        b = second[k]
-        at = k
-        while at > 0 and (first[at - 1] > a or (first[at - 1] == a and second[at - 1] > b)):
-            first[at] = first[at - 1]
-            second[at] = second[at - 1]
-            at -= 1
-        first[at] = a
-        second[at] = b

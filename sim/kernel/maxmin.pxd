@@ -18,16 +18,17 @@ cdef bint not_above(i64 n, i64 d, i64 other_n, i64 other_d) noexcept
 
 @cython.final
 cdef class MaxMin:
-    cdef public i64 status, n_changed, n_marked, n_touched, size
+    cdef public i64 n_changed, n_marked, n_touched, size
     cdef public i64[::1] slack_n, slack_d, open_flows, held, head, level_n, level_d
     cdef public i64[::1] first, links, route_of, after, before
     cdef public i64[::1] flows, counted, state, rate_n, rate_d, at, is_marked, marked, changed
+    cdef public list slack_long, level_long, key_long, rate_long
     cdef public i64[::1] heap, place, key_n, key_d, fills, touched, is_touched
 
     cpdef void count(self, i64 route, i64 more) noexcept
 
     @cython.locals(i=i64, route=i64, link=i64)
-    cpdef i64 solve(self) noexcept
+    cpdef void solve(self) noexcept
 
     @cython.locals(begin=i64, end=i64, flows=i64, counted=i64, hop=i64, link=i64, head=i64, after=i64, before=i64)
     cdef void _open(self, i64 route) noexcept
@@ -39,13 +40,23 @@ cdef class MaxMin:
 
     cdef void _note(self, i64 route) noexcept
 
-    @cython.locals(had=i64, common=i64, rest=i64, top=i128, more=i128, bottom=i128)
-    cdef void _spare(self, i64 link, i64 flows, i64 n, i64 d) noexcept
+    @cython.locals(n=i64, d=i64, had=i64, common=i64, rest=i64, top=i128, more=i128, bottom=i128)
+    cdef void _spare(self, i64 link, i64 flows, i64 route) noexcept
 
-    @cython.locals(held=i64, flows=i64, asks=bint, fills=bint, n=i64, d=i64, wide=i128, common=i64, place=i64, last=i64)
+    cdef void _spare_long(self, i64 link, flows, i64 route) noexcept
+
+    @cython.locals(held=i64, flows=i64, asks=bint, fills=bint, n=i64, wide=i128, common=i64, place=i64, last=i64)
     cdef void _ask(self, i64 link) noexcept
 
-    @cython.locals(n=i64, d=i64, opened=i64, hop=i64, route=i64)
+    cdef void _key_long(self, i64 link, flows) noexcept
+
+    cdef bint _is_above_level(self, i64 link) noexcept
+
+    cdef bint _has_more(self, i64 route, i64 link) noexcept
+
+    cdef bint _asks_above(self, i64 link, i64 other) noexcept
+
+    @cython.locals(opened=i64, hop=i64, route=i64)
     cdef i64 _open_higher(self, i64 link) noexcept
 
     @cython.locals(hop=i64, route=i64)
@@ -54,5 +65,5 @@ cdef class MaxMin:
     @cython.locals(n=i64, d=i64, common=i64, hop=i64, route=i64, flows=i64, other=i64, used=i64)
     cdef void _fill(self, i64 link) noexcept
 
-    @cython.locals(n=i64, d=i64, up=i64, other=i64, kid=i64, second=i64)
+    @cython.locals(up=i64, other=i64, kid=i64, second=i64)
     cdef void _sift(self, i64 link, i64 place) noexcept

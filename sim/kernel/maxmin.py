@@ -15,15 +15,17 @@ which no other route has a higher rate (Bertsekas and Gallager, *Data Networks*,
 
 The level only rises, each route is opened at most once and gets its rate once, and a link that neither fills
 nor comes free passes nothing on. The result is that of progressive filling from nothing, and exact: rates and
-slack are fractions of two int64, compared by products of 128 bits. Where a fraction does not fit, `status`
-becomes `TOO_LARGE`, and the caller has to start again with Python's numbers.
+slack are fractions of two int64, compared by products of 128 bits. Where one does not fit, its denominator
+is 0 and it is a pair of Python's numbers in a list beside the columns: only what touches it is slow.
 
 This is plain Python on int64 columns; `maxmin.pxd` gives Cython the types.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableSequence, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -58,6 +60,31 @@ def gcd(a: int, b: int) -> int:
     return a
 
 
+Pair: TypeAlias = tuple[int, int]
+"""A fraction of two numbers of any length."""
+
+NONE: Pair = (0, 0)
+
+
+def whole(n: int, d: int, long: Pair) -> Pair:
+    """Return a fraction of a column as Python's numbers."""
+    return (n, d) if d else long
+
+
+def parted(n: int, d: int) -> tuple[int, int, Pair]:
+    """Return a fraction, reduced, as columns hold it; if it is too long, only its sign."""
+    common = math.gcd(n, d)
+    n, d = n // common, d // common
+    if -LIMIT < n < LIMIT and d < LIMIT:
+        return n, d, NONE
+    return (1 if n > 0 else -1), 0, (n, d)
+
+
+def is_above(one: Pair, other: Pair) -> bool:
+    """Return whether a fraction is greater than another."""
+    return one[0] * other[1] > other[0] * one[1]
+
+
 class MaxMin:
     """Links, routes over them with so many flows each, and the max-min fair rate of a flow of each route.
 
@@ -71,12 +98,11 @@ class MaxMin:
 
     Attributes
     ----------
-    status : int
-        0, or 1 (too large) when a fraction did not fit: then rates are not valid any more.
     flows : column of int64
         How many flows each route has.
     rate_n, rate_d : columns of int64
-        The rate of each, a reduced fraction; of no meaning for a route without flows.
+        The rate of each, a reduced fraction; of no meaning for a route without flows. Where `rate_d` is 0,
+        it is the pair in the list `rate_long`.
     changed : column of int64
         The routes with flows to which the last `solve` gave a rate that may be another one (the first
         `n_changed` entries): those whose number of flows changed, and those that it reached.
@@ -91,28 +117,28 @@ class MaxMin:
     >>> for route in range(3):
     ...     rates.count(route, 1)
     >>> rates.solve()
-    0
     >>> [rates.rate_n[r] / rates.rate_d[r] for r in range(3)]
     [8.0, 2.0, 2.0]
     >>> rates.count(2, -1)
-    >>> _ = rates.solve()
+    >>> rates.solve()
     >>> [rates.rate_n[r] / rates.rate_d[r] for r in range(2)]
     [6.0, 4.0]
     """
 
     def __init__(self, capacity: Sequence[int], first: Sequence[int], links: Sequence[int]) -> None:
         n_links, n_routes, n_hops = len(capacity), len(first) - 1, len(links)
-        self.status = 0
         # Links. Slack is what no route with a rate uses; open flows have no rate yet.
         self.slack_n, self.slack_d = column(capacity), column([1] * n_links)
         self.open_flows, self.held, self.head = zeros(n_links), zeros(n_links), column([-1] * n_links)
         self.level_n, self.level_d = zeros(n_links), column([1] * n_links)
+        self.slack_long, self.level_long, self.key_long = [NONE] * n_links, [NONE] * n_links, [NONE] * n_links
         # Routes, and hops: the entries of `links`, each in the list of the active routes of its link.
         self.first, self.links = column(first), column(links)
         self.route_of = column([r for r in range(n_routes) for _ in range(first[r], first[r + 1])])
         self.after, self.before = zeros(n_hops), zeros(n_hops)
         self.flows, self.counted, self.state = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.rate_n, self.rate_d = zeros(n_routes), column([1] * n_routes)
+        self.rate_long = [NONE] * n_routes
         self.at = column([-1] * n_routes)
         self.is_marked, self.marked, self.changed = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.n_marked = self.n_changed = 0
@@ -129,14 +155,14 @@ class MaxMin:
             self.marked[self.n_marked] = route
             self.n_marked += 1
 
-    def solve(self) -> int:
-        """Give rates to the routes that the changes reach; return the status."""
+    def solve(self) -> None:
+        """Give rates to the routes that the changes reach."""
         self.n_changed = 0
         for i in range(self.n_marked):
             route = self.marked[i]
             if self.flows[route] != self.counted[route]:
                 self._open(route)
-        while self._asked() and not self.status:
+        while self._asked():
             link = self.heap[0]
             if self.fills[link]:
                 if not self._open_higher(link):
@@ -148,7 +174,6 @@ class MaxMin:
             if self.is_marked[route]:  # as many came as went
                 self._note(route)
         self.n_marked = 0
-        return self.status
 
     def _asked(self) -> int:
         """Let the links that were touched ask; return how many do."""
@@ -201,20 +226,24 @@ class MaxMin:
         for hop in range(begin, end):
             link = self.links[hop]
             if counted:
-                self._spare(link, counted, self.rate_n[route], self.rate_d[route])
+                self._spare(link, counted, route)
             self.open_flows[link] += flows
             self._touch(link)
         self.counted[route] = 0
         self._note(route)
 
-    def _spare(self, link: int, flows: int, n: int, d: int) -> None:
-        """Add `flows` times n / d, which may be negative, to the slack of a link."""
+    def _spare(self, link: int, flows: int, route: int) -> None:
+        """Add `flows`, which may be negative, times the rate of a route to the slack of a link."""
+        n, d = self.rate_n[route], self.rate_d[route]
         had = self.slack_d[link]
+        if not d or not had:
+            self._spare_long(link, flows, route)
+            return
         common = had if d == had else 1 if d == 1 or had == 1 else gcd(had, d)
         top = flows
         top *= n
         if top >= LIMIT or top <= -LIMIT:
-            self.status = 1
+            self._spare_long(link, flows, route)
             return
         top *= had // common
         more = self.slack_n[link]
@@ -227,11 +256,18 @@ class MaxMin:
             common = gcd(common, rest)
             top //= common
             bottom //= common
-        if top >= LIMIT or bottom >= LIMIT:
-            self.status = 1
+        if top >= LIMIT or top <= -LIMIT or bottom >= LIMIT:
+            self._spare_long(link, flows, route)
             return
         self.slack_n[link] = top
         self.slack_d[link] = bottom
+
+    def _spare_long(self, link: int, flows: int, route: int) -> None:
+        """Do so with Python's numbers."""
+        top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
+        n, d = whole(self.rate_n[route], self.rate_d[route], self.rate_long[route])
+        split = parted(top * d + n * flows * bottom, bottom * d)
+        self.slack_n[link], self.slack_d[link], self.slack_long[link] = split
 
     def _ask(self, link: int) -> None:
         """Put a link into the heap at the level at which it asks for attention, if there is one."""
@@ -245,18 +281,19 @@ class MaxMin:
                 common = gcd(flows, n)
                 n //= common
                 wide //= common
-                if wide >= LIMIT:
-                    self.status = 1
-                    return
-            d = wide
-            if held and not_above(n, d, self.level_n[link], self.level_d[link]):
+            self.key_n[link], self.key_d[link] = n, wide if wide < LIMIT else 0
+            if not self.key_d[link]:
+                self._key_long(link, flows)
+            if held and not self._is_above_level(link):
                 held = 0
         if held and (fills or self.slack_n[link]):
             asks, fills = True, False
-            n, d = self.level_n[link], self.level_d[link]
+            self.key_n[link], self.key_d[link] = self.level_n[link], self.level_d[link]
+            if not self.key_d[link]:
+                self.key_long[link] = self.level_long[link]
         place = self.place[link]
         if asks:
-            self.key_n[link], self.key_d[link], self.fills[link] = n, d, fills
+            self.fills[link] = fills
             if place < 0:
                 place = self.size
                 self.size += 1
@@ -268,15 +305,40 @@ class MaxMin:
             if last != link:
                 self._sift(last, place)
 
+    def _key_long(self, link: int, flows: int) -> None:
+        """Divide the slack of a link by the number of flows that wait for it, with Python's numbers."""
+        top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
+        self.key_n[link], self.key_d[link], self.key_long[link] = parted(top, bottom * flows)
+
+    def _is_above_level(self, link: int) -> bool:
+        """Return whether a link asks at a higher level than that of the routes that it holds."""
+        if self.key_d[link] and self.level_d[link]:
+            return not not_above(self.key_n[link], self.key_d[link], self.level_n[link], self.level_d[link])
+        key = whole(self.key_n[link], self.key_d[link], self.key_long[link])
+        return is_above(key, whole(self.level_n[link], self.level_d[link], self.level_long[link]))
+
+    def _has_more(self, route: int, link: int) -> bool:
+        """Return whether the rate of a route is higher than the level at which a link asks."""
+        if self.rate_d[route] and self.key_d[link]:
+            return not not_above(self.rate_n[route], self.rate_d[route], self.key_n[link], self.key_d[link])
+        rate = whole(self.rate_n[route], self.rate_d[route], self.rate_long[route])
+        return is_above(rate, whole(self.key_n[link], self.key_d[link], self.key_long[link]))
+
+    def _asks_above(self, link: int, other: int) -> bool:
+        """Return whether a link asks at a higher level than another."""
+        if self.key_d[link] and self.key_d[other]:
+            return not not_above(self.key_n[link], self.key_d[link], self.key_n[other], self.key_d[other])
+        key = whole(self.key_n[link], self.key_d[link], self.key_long[link])
+        return is_above(key, whole(self.key_n[other], self.key_d[other], self.key_long[other]))
+
     def _open_higher(self, link: int) -> int:
         """Open the routes that have more than the level at which a link is full; return how many."""
-        n, d = self.key_n[link], self.key_d[link]
         opened = 0
         hop = self.head[link]
         while hop >= 0:
             route = self.route_of[hop]
             hop = self.after[hop]
-            if self.state[route] == PRESUMED and not not_above(self.rate_n[route], self.rate_d[route], n, d):
+            if self.state[route] == PRESUMED and self._has_more(route, link):
                 self._open(route)
                 opened += 1
         return opened
@@ -293,9 +355,12 @@ class MaxMin:
     def _fill(self, link: int) -> None:
         """Give the open routes of a full link its level as their rate."""
         n, d = self.key_n[link], self.key_d[link]
-        common = gcd(d, n)
-        n //= common
-        d //= common
+        if d:
+            common = gcd(d, n)
+            n //= common
+            d //= common
+        else:
+            self.level_long[link] = self.key_long[link]
         self.level_n[link], self.level_d[link] = n, d
         hop = self.head[link]
         while hop >= 0:
@@ -306,23 +371,24 @@ class MaxMin:
             flows = self.flows[route]
             self.state[route] = PRESUMED
             self.rate_n[route], self.rate_d[route], self.counted[route] = n, d, flows
+            if not d:
+                self.rate_long[route] = self.level_long[link]
             self.at[route] = link
             self.held[link] += 1
             for other in range(self.first[route], self.first[route + 1]):
                 used = self.links[other]
                 self.open_flows[used] -= flows
                 if used != link:
-                    self._spare(used, -flows, n, d)
+                    self._spare(used, -flows, route)
                 self._touch(used)
         self.slack_n[link], self.slack_d[link] = 0, 1
 
     def _sift(self, link: int, place: int) -> None:
         """Let a link find its place in the heap, from a place that is its own to fill."""
-        n, d = self.key_n[link], self.key_d[link]
         while place > 0:
             up = (place - 1) >> 1
             other = self.heap[up]
-            if not_above(self.key_n[other], self.key_d[other], n, d):
+            if not self._asks_above(other, link):
                 break
             self.heap[place] = other
             self.place[other] = place
@@ -334,12 +400,10 @@ class MaxMin:
             other = self.heap[kid]
             if kid + 1 < self.size:
                 second = self.heap[kid + 1]
-                if not not_above(
-                    self.key_n[other], self.key_d[other], self.key_n[second], self.key_d[second]
-                ):
+                if self._asks_above(other, second):
                     kid += 1
                     other = second
-            if not_above(n, d, self.key_n[other], self.key_d[other]):
+            if not self._asks_above(link, other):
                 break
             self.heap[place] = other
             self.place[other] = place

@@ -14,6 +14,7 @@ cdef class Net:
     cdef public i64[::1] task, move, free, ended, begun, due, before, behind, front, back
     cdef public i64[::1] timer_ns, timer
     cdef public i64[::1] virtual, virtual_1, virtual_2, speed_n, speed_d, since_ns, rounded, common_1, common_2
+    cdef public list speed_long
     cdef public i64[::1] root, tag, tag_1, tag_2, child, sibling, flowing
     cdef public i64[::1] end_ns, end, end_place
 
@@ -34,6 +35,7 @@ cdef class Net:
     cdef void _note(self, i64 slot) noexcept
     @cython.locals(passed=i64, n=i64, d=i64, wide=i128, whole=i128, rest=i64)
     cdef void _advance_route(self, i64 route, i64 now) noexcept
+    cdef void _advance_long(self, i64 route, passed) noexcept
     @cython.locals(wide=i128, part_1=i64, part_2=i64, left=i64)
     cdef void _add_part(self, i64 route, i64 rest, i64 d) noexcept
     @cython.locals(past=i64, slot=i64)
@@ -42,8 +44,11 @@ cdef class Net:
     cdef bint _is_decided(self, i64 route, i64 more) noexcept
     @cython.locals(wide=i128)
     cdef bint _is_over(self, i64 slot, i64 route) noexcept
-    @cython.locals(slot=i64, n=i64, d=i64, whole=i64, part_1=i64, part_2=i64, left=i128, fine=i128, coarse=i128, steps=i128, bound=i128, place=i64)
+    @cython.locals(slot=i64, d=i64, whole=i64, part_1=i64, part_2=i64, steps=i64, place=i64)
     cdef void _foresee(self, i64 route, i64 now) noexcept
+    cdef i64 _steps_long(self, i64 route, whole, part_1, part_2) noexcept
+    @cython.locals(n=i64, d=i64, left=i128, fine=i128, coarse=i128, steps=i128, bound=i128)
+    cdef i64 _steps(self, i64 route, i64 whole, i64 part_1, i64 part_2) noexcept
     @cython.locals(over=i64, slot=i64)
     cdef void _take_out(self, i64 route, i64 now) noexcept
     cdef i64 _meld(self, i64 one, i64 other) noexcept

@@ -22,12 +22,14 @@ greatest common divisor of all bandwidths, a second long: then bandwidths are wh
 Exactness without long numbers: virtual time is kept to 2**-124 units of work, rounded down, together with
 how often it was rounded and a common denominator of all that was added. What it is compared with differs from
 it by a multiple of one over that denominator, so a difference smaller than the rounding is none at all, as
-long as the denominator is small enough; where it is not, and only then, `status` becomes `TIE`.
+long as the denominator is small enough; where it is not, and only then, `status` becomes `TIE`. A rate that
+does not fit into 64 bits (its denominator is 0, see `sim.kernel.maxmin`) is multiplied and divided with
+Python's numbers, to the same places.
 """
 
 from __future__ import annotations
 
-from sim.kernel.maxmin import MaxMin, column, gcd, zeros
+from sim.kernel.maxmin import NONE, MaxMin, column, gcd, zeros
 from sim.kernel.routes import LARGEST, NEVER, Routes
 
 __all__ = ["Net"]
@@ -37,8 +39,14 @@ TOO_LARGE, TIE = 1, 2
 LIMIT = 1 << 62
 MASK = LIMIT - 1
 BITS = 62
+PLACES = 62  # the same, as a number of Python's
 WIDE = LIMIT
 WIDE <<= BITS
+
+
+def joined(coarse: int, part_1: int, part_2: int) -> int:
+    """Return an amount and its two parts after the point as one whole number, of Python's."""
+    return (coarse << 2 * PLACES) + (part_1 << PLACES) + part_2
 
 
 class Net:
@@ -100,6 +108,7 @@ class Net:
         # Routes in virtual time: whole units and two times 62 bits after the point.
         self.virtual, self.virtual_1, self.virtual_2 = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.speed_n, self.speed_d = zeros(n_routes), column([1] * n_routes)
+        self.speed_long = [NONE] * n_routes  # where the denominator is 0
         self.since_ns, self.rounded = zeros(n_routes), zeros(n_routes)
         self.common_1, self.common_2 = column([1] * n_routes), column([1] * n_routes)
         # Flows by tag: a pairing heap for each route.
@@ -160,15 +169,20 @@ class Net:
         """Give new rates to whom the changes of this instant reach, and foresee their ends."""
         rates = self.rates
         if rates.n_marked:
-            if rates.solve():
-                self.status = TOO_LARGE
-                return
+            rates.solve()
             for i in range(rates.n_changed):
                 route = rates.changed[i]
                 n, d = rates.rate_n[route], rates.rate_d[route]
-                if n != self.speed_n[route] or d != self.speed_d[route] or self.since_ns[route] == now:
+                if (
+                    n != self.speed_n[route]
+                    or d != self.speed_d[route]
+                    or self.since_ns[route] == now
+                    or (not d and rates.rate_long[route] != self.speed_long[route])
+                ):
                     self._advance_route(route, now)
                     self.speed_n[route], self.speed_d[route] = n, d
+                    if not d:
+                        self.speed_long[route] = rates.rate_long[route]
                     self._foresee(route, now)
             self._look_ahead()
 
@@ -239,6 +253,9 @@ class Net:
         n, d = self.speed_n[route], self.speed_d[route]
         if not passed or not n:
             return
+        if not d:
+            self._advance_long(route, passed)
+            return
         wide = n
         wide *= passed
         whole = wide if d == 1 else wide // d
@@ -250,6 +267,22 @@ class Net:
             rest = wide % d
             if rest:
                 self._add_part(route, rest, d)
+        if self.virtual[route] >= LARGEST:
+            self._rebase(route)
+
+    def _advance_long(self, route: int, passed: int) -> None:
+        """Do so at a speed that is too long for columns."""
+        n, d = self.speed_long[route]
+        fine, left = divmod(n * passed << 2 * PLACES, d)
+        if fine >> 2 * PLACES >= LARGEST:
+            self.status = TOO_LARGE
+            return
+        fine += joined(self.virtual[route], self.virtual_1[route], self.virtual_2[route])
+        self.virtual[route] = fine >> 2 * PLACES
+        self.virtual_1[route], self.virtual_2[route] = fine >> PLACES & MASK, fine & MASK
+        if left:
+            self.rounded[route] += 1
+        self.common_2[route] = 0  # the denominator is too long
         if self.virtual[route] >= LARGEST:
             self._rebase(route)
 
@@ -323,7 +356,7 @@ class Net:
     def _foresee(self, route: int, now: int) -> None:
         """Put down when the first flow of a route ends, if its speed stays; virtual time is up to date."""
         slot = self.root[route]
-        n, d = self.speed_n[route], self.speed_d[route]
+        d = self.speed_d[route]
         whole = self.tag[slot] - self.virtual[route]
         part_1 = self.tag_1[slot] - self.virtual_1[route]
         part_2 = self.tag_2[slot] - self.virtual_2[route]
@@ -333,6 +366,34 @@ class Net:
         if part_1 < 0:
             part_1 += LIMIT
             whole -= 1
+        if d:
+            steps = self._steps(route, whole, part_1, part_2)
+        else:
+            steps = self._steps_long(route, whole, part_1, part_2)
+        if steps >= LARGEST:
+            self.status = TOO_LARGE
+            return
+        self.end_ns[route] = now + steps
+        place = self.end_place[route]
+        if place < 0:
+            place = self.n_ends
+            self.n_ends += 1
+        self._sift_end(route, place)
+
+    def _steps_long(self, route: int, whole: int, part_1: int, part_2: int) -> int:
+        """Return in how many ns so much work is done, at a speed that is too long for columns."""
+        n, d = self.speed_long[route]
+        steps, rest = divmod(joined(whole, part_1, part_2) * d, n << 2 * PLACES)
+        known = d * self.common_1[route] * self.common_2[route] * self.rounded[route]
+        if rest >= d * self.rounded[route]:
+            steps += rest > 0
+        elif rest and not 0 < known < 1 << 2 * PLACES:  # a ns less, or not
+            self.status = TIE
+        return min(steps, LARGEST)
+
+    def _steps(self, route: int, whole: int, part_1: int, part_2: int) -> int:
+        """Return in how many ns so much work is done."""
+        n, d = self.speed_n[route], self.speed_d[route]
         # What is left, times d: the rate is then a whole number, and the parts only matter where they decide.
         left = whole
         left *= d
@@ -357,15 +418,7 @@ class Net:
                 if not self._is_decided(route, d):
                     self.status = TIE
                 steps -= 1
-        if steps >= LARGEST:
-            self.status = TOO_LARGE
-            return
-        self.end_ns[route] = now + steps
-        place = self.end_place[route]
-        if place < 0:
-            place = self.n_ends
-            self.n_ends += 1
-        self._sift_end(route, place)
+        return steps if steps < LARGEST else LARGEST
 
     def _take_out(self, route: int, now: int) -> None:
         """Note the flows of a route that are over at this instant."""

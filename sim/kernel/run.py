@@ -11,9 +11,10 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.kernel import loop as source
 from sim.kernel import network as network_source
+from sim.kernel import sms as sms_source
 from sim.kernel import stealing as stealing_source
 from sim.kernel.compiled import load
-from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of
+from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of, sms_of
 from sim.kernel.memory import Journal, MemoryAfterwards
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
@@ -27,7 +28,13 @@ __all__ = ["compiled", "run"]
 _SYNCHRONISATIONS: Final = ("completion", "issue")
 """Those that the kernel runs; any other is the engine's on SimPy alone."""
 
-_SOURCES: Final = (source, network_source, stealing_source)
+_SOURCES: Final = (source, network_source, sms_source, stealing_source)
+
+_NETWORK: Final = {
+    network_source.TOO_LARGE: "the work of a transfer needs more than 60 bits",
+    network_source.TIE: "shares of links are fractions that 128 bits cannot tell apart",
+}
+"""Why the network of the kernel gave up, by its status."""
 
 DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
@@ -41,6 +48,7 @@ def run(
     job: Job,
     policy: Policy,
     *,
+    flow: Flow | None = None,
     memory: object = None,
     observers: Iterable[Any] = (),
     pure: bool = False,
@@ -51,6 +59,8 @@ def run(
     ----------
     job : Job
     policy : Policy
+    flow : Flow, optional
+        What `make_flow` gives, where somebody has made it already.
     memory, observers
         As for `sim.simulate`.
     pure : bool
@@ -84,7 +94,7 @@ def run(
     shared = shared_of(job)
     if isinstance(shared, str):
         return shared
-    flow = make_flow(job)
+    flow = make_flow(job) if flow is None else flow
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
@@ -92,20 +102,22 @@ def run(
     log_of = memories.afterwards(job, flow) if memories is not None else None
     if isinstance(log_of, str):
         return log_of
-    loop, network, stealing = _SOURCES if pure else (load(name) for name in ("loop", "network", "stealing"))
+    names = ("loop", "network", "sms", "stealing")
+    loop, network, sms, stealing = _SOURCES if pure else [load(name) for name in names]
     lists = loop is source
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared, memories).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
+    kernel.sms = sms.Sms(*sms_of(job, shared))
     if order.kind == "steal":
         kernel.threads = stealing.Stealing(
             kernel.n_tasks, flow.n_nodes, order.cheap, order.pool, order.pool_of_issuer
         )
     kernel.run()
     if routes is not None and kernel.net.status:
-        return "shares of links are fractions that 128 bits cannot tell apart"
+        return _NETWORK[kernel.net.status]
     if kernel.n_done < kernel.n_tasks:
         return DEADLOCK
     log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None

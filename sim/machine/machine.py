@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -171,23 +172,20 @@ class Machine:
 
 
 def _shortest_route(machine: Machine, source: int, destination: int) -> tuple[int, ...]:
-    """Breadth-first over the links, the least total latency first among routes of equal length."""
-    best: dict[int, tuple[int, tuple[int, ...]]] = {source: (0, ())}
-    frontier = dict(best)
-    while frontier and destination not in best:
-        reached: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for at, (latency, path) in frontier.items():
-            for k, link in enumerate(machine.links):
-                if machine.device_index(link.source) != at:
-                    continue
+    """Return the route of the fewest hops, then of the least total latency (Dijkstra's algorithm)."""
+    found: list[tuple[int, int, tuple[int, ...], int]] = [(0, 0, (), source)]
+    passed: set[int] = set()
+    while found:
+        hops, latency_ns, path, at = heappop(found)
+        if at == destination:
+            return path
+        if at in passed:
+            continue
+        passed.add(at)
+        for k, link in enumerate(machine.links):
+            if machine.device_index(link.source) == at:
                 there = machine.device_index(link.destination)
-                candidate = (latency + link.latency_ns, (*path, k))
-                if there not in best and (there not in reached or candidate < reached[there]):
-                    reached[there] = candidate
-        best.update(reached)
-        frontier = reached
-    if destination not in best:
-        a, b = machine.devices[source].name, machine.devices[destination].name
-        known = ", ".join(f"{link.source}->{link.destination}" for link in machine.links)
-        raise InfeasibleError(f"no route of links leads from {a} to {b}; the machine has {known}")
-    return best[destination][1]
+                heappush(found, (hops + 1, latency_ns + link.latency_ns, (*path, k), there))
+    a, b = machine.devices[source].name, machine.devices[destination].name
+    known = ", ".join(f"{link.source}->{link.destination}" for link in machine.links)
+    raise InfeasibleError(f"no route of links leads from {a} to {b}; the machine has {known}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Issuer", "Task"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """One execution of an op. Times are integer ns, -1 until they happen.
 
@@ -40,42 +42,29 @@ class Task:
         Whether it ran as a dead op (control flow), which executes nothing.
     """
 
-    __slots__ = (
-        "calls_ns",
-        "dead",
-        "end_ns",
-        "floor_ns",
-        "frame",
-        "group",
-        "id",
-        "issue_ns",
-        "issuer",
-        "iteration",
-        "op",
-        "ready_ns",
-        "round",
-        "start_ns",
-        "stream",
-        "wait",
-    )
-
-    def __init__(self, id: int, op: int, iteration: int, group: int) -> None:
-        self.id = id
-        self.op = op
-        self.iteration = iteration
-        self.group = group
-        self.stream = -1
-        self.issuer: Issuer | None = None
-        self.ready_ns = self.issue_ns = self.start_ns = self.end_ns = -1
-        self.floor_ns = self.round = self.wait = self.calls_ns = 0
-        self.frame: Any = None
-        self.dead = False
+    id: int
+    op: int
+    iteration: int
+    group: int
+    stream: int = -1
+    issuer: Issuer | None = None
+    ready_ns: int = -1
+    issue_ns: int = -1
+    start_ns: int = -1
+    end_ns: int = -1
+    round: int = 0
+    floor_ns: int = 0
+    calls_ns: int = 0
+    wait: int = 0
+    frame: Any = None
+    dead: bool = False
 
     def __repr__(self) -> str:
         """Return op and iteration, for debugging."""
         return f"<Task op={self.op} iteration={self.iteration}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Issuer:
     """Who asks the policy for tasks: a host thread that launches, or a CPU worker that executes.
 
@@ -92,19 +81,16 @@ class Issuer:
         other devices it serves it puts on their streams, as a host thread does with all of them.
     devices : tuple of int
         Indices of the devices it serves.
+    stream : int
+        A worker's own lane, counted over the machine; -1 for a host thread.
     """
 
-    __slots__ = ("devices", "executes", "group", "index", "name", "stream")
-
-    def __init__(
-        self, index: int, name: str, group: int, executes: bool, devices: tuple[int, ...], stream: int
-    ) -> None:
-        self.index = index
-        self.name = name
-        self.group = group
-        self.executes = executes
-        self.devices = devices
-        self.stream = stream  # a worker's own lane, counted over the machine; -1 for a host thread
+    index: int
+    name: str
+    group: int
+    executes: bool
+    devices: tuple[int, ...]
+    stream: int
 
     def __repr__(self) -> str:
         """Return the name, for debugging."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.explain import REASONS, idle_reasons
+from sim.explain.idle import REASONS, idle_reasons
 from sim.plot.figure import OKABE_ITO, new_figure
 from sim.record.record import Record
 

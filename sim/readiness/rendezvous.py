@@ -112,32 +112,30 @@ class Rendezvous:
         self.inner, self.asynchronous = inner, inner.asynchronous
         self.met: list[tuple[int, int]] = []
         self._context, self._recvs = context, keys.recvs
-        machine, n_ops = job.machine, flow.n_ops
+        n_ops = flow.n_ops
         by_transfer = {
-            int(send): int(node)
-            for send, node in zip(flow.producer, flow.consumer, strict=True)
-            if int(send) in keys.sends and node >= n_ops
+            send: node
+            for send, node in zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)
+            if send in keys.sends and node >= n_ops
         }
         self._transfers = {node: keys.sends[send] for send, node in by_transfer.items()}
         self._sends = {op: key for op, key in keys.sends.items() if op not in by_transfer}
-        self._request_ns = {
-            node: _request_ns(job, int(flow.source[node - n_ops]), int(flow.destination[node - n_ops]))
-            for node in self._transfers
-        }
-        launched = job.launched.tolist()
+        self._eligible = {**keys.recvs, **self._transfers}  # who meets when eligible, and by which key
+        self._request_ns = {node: _request_ns(job, flow, node - n_ops) for node in self._transfers}
+        launched = [*job.launched.tolist(), *([True] * (flow.n_nodes - n_ops))]
         receiver = {key: op for op, key in keys.recvs.items()}
-        sources = {**self._sends, **self._transfers}
         self._at_issue = frozenset(
             source
-            for source, key in sources.items()
-            if inner.asynchronous and launched[receiver[key]] and (source >= n_ops or launched[source])
+            for source, key in {**self._sends, **self._transfers}.items()
+            if inner.asynchronous and launched[receiver[key]] and launched[source]
         )
-        self._event_ns = {op: machine.devices[int(job.device_of[op])].event_ns for op in keys.recvs}
-        self._offers: dict[_Key, deque[Task]] = {}
-        self._requests: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs, and when they asked
+        devices = job.machine.devices
+        self._event_ns = {op: devices[int(job.device_of[op])].event_ns for op in keys.recvs}
+        self._waiting: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs or their sources, and since when
         self._brings: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it
         self._event: dict[int, Task] = {}  # id of a Recv → what has to end before it starts
         self._refused: list[Task] = []
+        self._ready: list[Task] = []  # what becomes eligible because of the task that is looked at
 
     # -- sim.readiness.counters.Readiness ---------------------------------------------------------------
 
@@ -148,21 +146,19 @@ class Rendezvous:
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0; Recvs among them ask."""
-        return self._sift(self.inner.roots())
+        return self._with_met(self.inner.roots())
 
     def issued(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
-        ready: list[Task] = []
         if task.op in self._at_issue and not task.dead:
-            self._pass(task, ready)
-        return ready + self._sift(self.inner.issued(task))
+            self._give(task)
+        return self._with_met(self.inner.issued(task))
 
     def ended(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended: what it met, then its successors."""
-        ready: list[Task] = []
         if task.op not in self._at_issue or task.dead:
-            self._pass(task, ready)
-        return ready + self._sift(self.inner.ended(task))
+            self._give(task)
+        return self._with_met(self.inner.ended(task))
 
     def may_start(self, task: Task) -> bool:
         """Whether what the task waits for has ended, what was sent to it included."""
@@ -200,78 +196,68 @@ class Rendezvous:
         """Return for each Recv (id) that still asks what it waits for."""
         return {
             recv.id: f"a send with key '{key};{frame or f'0:{repetition}'}'"
-            for (key, repetition, frame), requests in self._requests.items()
-            for recv, _ in requests
+            for (key, repetition, frame), waiting in self._waiting.items()
+            for recv, _ in waiting
+            if recv.op in self._recvs
         }
 
     # -- who comes, and who meets ----------------------------------------------------------------
 
-    def _sift(self, tasks: list[Task]) -> list[Task]:
+    def _with_met(self, tasks: list[Task]) -> list[Task]:
         """Let Recvs ask and transfers offer; return the other tasks, and in their places what that freed."""
-        recvs, transfers = self._recvs, self._transfers
-        ready: list[Task] = []
         for task in tasks:
-            if task.op in recvs:
-                self._ask(task, recvs[task.op], ready)
-            elif task.op in transfers:
-                self._offer(task, transfers[task.op], ready)
+            key = self._eligible.get(task.op)
+            if key is None:
+                self._ready.append(task)
             else:
-                ready.append(task)
+                self._come(task, key)
+        ready, self._ready = self._ready, []
         return ready
 
-    def _ask(self, recv: Task, key: str, ready: list[Task]) -> None:
-        place, now = (key, recv.iteration, str(recv.frame or "")), self._context.now_ns
-        offers = self._offers.get(place)
-        if offers is None:
-            self._requests.setdefault(place, deque()).append((recv, now))
+    def _come(self, task: Task, key: str) -> None:
+        """Let a Recv, or what is sent, meet the first that waits for it, or wait itself."""
+        place, now_ns = (key, task.iteration, str(task.frame or "")), self._context.now_ns
+        asks = task.op in self._recvs
+        waiting = self._waiting.setdefault(place, deque())
+        if not waiting or (waiting[0][0].op in self._recvs) == asks:
+            waiting.append((task, now_ns))
             return
-        source = offers.popleft()
-        if not offers:
-            del self._offers[place]
-        self._meet(source, recv, now, ready)
-
-    def _offer(self, source: Task, key: str, ready: list[Task]) -> None:
-        place = (key, source.iteration, str(source.frame or ""))
-        requests = self._requests.get(place)
-        if requests is None:
-            self._offers.setdefault(place, deque()).append(source)
-            return
-        recv, asked_ns = requests.popleft()
-        if not requests:
-            del self._requests[place]
-        self._meet(source, recv, asked_ns, ready)
-
-    def _meet(self, source: Task, recv: Task, asked_ns: int, ready: list[Task]) -> None:
+        first, since_ns = waiting.popleft()
+        if not waiting:
+            del self._waiting[place]
+        source, recv, asked_ns = (first, task, now_ns) if asks else (task, first, since_ns)
         self.met.append((source.id, recv.id))
         recv.dead = recv.dead or source.dead
         if source.op not in self._transfers:
-            self._give(source, recv, ready)
+            self._hand_over(source, recv)
             return
         self._brings[source.id] = recv
         if not source.dead and self._request_ns[source.op]:
             source.floor_ns = asked_ns + self._request_ns[source.op]
-        ready.append(source)
+        self._ready.append(source)
 
-    def _pass(self, task: Task, ready: list[Task]) -> None:
+    def _give(self, task: Task) -> None:
         """`task` is issued or has ended: a Send offers, a transfer gives the Recv what it asked for."""
         key = self._sends.get(task.op)
         if key is not None:
-            self._offer(task, key, ready)
+            self._come(task, key)
         recv = self._brings.pop(task.id, None)
         if recv is not None:
-            self._give(task, recv, ready)
+            self._hand_over(task, recv)
 
-    def _give(self, source: Task, recv: Task, ready: list[Task]) -> None:
+    def _hand_over(self, source: Task, recv: Task) -> None:
         if source.op in self._at_issue:
             self._event[recv.id] = source
-        ready.append(recv)
+        self._ready.append(recv)
 
     def _unasked(self) -> list[Task]:
         """Return the transfers that nobody has asked for."""
-        return [t for offers in self._offers.values() for t in offers if t.op in self._transfers]
+        waiting = (task for of_key in self._waiting.values() for task, _ in of_key)
+        return [task for task in waiting if task.op in self._transfers]
 
 
-def _request_ns(job: Job, source: int, destination: int) -> int:
-    """Return how long a request travels to `source`; 0 over links that need none."""
-    links = [job.machine.links[k] for k in job.machine.route(source, destination)]
+def _request_ns(job: Job, flow: Flow, transfer: int) -> int:
+    """Return how long the request for a transfer travels; 0 over links that need none."""
+    route = job.machine.route(int(flow.source[transfer]), int(flow.destination[transfer]))
+    links = [job.machine.links[k] for k in route]
     return sum(link.latency_ns for link in links) if any(link.on_request for link in links) else 0

@@ -7,9 +7,9 @@ import io
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from sim.words.errors import InputError
 
@@ -52,16 +52,11 @@ def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
     Gzipped when the name ends in ``.gz``.
     """
-    with atomic_path(path) as beside, beside.open("wb") as raw:
-        if Path(path).suffix != ".gz":
-            with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file:
-                yield file
-            return
-        with (
-            gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed,
-            io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file,
-        ):
-            yield file
+    with atomic_path(path) as beside, ExitStack() as stack:
+        raw: BinaryIO | gzip.GzipFile = stack.enter_context(beside.open("wb"))
+        if Path(path).suffix == ".gz":
+            raw = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0))
+        yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:

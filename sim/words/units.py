@@ -28,7 +28,6 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from fractions import Fraction
 
@@ -179,7 +178,7 @@ def parse_fraction(value: object, *, what: str = "fraction") -> float:
     >>> parse_fraction("80%"), parse_fraction(0.8), parse_fraction("1")
     (0.8, 0.8, 1.0)
     """
-    with _located(what):
+    with located(*filter(None, [what])):
         return _share(value)
 
 
@@ -255,13 +254,9 @@ def format_bytes(nbytes: int | float | Fraction | None, *, iec: bool = False, di
     return _format(nbytes, [prefix + "B" for prefix in prefixes], 1024 if iec else 1000, digits)
 
 
-def _located(what: str) -> AbstractContextManager[None]:
-    return located(what) if what else nullcontext()
-
-
 def _parse(value: object, dimension: Dimension, what: str) -> int:
     """Read `value` as a whole number of the dimension's base unit."""
-    with _located(what):
+    with located(*filter(None, [what])):
         return _whole(value, dimension)
 
 

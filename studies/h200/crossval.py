@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from sim.words.errors import InputError
 
-__all__ = ["Errors", "cross_validate", "errors", "folds_by"]
+__all__ = ["BoolArray", "Errors", "IntArray", "Predict", "Train", "cross_validate", "errors", "folds_by"]
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

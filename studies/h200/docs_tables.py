@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,25 @@ def error_table(record: Mapping[str, Any]) -> str:
         "| false warning | means of the folds |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    for op, split, name, found in _found(record):
+        whole = found["all"]
+        means = [fold["mean"] for fold in found["folds"]]
+        lines.append(
+            f"| {op} | {split} | {name} | {whole['mean']:.1%} | {whole['median']:.1%} "
+            f"| {whole['max']:.0%} | {whole['bias']:+.1%} | {whole['beyond_2x']} of {whole['count']} "
+            f"| {found['unannounced_beyond_2x']} "
+            f"| {found['announced_within_2x'] / whole['count']:.1%} "
+            f"| {min(means):.1%} to {max(means):.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def _found(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    """Yield (kind of op, split, predictor, what was found) of a record."""
     for op, splits in record["errors"].items():
         for split, predictors in splits.items():
             for name, found in predictors.items():
-                whole = found["all"]
-                means = [fold["mean"] for fold in found["folds"]]
-                lines.append(
-                    f"| {op} | {split} | {name} | {whole['mean']:.1%} | {whole['median']:.1%} "
-                    f"| {whole['max']:.0%} | {whole['bias']:+.1%} | {whole['beyond_2x']} of {whole['count']} "
-                    f"| {found['unannounced_beyond_2x']} "
-                    f"| {found['announced_within_2x'] / whole['count']:.1%} "
-                    f"| {min(means):.1%} to {max(means):.1%} |"
-                )
-    return "\n".join(lines)
+                yield op, split, name, found
 
 
 def fold_table(record: Mapping[str, Any]) -> str:
@@ -50,26 +56,23 @@ def fold_table(record: Mapping[str, Any]) -> str:
         "| op | split by | predictor | " + " | ".join(f"fold {number}" for number in range(count)) + " |",
         "|---|---|---|" + "---:|" * count,
     ]
-    for op, splits in record["errors"].items():
-        for split, predictors in splits.items():
-            for name, found in predictors.items():
-                cells = " | ".join(f"{fold['mean']:.1%} ({fold['max']:.0%})" for fold in found["folds"])
-                lines.append(f"| {op} | {split} | {name} | {cells} |")
+    for op, split, name, found in _found(record):
+        cells = " | ".join(f"{fold['mean']:.1%} ({fold['max']:.0%})" for fold in found["folds"])
+        lines.append(f"| {op} | {split} | {name} | {cells} |")
     return "\n".join(lines)
 
 
-def worst_table(record: Mapping[str, Any], split: str = "shape") -> str:
-    """Return the worst shapes of each predictor in one split as a Markdown table."""
+def worst_table(record: Mapping[str, Any]) -> str:
+    """Return the worst shapes of each predictor, split by shape, as a Markdown table."""
     lines = ["| op | predictor | shape | measured | predicted | factor |", "|---|---|---|---:|---:|---:|"]
-    for op, splits in record["errors"].items():
-        for name, found in splits[split].items():
-            for point in found["worst"]:
-                measured, predicted = point["measured_ns"], point["predicted_ns"]
-                shape = ", ".join(f"{axis} {size}" for axis, size in point["shape"].items())
-                lines.append(
-                    f"| {op} | {name} | {shape} | {measured / 1000:.1f} µs | {predicted / 1000:.1f} µs "
-                    f"| {predicted / measured:.2g} |"
-                )
+    points = [(o, n, p) for o, split, n, found in _found(record) if split == "shape" for p in found["worst"]]
+    for op, name, point in points:
+        measured, predicted = point["measured_ns"], point["predicted_ns"]
+        shape = ", ".join(f"{axis} {size}" for axis, size in point["shape"].items())
+        lines.append(
+            f"| {op} | {name} | {shape} | {measured / 1000:.1f} µs | {predicted / 1000:.1f} µs "
+            f"| {predicted / measured:.2g} |"
+        )
     return "\n".join(lines)
 
 

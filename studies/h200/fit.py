@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.cost.fitted import SCHEMA
 from devices.cost.formulas.parameters import to_mapping
 from sim.words.errors import SimError
-from studies.h200.crossval import cross_validate, errors, folds_by
+from studies.h200.crossval import IntArray, cross_validate, errors, folds_by
 from studies.h200.docs_tables import error_table
 from studies.h200.measured import (
     ATTENTION_FILE,
@@ -54,7 +53,6 @@ from studies.h200.predictors import (
 
 __all__ = ["evaluate", "main"]
 
-IntArray = npt.NDArray[np.int64]
 _WORST = 5
 
 
@@ -103,19 +101,16 @@ def evaluate(problem: Problem, *, folds: int, seed: int) -> dict[str, Any]:
 
 def _worst(problem: Problem, predicted_ns: IntArray) -> list[dict[str, Any]]:
     """Return the shapes with the largest factor between prediction and measurement."""
-    factor = np.abs(np.log(np.maximum(predicted_ns, 1) / problem.table.latency_ns))
+    names, measured_ns = [axis.name for axis in problem.table.axes], problem.table.latency_ns
+    factor = np.abs(np.log(np.maximum(predicted_ns, 1) / measured_ns))
     return [
-        _point(problem, row, predicted_ns) for row in np.argsort(-factor, kind="stable")[:_WORST].tolist()
+        {
+            "shape": dict(zip(names, problem.table.shapes[row].tolist(), strict=True)),
+            "measured_ns": int(measured_ns[row]),
+            "predicted_ns": int(predicted_ns[row]),
+        }
+        for row in np.argsort(-factor, kind="stable")[:_WORST].tolist()
     ]
-
-
-def _point(problem: Problem, row: int, predicted_ns: IntArray) -> dict[str, Any]:
-    names = [axis.name for axis in problem.table.axes]
-    return {
-        "shape": dict(zip(names, problem.table.shapes[row].tolist(), strict=True)),
-        "measured_ns": int(problem.table.latency_ns[row]),
-        "predicted_ns": int(predicted_ns[row]),
-    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

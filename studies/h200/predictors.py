@@ -22,6 +22,7 @@ from devices.cost.formulas.parameters import from_vector, parameter, ranges
 from devices.cost.formulas.roofline import KindEfficiency, roofline_ns
 from devices.cost.tables.cost_table import CostTable
 from devices.cost.unreliable import may_take_twice
+from studies.h200.crossval import BoolArray, IntArray, Predict, Train
 from studies.h200.optimise import minimise_in_box
 
 __all__ = [
@@ -38,11 +39,7 @@ __all__ = [
     "trainers",
 ]
 
-IntArray = npt.NDArray[np.int64]
 P = TypeVar("P")
-BoolArray = npt.NDArray[np.bool_]
-Predict = Callable[[IntArray], tuple[IntArray, BoolArray]]
-Train = Callable[[IntArray, IntArray], Predict]
 
 PEAK_FLOP_PER_S = 989_400_000_000_000
 """bf16 on tensor cores without sparsity; NVIDIA H200 data sheet (1,979 TFLOP/s with)."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -134,22 +134,17 @@ def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
     ranks, micro_batches = count["devices"], count["micro_batches"]
     chunks = count["layers"] // ranks if name == "1F1B-I" else 1
     model = Transformer(
-        layers=count["layers"],
-        hidden=count["hidden"],
-        heads=count["heads"],
-        sequence=_SEQUENCE,
-        vocabulary=_VOCABULARY,
+        count["layers"], count["hidden"], count["heads"], sequence=_SEQUENCE, vocabulary=_VOCABULARY
     )
+    shape: dict[str, Any] = {"ranks": ranks, "micro_batches": micro_batches}
     if name == "1F1B":
-        programs = generate("1f1b", ranks=ranks, micro_batches=micro_batches)
+        programs = generate("1f1b", **shape)
     elif name == "1F1B-I":
-        programs = generate("interleaved-1f1b", ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+        programs = generate("interleaved-1f1b", chunks=chunks, **shape)
     else:
         held = transformer_activations(hidden=model.hidden, heads=model.heads, sequence=_SEQUENCE)
         programs = generate(
             "zb-auto",
-            ranks=ranks,
-            micro_batches=micro_batches,
             forward=f,
             input_grad=i,
             weight_grad=w,
@@ -157,6 +152,7 @@ def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
             activation=held.full,
             for_weight_grad=held.kept,
             memory_limit=(1 if name == "ZB-1p" else 2) * ranks * held.full,
+            **shape,
         )
     per_device = Fraction(OPTIMIZER_BYTES * model.parameters * 1_000_000_000, ranks * BANDWIDTH_BYTES_PER_S)
     return Measured(

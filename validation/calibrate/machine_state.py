@@ -112,7 +112,7 @@ class Speed:
                 return seen
             if self.usual_ns is None:
                 self.usual_ns = usual(looks_ns(self.executor, _LOOKS), MAX_DRIFT[self.backend] / 2)
-            why = verdict(self.backend, seen, None, self.usual_ns)
+            why = verdict(self.backend, [seen], [], self.usual_ns)
             if not why:
                 return seen
             before, after = (statistics.median(pulse) for pulse in zip(*seen.pulses, strict=True))

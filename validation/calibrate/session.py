@@ -12,6 +12,7 @@ all.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +21,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from sim.words.errors import RunError, SimError
+from sim.words.errors import RunError
 from validation.calibrate.journal import Journal
 from validation.calibrate.machine_state import DisturbedError, Speed
-from validation.cases.backends import Executor, run_case
+from validation.cases.backends import Executor, reason, run_case
 from validation.cases.case import Case
 from validation.host.clock import now_ns, others_ns
 from validation.host.statistics import summary
-from validation.real.gate import MAX_DELAY, MAX_DRIFT, MAX_OTHERS, Sentinel
+from validation.real.gate import MAX_DRIFT, MAX_OTHERS, around, verdict
 from validation.real.work import Observation
 
 __all__ = ["ATTEMPTS", "CrowdedError", "DisturbedError", "Samples", "Session"]
@@ -149,8 +150,7 @@ class Session:
                 raise RunError("the time for calibrating was up")
             return measure()
         except Exception as error:  # whatever a library raises: the rest of the calibration is good without
-            said = str(error) if isinstance(error, SimError) else f"{type(error).__name__}: {error}"
-            why = "not measured: " + said.partition("\n")[0]
+            why = "not measured: " + reason(error).partition("\n")[0]
             self.sentinels.append({"block": name, "accepted": False, "why": why})
             return None
 
@@ -167,21 +167,15 @@ class Session:
             return known
         why, crowded = "", False
         for _ in range(attempts):
-            company = _Company()
+            begin_ns, others_before_ns = now_ns(), others_ns()
             before = self.executor.sentinel_ns()
             (first, second), runs = measure()
             moved = max((_moved(first, second, each) for each in steady), default=0.0)
-            after = self.executor.sentinel_ns()
-            taken = [ns for seen in runs for pulse in seen.pulses for ns in pulse]
-            why = ""
-            if before is not None and after is not None:
-                taken = [before, after]
-                drift = Sentinel(before, after).drift
-                why = f"the sentinel moved by {drift:.1%}" if drift > MAX_DRIFT[self.backend] else ""
-            worst = max((seen.delayed for seen in runs), default=0.0)
-            if not why and worst > MAX_DELAY:
-                why = f"the machine stood in the way for {worst:.1%} of a makespan"
-            crowded = not why and self.backend == "threads" and (share := company.share()) > MAX_OTHERS
+            sentinels = around(before, self.executor.sentinel_ns())
+            taken = [*itertools.chain.from_iterable(sentinels or (p for seen in runs for p in seen.pulses))]
+            why = verdict(self.backend, runs, sentinels)
+            share = _share_of_others(begin_ns, others_before_ns) if self.backend == "threads" else 0.0
+            crowded = not why and share > MAX_OTHERS
             if crowded:
                 why = f"other processes took {share:.0%} of the cores"
             if not why and moved > _MAX_MOVED[self.backend]:
@@ -237,19 +231,13 @@ class Session:
         return table
 
 
-class _Company:
-    """Who else runs on the cores, from now on."""
-
-    def __init__(self) -> None:
-        self.begin_ns, self.others_ns = now_ns(), others_ns()
-
-    def share(self) -> float:
-        """Return which part of the cores other processes have taken; 0 where nobody counts it."""
-        now = others_ns()
-        if now is None or self.others_ns is None:
-            return 0.0
-        cores = len(os.sched_getaffinity(0))
-        return (now - self.others_ns) / max(1, cores * (now_ns() - self.begin_ns))
+def _share_of_others(begin_ns: int, others_before_ns: int | None) -> float:
+    """Return which part of the cores other processes have taken since then; 0 where nobody counts it."""
+    now = others_ns()
+    if now is None or others_before_ns is None:
+        return 0.0
+    cores = len(os.sched_getaffinity(0))
+    return (now - others_before_ns) / max(1, cores * (now_ns() - begin_ns))
 
 
 def _add(samples: Samples, more: Samples) -> None:

@@ -14,13 +14,13 @@ import numpy as np
 from sim.job.job import Job
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
-from sim.words.errors import UnknownNameError
+from sim.words.errors import SimError, UnknownNameError
 from validation.cases.case import Case
 from validation.real.threads import Threads
 from validation.real.timer import Timer
 from validation.real.work import Observation
 
-__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "run_case"]
+__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "reason", "run_case"]
 
 
 class Executor(Protocol):
@@ -71,6 +71,11 @@ def run_case(executor: Executor, case: Case, job: Job, plan: Plan | None) -> Obs
     if plan is None:
         return executor.drive(job, case.make_policy())
     return executor.execute(job, plan, gated=case.gated)
+
+
+def reason(error: Exception) -> str:
+    """Return what went wrong, for a report: our errors in their words, those of a library with their type."""
+    return str(error) if isinstance(error, SimError) else f"{type(error).__name__}: {error}"
 
 
 def provenance(executor: Executor) -> dict[str, Any]:

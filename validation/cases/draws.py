@@ -68,23 +68,26 @@ def _rng(experiment: str, split: str, number: int) -> np.random.Generator:
     return np.random.default_rng([*f"{experiment}/{split}/{number}".encode()])
 
 
+Place = tuple[str, dict[str, dict[str, int]], dict[str, Any] | None]
+
+
+def _place(backend: str, lanes: int, policy: str) -> Place:
+    """Return device, machine and what decides: on cores a policy and workers, else a plan and streams."""
+    if backend == "threads":
+        return "cpu0", {"cpu0": {"workers": lanes}}, {"name": policy}
+    return "dev0", {"dev0": {"streams": lanes}}, None
+
+
 def chain(backend: str, split: str) -> Iterator[Case]:
     """a. A chain from launch-bound to kernel-bound: the host takes 2 ms a launch where it sleeps."""
-    facts: dict[str, Any]
+    device, machine, live = _place(backend, 1, "in-order")
     for number, share in enumerate((0.25, 0.5, 1, 1.5, 3)):
-        if backend == "timer":
-            kind = "sleep"
-            facts = {"sleep_ns": int(share * 2 * MS), "issue_sleep_ns": 2 * MS}
-            machine: dict[str, dict[str, int]] = {"dev0": {"streams": 1}}
-        elif backend == "threads":
-            kind, facts = "matmul", {"size": 384, "repeat": int(1 + 2 * share)}
-            machine = {"cpu0": {"workers": 1}}
-        else:
-            kind, facts = "matmul", {"size": int(256 * 2**number), "repeat": 1}
-            machine = {"dev0": {"streams": 1}}
-        device = next(iter(machine))
+        kind, facts = {
+            "timer": ("sleep", {"sleep_ns": int(share * 2 * MS), "issue_sleep_ns": 2 * MS}),
+            "threads": ("matmul", {"size": 384, "repeat": int(1 + 2 * share)}),
+            "cuda": ("matmul", {"size": 256 * 2**number, "repeat": 1}),
+        }[backend]
         ops = [CaseOp(f"o{i}", kind, [f"o{i - 1}"] if i else [], facts, device) for i in range(24)]
-        live = {"name": "in-order"} if backend == "threads" else None
         notes = {"share": share, "gated": False}
         yield Case(f"chain-{share:g}", "a-chain", split, ops, machine, policy=live, notes=notes)
 
@@ -94,7 +97,7 @@ def fork_join(backend: str, split: str) -> Iterator[Case]:
     sizes = (2048, 1024, 512) if backend == "cuda" else (0,)
     for k, size in itertools.product((2,) if backend == "threads" else (2, 4), sizes):
         rng = _rng("b-fork-join", split, k)
-        device = "cpu0" if backend == "threads" else "dev0"
+        device, machine, live = _place(backend, k, "ready-queue")
 
         def op(name: str, inputs: list[str], lane: int = 0) -> CaseOp:
             kind, facts = KERNELS[backend](rng)  # noqa: B023
@@ -109,8 +112,6 @@ def fork_join(backend: str, split: str) -> Iterator[Case]:
         else:  # a kernel reads two results
             ops += [op("join0", ["b0.4", "b1.4"]), op("join1", ["b2.4", "b3.4"], 2)]
             ops.append(op("join", ["join0", "join1"]))
-        live = {"name": "ready-queue"} if backend == "threads" else None
-        machine = {device: {"workers" if live else "streams": k}}
         name = f"fork-join-{k}" + (f"-{size}" if size else "")
         yield Case(name, "b-fork-join", split, ops, machine, policy=live)
 
@@ -194,10 +195,8 @@ def random_graphs(backend: str, split: str) -> Iterator[Case]:
     for lanes in (2,) if backend == "threads" else (2, 4):
         for number in range(3):
             rng = _rng("e-random", split, 10 * lanes + number)
-            live = {"name": "ready-queue"} if backend == "threads" else None
-            device = "cpu0" if live else "dev0"
+            device, machine, live = _place(backend, lanes, "ready-queue")
             ops = random_graph(KERNELS[backend], rng, 60, lanes, device)
-            machine = {device: {"workers" if live else "streams": lanes}}
             yield Case(f"random-{lanes}-{number}", "e-random", split, ops, machine, policy=live)
 
 

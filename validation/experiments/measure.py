@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from devices.cost.calibration import Calibration
 from sim.record.plan import Plan
 from sim.words.errors import SimError
 from validation.cases import step_files
-from validation.cases.backends import Executor, provenance, run_case
+from validation.cases.backends import Executor, provenance, reason, run_case
 from validation.cases.case import Case, digest
 from validation.experiments.contexts import durations_ns
-from validation.real.gate import Sentinel, verdict
+from validation.real.gate import Sentinel, around, verdict
 from validation.real.work import Observation
 
 __all__ = ["ATTEMPTS", "ENOUGH", "RUNS", "measure"]
@@ -112,11 +112,10 @@ def measure(
         try:
             done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
             entries[k] = {"name": case.name, "runs": done}
-        except SimError as error:  # one case lost, not the experiment
-            entries[k]["skipped"] = str(error)
-        except Exception as error:  # the same, whatever a library raises
-            entries[k]["skipped"] = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
+        except Exception as error:  # one case lost, not the experiment, whatever a library raises
+            entries[k]["skipped"] = reason(error)
+            if not isinstance(error, SimError):
+                traceback.print_exc()
         step_files.write(out, "measurements", experiment, content)
     step_files.write(out, "measurements", experiment, content)
 
@@ -152,22 +151,22 @@ def _measure_case(
     for _ in range(attempts):
         seen = run_case(executor, case, job, plan)
         after = executor.sentinel_ns()
-        sentinel = None if before is None or after is None else Sentinel(before, after)
-        why = verdict(backend, seen, sentinel, usual_ns)
-        done.append(_record(seen, sentinel, why))
+        sentinels = around(before, after)
+        why = verdict(backend, [seen], sentinels, usual_ns)
+        done.append(_record(seen, sentinels, why))
         before = after
         good += not why
         if good == runs:
             break
-        if not why:
-            patience.reward()
-        else:
+        if why:
             time.sleep(patience.pause_s())
             before = executor.sentinel_ns()
+        else:
+            patience.reward()
     return done
 
 
-def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str, Any]:
+def _record(seen: Observation, sentinels: Sequence[Sentinel], why: str) -> dict[str, Any]:
     """Return a run as JSON: times by op, on which lane, in which order issued."""
     tasks = seen.trace.tasks
     order = tasks["op"].argsort()
@@ -177,7 +176,7 @@ def _record(seen: Observation, sentinel: Sentinel | None, why: str) -> dict[str,
         "why": why,
         "wrong": seen.wrong,
         "delayed_ns": seen.delayed_ns,
-        "sentinel": None if sentinel is None else list(sentinel),
+        "sentinel": list(sentinels[0]) if sentinels else None,
         "pulses": [list(pulse) for pulse in seen.pulses],
         "priority": seen.priority,
         "probe_error": seen.probe_error,

@@ -11,7 +11,6 @@ import numpy as np
 
 from devices.cost.calibration import Calibration
 from devices.processor.cores.corun import CorunSlowdown
-from sim.job.job import Job
 from sim.machine.machine import Machine
 from sim.trace import Trace
 from sim.words.errors import InputError
@@ -104,21 +103,18 @@ def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
         duration_ns = blended(duration_ns, busy_ns, trace.job.device_of, _busy_share(trace))
         trace = simulate_case(case, duration_ns, calibration)
     trace.check()
-    order = trace.tasks["op"]
-    start_ns, end_ns = by_op(trace, "start_ns"), by_op(trace, "end_ns")
-    job: Job = trace.job
     return {
         "name": case.name,
         "digest": case.digest,
         "makespan_ns": trace.makespan_ns + case.frame_ns(calibration),
-        "order": order.tolist(),
-        "start_ns": start_ns,
-        "end_ns": end_ns,
+        "order": trace.tasks["op"].tolist(),
+        "start_ns": by_op(trace, "start_ns"),
+        "end_ns": by_op(trace, "end_ns"),
         "lane": by_op(trace, "stream"),
         "duration_ns": duration_ns,
         "naive": {
             "sum of durations": sum(duration_ns),
-            "critical path": int(job.bottom_level_ns.max()),
+            "critical path": int(trace.job.bottom_level_ns.max()),
             "no overheads": simulate_case(case, duration_ns, None).makespan_ns,
         },
     }
@@ -145,10 +141,7 @@ def _busy_share(trace: Trace) -> FloatArray:
 
 def by_op(trace: Trace, column: str) -> list[int]:
     """Return a column of a trace of one iteration, by op."""
-    values = [0] * len(trace)
-    for op, value in zip(trace.tasks["op"].tolist(), trace.tasks[column].tolist(), strict=True):
-        values[op] = value
-    return values
+    return trace.tasks[column][np.argsort(trace.tasks["op"])].tolist()  # type: ignore[no-any-return]
 
 
 def predict(experiment: str, out: Path, calibration: Calibration) -> None:

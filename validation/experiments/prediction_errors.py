@@ -169,36 +169,29 @@ def points_of(
         m = run["makespan_ns"]
         others = [other["makespan_ns"] for i, other in enumerate(clean) if i != k]
         followed = plan if plan is not None else rebuild(case, run).plan()
-        lasted = np.subtract(run["end_ns"], run["start_ns"]).tolist()
-
-        def error(ns: float, m: int = m) -> float:
-            return (ns - m) / m
-
-        order = np.argsort(run["start_ns"], kind="stable").tolist()
-        seen = (
-            run.get("probe_error", 0) <= MAX_PROBE
-        )  # else events around ops have changed what they measured
+        replay, tau, inverted = nan, nan, 0
+        if run.get("probe_error", 0) <= MAX_PROBE:  # else events around ops have changed what they measured
+            lasted = np.subtract(run["end_ns"], run["start_ns"]).tolist()
+            host_ns, looked_ns = _host_ns(case, run), run.get("looked_ns") or m
+            ns = _follow(case, followed, lasted, calibration, issue_ns=host_ns, looked=True)
+            replay = (ns - looked_ns) / looked_ns
+            tau = kendall_tau(predicted["order"], np.argsort(run["start_ns"], kind="stable").tolist())
+            inverted = inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"])
+        decided_ns = _follow(case, followed, predicted["duration_ns"], calibration, alone=True)
         points.append(
             Point(
-                case.name,
-                case.group,
-                case.label,
-                m,
-                predicted["makespan_ns"],
-                error(predicted["makespan_ns"]),
-                error(
-                    _follow(case, followed, lasted, calibration, issue_ns=_host_ns(case, run), looked=True),
-                    run.get("looked_ns") or m,
-                )
-                if seen
-                else nan,
-                error(_follow(case, followed, predicted["duration_ns"], calibration, alone=True)),
-                error(statistics.median(others)) if others else 0.0,
-                {name: error(ns) for name, ns in predicted["naive"].items()},
-                kendall_tau(predicted["order"], order) if seen else nan,
-                inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"])
-                if seen
-                else 0,
+                case=case.name,
+                group=case.group,
+                label=case.label,
+                measured_ns=m,
+                predicted_ns=predicted["makespan_ns"],
+                prediction=(predicted["makespan_ns"] - m) / m,
+                replay=replay,
+                decided=(decided_ns - m) / m,
+                floor=(statistics.median(others) - m) / m if others else 0.0,
+                naive={name: (ns - m) / m for name, ns in predicted["naive"].items()},
+                tau=tau,
+                inversions=inverted,
             )
         )
     return points

@@ -7,12 +7,11 @@ the time anybody cares; its own function changes the number later.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-__all__ = ["blas_threads", "single_threaded_blas"]
+__all__ = ["single_threaded_blas"]
 
 _PREFIXES: Final = ("scipy_openblas_", "openblas_")
 _SUFFIXES: Final = ("64_", "_64_", "")
@@ -37,24 +36,16 @@ def _function(name: str) -> Callable[..., Any] | None:
     return None
 
 
-def blas_threads() -> int | None:
-    """Return how many threads numpy's products use; None when it cannot be known."""
-    function = _function("get_num_threads")
-    if function is not None:
-        return int(function())
-    given = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS")
-    return int(given) if given and given.isdigit() else None
-
-
 @contextmanager
-def single_threaded_blas() -> Iterator[bool]:
-    """Make numpy's products use one thread; yield whether that is certain."""
-    function, before = _function("set_num_threads"), blas_threads()
-    if function is None:
-        yield before == 1
+def single_threaded_blas() -> Iterator[None]:
+    """Make numpy's products use one thread, where they use OpenBLAS."""
+    threads, limit = _function("get_num_threads"), _function("set_num_threads")
+    if threads is None or limit is None:
+        yield
         return
-    function(1)
+    before = threads()
+    limit(1)
     try:
-        yield blas_threads() == 1
+        yield
     finally:
-        function(before or 1)
+        limit(before)

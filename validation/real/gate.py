@@ -16,11 +16,12 @@ unwelcome: whether it counts is settled without looking at it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from validation.real.work import Observation
 
-__all__ = ["MAX_DELAY", "MAX_DRIFT", "MAX_OTHERS", "Sentinel", "verdict"]
+__all__ = ["MAX_DELAY", "MAX_DRIFT", "MAX_OTHERS", "Sentinel", "around", "verdict"]
 
 MAX_DELAY: Final = 0.01
 """Delay by others, as a share of the makespan, above which a run does not count."""
@@ -58,23 +59,33 @@ class Sentinel(NamedTuple):
         return max(abs(ns - usual_ns) for ns in self) / usual_ns
 
 
+def around(before_ns: int | None, after_ns: int | None) -> list[Sentinel]:
+    """Return the sentinel around something; none where nobody looks."""
+    return [] if before_ns is None or after_ns is None else [Sentinel(before_ns, after_ns)]
+
+
 def verdict(
-    backend: str, seen: Observation, sentinel: Sentinel | None, calibrated_ns: float | None = None
+    backend: str,
+    runs: Sequence[Observation],
+    sentinels: Sequence[Sentinel],
+    calibrated_ns: float | None = None,
 ) -> str:
-    """Return why a run does not count; empty when it does.
+    """Return why runs do not count; empty when they do.
 
     Parameters
     ----------
     backend : str
-    seen : Observation
-    sentinel : Sentinel or None
-        Around the run; None where the run has taken its own.
+    runs : sequence of Observation
+        One, or those of a block; they may have taken sentinels of their own.
+    sentinels : sequence of Sentinel
+        Around them.
     calibrated_ns : float, optional
         What the sentinel took when the machine was calibrated: in another state it is another machine.
     """
-    sentinels = [Sentinel(*pulse) for pulse in seen.pulses] + ([sentinel] if sentinel else [])
-    if seen.delayed > MAX_DELAY:
-        return f"the machine stood in the way for {seen.delayed:.1%} of the makespan"
+    sentinels = [*(Sentinel(*pulse) for seen in runs for pulse in seen.pulses), *sentinels]
+    delayed = max((seen.delayed for seen in runs), default=0.0)
+    if delayed > MAX_DELAY:
+        return f"the machine stood in the way for {delayed:.1%} of the makespan"
     drift = max((sentinel.drift for sentinel in sentinels), default=0.0)
     if drift > MAX_DRIFT[backend]:
         return f"the sentinel moved by {drift:.1%}"

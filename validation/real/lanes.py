@@ -20,7 +20,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from sim.job.job import Job
 from sim.job.transfers import make_flow
@@ -44,6 +44,8 @@ from validation.real.thread_events import Event
 from validation.real.work import Observation, Work
 
 __all__ = ["LaneBackend", "run_on_threads"]
+
+_TIMEOUT_S: Final = 60.0
 
 _Launch = tuple[Task, list[threading.Lock]]
 
@@ -90,7 +92,7 @@ class _Run:
         """Return ns since the beginning of the run."""
         return now_ns() - self.zero_ns
 
-    def run(self, timeout_s: float) -> list[Task]:
+    def run(self) -> list[Task]:
         ready = threading.Barrier(1 + len(self.issuers) + len(self.queues))
         bodies: list[tuple[int, Callable[..., None], Any]] = [
             (k, self._sit, issuer) for k, issuer in enumerate(self.issuers)
@@ -105,7 +107,7 @@ class _Run:
             for thread in threads:
                 thread.start()
             try:
-                in_time = self.over.wait(timeout_s)
+                in_time = self.over.wait(_TIMEOUT_S)
             finally:
                 self._stop()
                 for thread in threads:
@@ -113,7 +115,7 @@ class _Run:
         if self.failure is not None:
             raise self.failure
         if not in_time:
-            raise StuckError(f"the real run did not end within {timeout_s:g} s: {self._remaining()}")
+            raise StuckError(f"the real run did not end within {_TIMEOUT_S:g} s: {self._remaining()}")
         return self.done
 
     def _open(self, ready: threading.Barrier) -> None:
@@ -320,7 +322,6 @@ def run_on_threads(
     decided_by: str,
     *,
     pinned: bool = False,
-    timeout_s: float = 60.0,
 ) -> Observation:
     """Run `job` on threads.
 
@@ -335,7 +336,6 @@ def run_on_threads(
         For the column ``policy`` of the trace.
     pinned : bool
         Whether each thread is pinned to a core.
-    timeout_s : float
 
     Returns
     -------
@@ -350,10 +350,10 @@ def run_on_threads(
     run = _Run(job, work, make_brain, pinned=pinned)
     before = stolen_ns()
     if pinned:  # every core has its thread, and a heart would have to wait for one
-        done, late_ns = run.run(timeout_s), 0
+        done, late_ns = run.run(), 0
     else:
         with Heart() as heart:
-            done = run.run(timeout_s)
+            done = run.run()
         late_ns = heart.latest_ns
     stolen = stolen_ns() - before
     tasks = sorted(done, key=lambda task: (task.start_ns, task.id))

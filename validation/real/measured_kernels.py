@@ -63,12 +63,6 @@ class Kernel:
     repeat: int = 1
     amount: int = 0
 
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions, as usually counted."""
-        per = {"matmul": 2 * self.size, "attention": 4 * self.size, "elementwise": 3, "softmax": 4}
-        return per.get(self.kind, 0) * self.size**2 * self.repeat
-
 
 def kernel_axes(kind: str) -> tuple[str, ...]:
     """Return the attributes of an op that determine how long a kernel of `kind` takes."""

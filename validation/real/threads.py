@@ -35,8 +35,6 @@ class NumpyWork(MatrixWork):
     ----------
     graph : Graph
         Ops as `validation.real.measured_kernels` describes them.
-    seed : int
-        Of the constants.
 
     Raises
     ------
@@ -44,12 +42,12 @@ class NumpyWork(MatrixWork):
         A kind that numpy does not do here.
     """
 
-    def __init__(self, graph: Graph, seed: int = 0) -> None:
+    def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         for name, kernel in zip(self.names, self.kernels, strict=True):
             if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
                 raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         self.constants = {
             n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in self.sizes
         }
@@ -135,11 +133,6 @@ def _softmax(x: Matrix, out: Matrix) -> None:
 class Threads(LaneBackend):
     """Executes numpy kernels on pinned threads, BLAS on one thread.
 
-    Parameters
-    ----------
-    seed : int
-        Of the data.
-
     Examples
     --------
     >>> from policies.issue.in_order import InOrder
@@ -156,8 +149,7 @@ class Threads(LaneBackend):
     name = "threads"
     pinned = True
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self) -> None:
         self._works: dict[int, tuple[Any, NumpyWork]] = {}
 
     def _run(
@@ -172,5 +164,5 @@ class Threads(LaneBackend):
             raise InputError("the threads backend runs one iteration at a time")
         key = id(job.graph)
         if key not in self._works:
-            self._works = {key: (job.graph, NumpyWork(job.graph, self.seed))}  # one at a time: memory
+            self._works = {key: (job.graph, NumpyWork(job.graph))}  # one at a time: memory
         return self._works[key][1]

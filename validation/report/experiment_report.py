@@ -13,6 +13,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from devices.cost.calibration import Calibration
 from sim.record.plan import Plan
 from sim.words.errors import InputError
@@ -58,29 +60,28 @@ def _groups(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Compare the cases of each group: ratios, order, and what believing the prediction costs."""
     found = []
     for group in dict.fromkeys(point.group for point in points if point.group):
-        mine = [point for point in points if point.group == group]
-        labels = list(dict.fromkeys(point.label for point in mine))
-        if len(labels) < 2:
+        by_label: dict[str, list[Point]] = {}
+        for point in points:
+            if point.group == group:
+                by_label.setdefault(point.label, []).append(point)
+        if len(by_label) < 2:
             continue
-        measured = {
-            label: statistics.median(p.measured_ns for p in mine if p.label == label) for label in labels
-        }
-        predicted = {label: next(p.predicted_ns for p in mine if p.label == label) for label in labels}
-        by_prediction = sorted(range(len(labels)), key=lambda k: predicted[labels[k]])
-        by_measurement = sorted(range(len(labels)), key=lambda k: measured[labels[k]])
-        first, second = labels[0], labels[1]
-        chosen = labels[by_prediction[0]]
+        measured = [statistics.median(p.measured_ns for p in mine) for mine in by_label.values()]
+        predicted = [mine[0].predicted_ns for mine in by_label.values()]
+        by_prediction, by_measurement = (
+            np.argsort(times, kind="stable").tolist() for times in (predicted, measured)
+        )
         row: dict[str, Any] = {
             "group": group,
-            "labels": labels,
-            "predicted_ns": [predicted[label] for label in labels],
-            "measured_ns": [measured[label] for label in labels],
+            "labels": list(by_label),
+            "predicted_ns": predicted,
+            "measured_ns": measured,
             "tau": kendall_tau(by_prediction, by_measurement),
-            "regret": measured[chosen] / min(measured.values()) - 1,
+            "regret": measured[by_prediction[0]] / min(measured) - 1,
         }
-        if len(labels) == 2:
-            real = measured[first] / measured[second]
-            row["ratio"] = (predicted[first] / predicted[second] - real) / real
+        if len(by_label) == 2:
+            real = measured[0] / measured[1]
+            row["ratio"] = (predicted[0] / predicted[1] - real) / real
         found.append(row)
     return found
 

@@ -49,33 +49,30 @@ def _percent(value: float | None) -> str:
 
 
 def _row(result: Mapping[str, Any]) -> str:
-    m = result.get("metrics")
+    """Return the row of the table: an experiment that was not run, one about bytes, or one about time."""
+    m, verdict = result.get("metrics"), result["status"]
     if m is None:
-        return (
-            f"| {result['experiment']} | {result.get('cases', 0)} | 0 | | | | | | | | "
-            f"{result['status']}: {result['why']} |"
+        cells = [result.get("cases", 0), 0, *[""] * 7, f"{verdict}: {result['why']}"]
+    elif "memory" in result:
+        rows = result["memory"]
+        cells = [len({row["case"] for row in rows}), len(rows), *[""] * 7, f"{verdict}: {_bytes(m)}"]
+    else:
+        prediction, replay, floor = (
+            f"{_percent(m.get(f'{name}.mean'))} / {_percent(m.get(f'{name}.max'))}"
+            for name in ("prediction", "replay", "floor")
         )
-
-    if "memory" in result:
-        return (
-            f"| {result['experiment']} | {len({row['case'] for row in result['memory']})} | "
-            f"{len(result['memory'])} | | | | | | | | {result['status']}: {_bytes(m)} |"
-        )
-
-    def pair(name: str) -> str:
-        return f"{_percent(m.get(f'{name}.mean'))} / {_percent(m.get(f'{name}.max'))}"
-
-    noise = " (indistinguishable from noise)" if m["prediction.mean"] <= m["floor.mean"] else ""
-    some = f", {len(result['inconclusive'])} cases inconclusive" if result["inconclusive"] else ""
-    late = "" if result["predicted_before_measuring"] else ", predicted after measuring"
-    why = f": {result['why']}" if result["why"] else ""
-    return (
-        f"| {result['experiment']} | {result['cases'] - len(result['inconclusive'])} | "
-        f"{int(m['prediction.n'])} | {pair('prediction')}{noise} | {_percent(m['prediction.bias'])} | "
-        f"{pair('replay')} | {pair('floor')} | {m.get('tau.mean', float('nan')):.3f} | "
-        f"{_percent(m.get('ratio.max'))} | "
-        f"{_percent(m.get('regret.max'))} | {result['status']}{why}{some}{late} |"
-    )
+        noise = " (indistinguishable from noise)" if m["prediction.mean"] <= m["floor.mean"] else ""
+        lost = len(result["inconclusive"])
+        verdict += f": {result['why']}" if result["why"] else ""
+        verdict += f", {lost} cases inconclusive" if lost else ""
+        verdict += "" if result["predicted_before_measuring"] else ", predicted after measuring"
+        tau, ratio, regret = (m.get(name) for name in ("tau.mean", "ratio.max", "regret.max"))
+        cells = [
+            result["cases"] - lost, int(m["prediction.n"]), f"{prediction}{noise}",
+            _percent(m["prediction.bias"]), replay, floor, "nan" if tau is None else f"{tau:.3f}",
+            _percent(ratio), _percent(regret), verdict,
+        ]  # fmt: skip
+    return f"| {' | '.join(map(str, [result['experiment'], *cells]))} |"
 
 
 def _section(result: Mapping[str, Any]) -> list[str]:

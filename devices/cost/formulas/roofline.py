@@ -25,8 +25,7 @@ parameter has the ideal as its default: no limit, no loss, no overhead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -34,7 +33,7 @@ import numpy.typing as npt
 
 from sim.words.errors import InputError
 
-__all__ = ["IDEAL", "KindEfficiency", "Roofline", "roofline_ns"]
+__all__ = ["IDEAL", "KindEfficiency", "roofline_ns"]
 
 IntArray = npt.NDArray[np.int64]
 _NS_PER_S = 1_000_000_000
@@ -167,84 +166,3 @@ class KindEfficiency:
 
 
 IDEAL = KindEfficiency()
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """A device's peaks and what each kind of op makes of them.
-
-    Attributes
-    ----------
-    peak_flop_per_s, bandwidth_bytes_per_s : int or None
-        Peak rates; None is no limit.
-    by_kind : mapping of str to KindEfficiency
-        What is known of single kinds (``matmul``, ``conv``, ...).
-    default : KindEfficiency
-        For every other kind.
-
-    Examples
-    --------
-    >>> gpu = Roofline(
-    ...     peak_flop_per_s=100 * 10**12,
-    ...     bandwidth_bytes_per_s=10**12,
-    ...     by_kind={"matmul": KindEfficiency(efficiency=0.8), "add": KindEfficiency(overhead_ns=2000)},
-    ... )
-    >>> gpu.durations_ns([8 * 10**9, 10**6, 10**6], [10**6, 3 * 10**6, 3 * 10**6], ["matmul", "add", "mul"])
-    array([100000,   5000,   3000])
-    """
-
-    peak_flop_per_s: int | None = None
-    bandwidth_bytes_per_s: int | None = None
-    by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
-    default: KindEfficiency = IDEAL
-
-    def durations_ns(
-        self, flops: npt.ArrayLike, nbytes: npt.ArrayLike, kinds: Sequence[str] | str | None = None
-    ) -> IntArray:
-        """Return the duration of each op.
-
-        Parameters
-        ----------
-        flops, nbytes : array_like of int, shape (n,) or ()
-            Work and traffic.
-        kinds : str, sequence of str of length n, or None
-            One kind for all, one for each, or none known.
-
-        Returns
-        -------
-        numpy.ndarray of int64
-            Nanoseconds, rounded half up.
-
-        Raises
-        ------
-        InputError
-            As :func:`roofline_ns`, or there are not as many kinds as ops.
-        """
-        if kinds is None or isinstance(kinds, str):
-            known = self.default if kinds is None else self.by_kind.get(kinds, self.default)
-            return self._uniform(flops, nbytes, known)
-        work, traffic = np.broadcast_arrays(np.asarray(flops), np.asarray(nbytes))
-        if work.shape != (len(kinds),):
-            raise InputError(
-                f"{len(kinds)} kinds were given for ops of shape {work.shape}; one for each is needed"
-            )
-        duration = np.zeros(len(kinds), np.int64)
-        rows_of: dict[KindEfficiency, list[int]] = {}
-        for row, kind in enumerate(kinds):
-            rows_of.setdefault(self.by_kind.get(kind, self.default), []).append(row)
-        for known, rows in rows_of.items():
-            duration[rows] = self._uniform(work[rows], traffic[rows], known)
-        return duration
-
-    def _uniform(self, flops: npt.ArrayLike, nbytes: npt.ArrayLike, known: KindEfficiency) -> IntArray:
-        return roofline_ns(
-            flops,
-            nbytes,
-            peak_flop_per_s=self.peak_flop_per_s,
-            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
-            efficiency=known.efficiency,
-            memory_efficiency=known.memory_efficiency,
-            half_flops=known.half_flops,
-            half_bytes=known.half_bytes,
-            overhead_ns=known.overhead_ns,
-        )

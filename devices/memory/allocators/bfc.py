@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.blocks import Block, Owner, round_up
@@ -74,9 +74,8 @@ class BfcAllocator(SegmentedAllocator):
         garbage_collection: bool = False,
         name: str = "device",
     ) -> None:
-        super().__init__(capacity, name)
-        most = self.memory.capacity if limit is None else limit
-        self._limit = most
+        super().__init__(capacity, name, limit)
+        most = self.limit
         self.may_synchronise = self._garbage_collection = garbage_collection
         growth = most is None if allow_growth is None else allow_growth
         if growth:
@@ -90,11 +89,6 @@ class BfcAllocator(SegmentedAllocator):
         self._region_bytes = round_up(first, ROUNDING_BYTES)
         self._free = FreeList()
 
-    @property
-    def limit(self) -> int | None:
-        """Most bytes this allocator may ever hold; None: unlimited."""
-        return self._limit
-
     def rounded(self, nbytes: int) -> int:
         """Return `nbytes` rounded up to 256."""
         return round_up(nbytes, ROUNDING_BYTES)
@@ -106,8 +100,8 @@ class BfcAllocator(SegmentedAllocator):
         """Allocate by the rules above, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = (nbytes + 255) & -256
-        min_remainder = need if need < MAX_WASTE_BYTES else MAX_WASTE_BYTES
+        need = self.rounded(nbytes)
+        min_remainder = min(need, MAX_WASTE_BYTES)
         block = self._free.take(need, min_remainder, ANY_SIZE, nbytes, stream, owner)
         if block is None:
             if not self._extend(need) and not (self._collect(need) and self._extend(need)):
@@ -138,7 +132,7 @@ class BfcAllocator(SegmentedAllocator):
 
     def _left(self, held: int) -> int:
         """Return how many bytes the limit leaves, when so many are held."""
-        return ANY_SIZE if self._limit is None else (self._limit - held) // ROUNDING_BYTES * ROUNDING_BYTES
+        return ANY_SIZE if self.limit is None else (self.limit - held) // ROUNDING_BYTES * ROUNDING_BYTES
 
     def _extend(self, need: int) -> bool:
         """Add a region of at least `need` bytes (rules 5 and 6)."""

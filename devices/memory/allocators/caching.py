@@ -25,9 +25,10 @@ engine must let the issuer wait until the device is idle; a late `event_done` of
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up
@@ -80,7 +81,7 @@ class CachingAllocator(SegmentedAllocator):
         max_split_size: Bytes | None = None,
         name: str = "device",
     ) -> None:
-        super().__init__(capacity, name)
+        super().__init__(capacity, name, limit)
         if max_split_size is not None and (
             max_split_size <= LARGE_SEGMENT_BYTES or max_split_size % (1 << 20)
         ):
@@ -88,18 +89,12 @@ class CachingAllocator(SegmentedAllocator):
                 f"{name}: a max_split_size of {max_split_size} bytes; give whole MiB, and more than the "
                 "20 MiB of the segments that smaller tensors share"
             )
-        self._limit = self.memory.capacity if limit is None else limit
-        self.may_synchronise = self._limit is not None or self.memory.capacity is not None
+        self.may_synchronise = self.limit is not None or self.memory.capacity is not None
         self._max_split = max_split_size if max_split_size is not None else ANY_SIZE
-        self._small: dict[int, FreeList] = {}
-        self._large: dict[int, FreeList] = {}
+        self._small: dict[int, FreeList] = defaultdict(FreeList)
+        self._large: dict[int, FreeList] = defaultdict(FreeList)
         self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → the other streams that use it
         self._awaits: dict[Block, int] = {}  # waiting block → events that were not reached yet
-
-    @property
-    def limit(self) -> int | None:
-        """Most bytes this allocator may ever hold; None: unlimited."""
-        return self._limit
 
     def rounded(self, nbytes: int) -> int:
         """Return `nbytes` rounded up to 512."""
@@ -112,7 +107,7 @@ class CachingAllocator(SegmentedAllocator):
         """Allocate by the rules above, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = (nbytes + 511) & -512
+        need = self.rounded(nbytes)
         below = ANY_SIZE
         if need <= SMALL_REQUEST_BYTES:
             pools = self._small
@@ -125,30 +120,23 @@ class CachingAllocator(SegmentedAllocator):
             else:
                 min_remainder = NEVER_SPLIT
                 below = need + OVERSIZE_SLACK_BYTES
-        free = pools.get(stream)
-        if free is None:
-            free = pools[stream] = FreeList()
+        free = pools[stream]
         block = free.take(need, min_remainder, below, nbytes, stream, owner)
         if block is None:
             whole = self._segment_for(need, stream, free)
             if whole is None:
                 return None
             block = free.carve(whole, need, min_remainder, nbytes, stream, owner)
-        self.requested += nbytes
-        self.in_use = in_use = self.in_use + block.nbytes
-        if in_use > self.peak_in_use:
-            self.peak_in_use = in_use
+        self._took(block)
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block`: at once, or when events of these streams have been reached; see `Allocator.free`."""
-        streams = self._used_on.pop(block, None) if self._used_on else None
-        if streams is None:
+        streams = self._used_on.pop(block, ())
+        if not streams:
             return super().free(block)
-        nbytes = block.nbytes
-        self.requested -= block.requested
-        self.in_use -= nbytes
-        self.waiting += nbytes
+        self._gave(block)
+        self.waiting += block.nbytes
         block.state = WAITING
         self._awaits[block] = len(streams)
         return streams
@@ -164,22 +152,20 @@ class CachingAllocator(SegmentedAllocator):
         if block.state != LIVE:
             raise InvariantError(f"{self.name}: stream {stream} uses {block!r}, which is not live")
         if stream != block.stream and block.nbytes:  # an empty block has an address, and no place
-            others = self._used_on.get(block)
-            if others is None:
-                self._used_on[block] = (stream,)
-            elif stream not in others:
+            others = self._used_on.get(block, ())
+            if stream not in others:
                 self._used_on[block] = (*others, stream)
 
     def event_done(self, block: Block) -> None:
         """Note that an event of a stream that used `block` was reached; ignored after a synchronisation."""
-        left = self._awaits.get(block)
-        if left == 1:
+        if block not in self._awaits:
+            return
+        self._awaits[block] -= 1
+        if not self._awaits[block]:
             del self._awaits[block]
             self.waiting -= block.nbytes
             assert block.home is not None
             block.home.give(block)
-        elif left:
-            self._awaits[block] = left - 1
 
     def synchronise(self) -> None:
         """Wait until the device is idle: every outstanding event is reached."""
@@ -202,7 +188,7 @@ class CachingAllocator(SegmentedAllocator):
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether a segment for it is within the limit and the device's capacity."""
         segment = _segment_bytes(self.rounded(nbytes))
-        return all(most is None or segment <= most for most in (self._limit, self.memory.capacity))
+        return all(most is None or segment <= most for most in (self.limit, self.memory.capacity))
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell what lies free for other streams, or in segments that a live block holds."""
@@ -234,7 +220,7 @@ class CachingAllocator(SegmentedAllocator):
         return whole
 
     def _device_malloc(self, nbytes: int, stream: int, free: FreeList) -> Block | None:
-        if self._limit is not None and self.reserved + nbytes > self._limit:
+        if self.limit is not None and self.reserved + nbytes > self.limit:
             return None
         segment = self._new_segment(nbytes, stream, free)
         if segment is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span, round_up
 from devices.memory.device_memory import DeviceMemory
@@ -68,7 +68,7 @@ class CountedAllocator(Allocator):
         """Ask the device, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = -(-nbytes // self._rounding) * self._rounding
+        need = self.rounded(nbytes)
         address = self.memory.malloc(need)
         if address is None:
             return None
@@ -102,5 +102,4 @@ class CountedAllocator(Allocator):
     def spans(self) -> Iterator[Span]:
         """Yield the live blocks in address order, each a segment of its own."""
         for address in sorted(self._live):
-            block = self._live[address]
-            yield Span(address, address, block.nbytes, "live", block.requested, block.stream, block.owner)
+            yield self._live[address].span(address)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
@@ -162,7 +162,7 @@ class PlannedAllocator(Allocator):
             block = self._live[address]
             if address > end:
                 yield Span(self._base, end, address - end, "free", 0, 0, None)
-            yield Span(self._base, address, block.nbytes, "live", block.requested, block.stream, block.owner)
+            yield block.span(self._base)
             end = address + block.nbytes
         if end < self._base + self.reserved:
             yield Span(self._base, end, self._base + self.reserved - end, "free", 0, 0, None)

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from devices.describe.quantities import Bytes, Sizes
+from devices.describe.field_types import Bytes, Sizes
 from devices.memory.allocator import Allocator
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
-from devices.memory.blocks import FREE, LIVE, Block, Owner, round_up
+from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device_memory import ALIGNMENT_BYTES, DeviceMemory
 from sim.words.errors import InfeasibleError, InputError
 from sim.words.units import format_bytes
@@ -109,7 +109,7 @@ class PoolAllocator(SegmentedAllocator):
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = nbytes if self._alignment == 1 else round_up(nbytes, self._alignment)
+        need = self.rounded(nbytes)
         if self._limits and not self._within_limit(need, owner):
             return None
         block = self._free.take(need, 1, ANY_SIZE, nbytes, stream, owner)
@@ -117,28 +117,16 @@ class PoolAllocator(SegmentedAllocator):
             return None
         if self._limits:
             self._charge(owner, need)
-        self.requested += nbytes
-        self.in_use = in_use = self.in_use + need
-        if in_use > self.peak_in_use:
-            self.peak_in_use = in_use
-        end = block.address + need - self._base
-        if end > self.reserved:
-            self.reserved = self.peak_reserved = end
+        self._took(block)
+        self._reserve(max(0, block.address + need - self._base - self.reserved))
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
-        if block.state != LIVE:
-            raise self._freed_twice(block)
-        self.requested -= block.requested
-        self.in_use -= block.nbytes
+        streams = super().free(block)
         if self._limits:
             self._charge(block.owner, -block.nbytes)
-        if block.home is None:
-            block.state = FREE
-        else:
-            self._free.give(block)
-        return ()
+        return streams
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the arena, and the owner's limit, are large enough."""

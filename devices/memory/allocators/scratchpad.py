@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from devices.describe.quantities import Bytes
+from devices.describe.field_types import Bytes
 from devices.memory.allocators.pool import PoolAllocator
 from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device_memory import DeviceMemory
@@ -91,11 +91,11 @@ class ScratchpadAllocator(PoolAllocator):
             )
         self._free.remove(free)
         gap = address - free.address
-        below = self._free.carve(free, gap, 1, 0, stream, None) if gap else None
-        if below is not None:
+        if gap:
+            below, free = self._free.carve(free, gap, 1, 0, stream, None), free.next
             self._free.remove(free)  # what carving had put back: the part from `address` on
         block = self._free.carve(free, need, 1, nbytes, stream, owner)
-        if below is not None:
+        if gap:
             self._free.give(below)
         self._took(block)
         self._reserve(max(0, address + need - self._base - self.reserved))

@@ -13,8 +13,6 @@ from sim.words.errors import InvariantError
 
 __all__ = ["SegmentedAllocator"]
 
-_STATE_NAMES = {FREE: "free", LIVE: "live", WAITING: "waiting"}
-
 
 class SegmentedAllocator(Allocator):
     """An allocator that takes segments from the device and deals out blocks of them.
@@ -22,8 +20,10 @@ class SegmentedAllocator(Allocator):
     A subclass implements `try_alloc`, `fits_empty` and `_free_lists`.
     """
 
-    def __init__(self, capacity: int | DeviceMemory | None, name: str = "device") -> None:
-        super().__init__(capacity, name)
+    def __init__(
+        self, capacity: int | DeviceMemory | None, name: str = "device", limit: int | None = None
+    ) -> None:
+        super().__init__(capacity, name, limit)
         self._segments: dict[int, Segment] = {}
 
     @abstractmethod
@@ -32,10 +32,7 @@ class SegmentedAllocator(Allocator):
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
-        if block.state != LIVE:
-            raise self._freed_twice(block)
-        self.requested -= block.requested
-        self.in_use -= block.nbytes
+        self._gave(block)
         if block.home is None:
             block.state = FREE
         else:
@@ -50,15 +47,7 @@ class SegmentedAllocator(Allocator):
         """Yield every block of every segment, in address order."""
         for address in sorted(self._segments):
             for block in self._segments[address].blocks():
-                yield Span(
-                    address,
-                    block.address,
-                    block.nbytes,
-                    _STATE_NAMES[block.state],
-                    block.requested,
-                    block.stream,
-                    block.owner,
-                )
+                yield block.span(address)
 
     def check(self) -> None:
         """Verify what must hold between any two operations.

@@ -16,24 +16,19 @@ from collections.abc import Callable, Sequence
 from devices.memory.plan.greedy_by_size import plan_greedy
 from devices.memory.plan.least_arena import plan_branch_and_bound, plan_cp_sat, plan_optimal
 from devices.memory.plan.plan_problem import Lifetime, Plan, peak_live
-from devices.memory.plan.steps import Program, Step
-from devices.memory.plan.tokens import TokenPlan, TokenPool, plan_program, plan_tokens
+from devices.memory.plan.tokens import TokenPool, plan_tokens
 
 __all__ = [
     "PLANNERS",
     "Lifetime",
     "Plan",
     "Planner",
-    "Program",
-    "Step",
-    "TokenPlan",
     "TokenPool",
     "peak_live",
     "plan_branch_and_bound",
     "plan_cp_sat",
     "plan_greedy",
     "plan_optimal",
-    "plan_program",
     "plan_tokens",
 ]
 

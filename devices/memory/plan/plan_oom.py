@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from devices.memory.blocks import Owner, Span
 from devices.memory.device_memory import DeviceMemory
-from devices.memory.oom import largest_holders
+from devices.memory.oom import largest_holders, more_memory, out_of_memory, shown
 from devices.memory.plan.plan_problem import Plan, fullest_step
 from sim.words.errors import OutOfMemoryError
-from sim.words.units import format_bytes
 
 __all__ = ["plan_too_large"]
 
@@ -45,10 +44,10 @@ def plan_too_large(plan: Plan, owners: Sequence[Owner], memory: DeviceMemory, na
       what would help  at least 2 KiB more memory, or as much less in use: a smaller batch, recomputation
     """
     left = (memory.capacity or 0) - memory.used
-    lines = [("limit", _size(memory.capacity))]
+    lines = [("limit", shown(memory.capacity))]
     if memory.used:
-        lines.append(("other users", f"{_size(memory.used)} that are not planned, such as parameters"))
-    lines.append(("least plan", f"{_size(plan.bound)}: no plan for this order is known to take less"))
+        lines.append(("other users", f"{shown(memory.used)} that are not planned, such as parameters"))
+    lines.append(("least plan", f"{shown(plan.bound)}: no plan for this order is known to take less"))
     step = fullest_step(plan.lifetimes)
     live = [
         Span(0, 0, one.nbytes, "live", one.nbytes, 0, owner)
@@ -59,19 +58,6 @@ def plan_too_large(plan: Plan, owners: Sequence[Owner], memory: DeviceMemory, na
     lines.append(("largest holders", f"{holders}, at step {step} of the plan, its fullest"))
     if plan.bound <= left:
         lines.append(("what would help", "another planner, or the order of another linearizer"))
-    short = _size(plan.nbytes - left)
-    lines.append(
-        (
-            "what would help",
-            f"at least {short} more memory, or as much less in use: a smaller batch, recomputation",
-        )
-    )
-    body = "".join(f"\n  {key:<15}  {value}" for key, value in lines)
-    return OutOfMemoryError(
-        f"out of memory on {name} (planned allocator): the plan ({plan.planner}) takes {_size(plan.nbytes)} "
-        f"of {_size(left)} left, before time 0{body}"
-    )
-
-
-def _size(nbytes: int | None) -> str:
-    return format_bytes(nbytes, iec=True)
+    lines.append(("what would help", more_memory(plan.nbytes - left)))
+    what = f"the plan ({plan.planner}) takes {shown(plan.nbytes)} of {shown(left)} left, before time 0"
+    return out_of_memory(name, "planned", what, lines)

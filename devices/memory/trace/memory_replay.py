@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.memory.allocator import Allocator
 from devices.memory.blocks import Block
 from devices.memory.memory_event import MemoryEvent
+from sim.words.arrays import IntArray
 
 __all__ = ["Replay", "replay"]
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -162,15 +160,6 @@ def replay(events: Sequence[MemoryEvent], allocator: Allocator) -> Replay:
             allocator.reserved,
             allocator.largest_free(),
         )
+    calls = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations)
     address_column, in_use, requested, reserved, largest_free = columns
-    return Replay(
-        events=events,
-        address=address_column,
-        in_use=in_use,
-        requested=requested,
-        reserved=reserved,
-        largest_free=largest_free,
-        device_mallocs=allocator.device_mallocs,
-        device_frees=allocator.device_frees,
-        synchronisations=allocator.synchronisations,
-    )
+    return Replay(events, address_column, in_use, requested, reserved, largest_free, *calls)

@@ -24,7 +24,6 @@ from dataclasses import replace
 import numpy as np
 
 from policies.pipeline import Schedule
-from policies.pipeline.orders.action import Slot
 from scenarios.build.pipeline.pipeline_end import BESIDE
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
 from scenarios.build.pipeline.pipeline_writer import Writer
@@ -40,7 +39,6 @@ __all__ = [
     "pipeline_graph",
     "plain_machine",
     "rank_name",
-    "slot_name",
 ]
 
 
@@ -156,14 +154,6 @@ def _sms_of_ops(graph: Graph) -> dict[int, dict[str, float]]:
     apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
     few, most = {"sm_fraction": 0.125}, {"sm_fraction": 0.875}
     return {op: few if phase == apart else most for op, phase in enumerate(graph.phase_code.tolist())}
-
-
-def slot_name(slot: Slot) -> str:
-    """Return what a slot's op is called: ``0F3``, or ``0F5+7B1`` for an overlapped pair.
-
-    A stage that lives on several ranks runs each micro-batch on one of them, so names are unique.
-    """
-    return "+".join(str(action) for action in slot.parts)
 
 
 class AsWritten:

@@ -8,12 +8,7 @@ import typer
 
 from scenarios.cli.shared_options import AllowCode, Json
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("check", short_help="Check every `expect:` of scenarios; exit 1 if one fails.")(check)
+__all__ = ["check"]
 
 
 def check(

@@ -8,7 +8,7 @@ import typer
 
 from scenarios.cli.shared_options import AllowCode, Gantt, Json, Ops, Policies, ScenarioPath, Sets, TraceFile
 
-__all__ = ["add_to"]
+__all__ = ["compare"]
 
 Pareto = Annotated[
     str | None,
@@ -16,13 +16,6 @@ Pareto = Annotated[
         "--pareto", metavar="FILE", help="For pipelines, plot time against memory (.png, .svg, .pdf)."
     ),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command(
-        "compare", short_help="Run the same work under several policies and explain the differences."
-    )(compare)
 
 
 def compare(
@@ -42,7 +35,7 @@ def compare(
     line per other run explains why it is slower. Exit status 1 if an `expect` of the file is not met.
     """
     from scenarios.cli.output import print_comparison, print_json
-    from scenarios.cli.running import cases_of, run_all
+    from scenarios.cli.running import cases_of, finish, run_all
     from scenarios.report.compare import Comparison
     from scenarios.report.outputs import Outputs, check_path
     from scenarios.report.pipeline_compare import draw_pareto
@@ -53,8 +46,6 @@ def compare(
     outputs = Outputs(gantt=gantt, trace=trace, ops=ops)
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     comparison = Comparison(run_all(cases_of(loaded, policy) if policy else loaded.cases()))
-    for path in outputs.write(comparison.results):
-        typer.echo(f"wrote {path}", err=True)
     if pareto is not None:
         draw_pareto(comparison.results, pareto)
         typer.echo(f"wrote {pareto}", err=True)
@@ -62,5 +53,4 @@ def compare(
         print_json(comparison.to_json())
     else:
         print_comparison(comparison)
-    if not all(result.passed for result in comparison.results):
-        raise typer.Exit(1)
+    finish(comparison.results, outputs)

@@ -8,12 +8,7 @@ import typer
 
 from scenarios.cli.shared_options import AllowCode, Json, Policies, ScenarioPath, Sets
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("explain", short_help="Show the critical path and why devices were idle.")(explain)
+__all__ = ["explain"]
 
 
 def explain(
@@ -31,7 +26,7 @@ def explain(
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
     from scenarios.run.load import load_scenario
-    from sim.explain import explain_text
+    from sim.explain.text import explain_text
 
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     results = run_all(cases_of(loaded, policy))

@@ -6,12 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("import", short_help="Convert a model in any known format to a graph file.")(import_)
+__all__ = ["import_"]
 
 
 def import_(
@@ -37,17 +32,13 @@ def import_(
 ) -> None:
     """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
     from scenarios.cli.progress import progress
+    from scenarios.file.document import key_and_value
     from scenarios.importers import convert
     from sim.words.errors import InputError
 
     if not out.endswith((".json", ".json.gz")):
         raise InputError(f"{out}: a graph file ends in .json or .json.gz")
-    values = {}
-    for option in options or ():
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise InputError(f"--set {option}: should be KEY=VALUE, as in --set dtype=bf16")
-        values[key] = value
+    values = dict(key_and_value(option, "--set", "dtype=bf16") for option in options or ())
     with progress(f"importing {file}"):
         done = convert(file, out, batch=batch, format=format, note=note, **values)
     batches = f"at batch {done.batch}" if done.batch is not None else "at its own batch"

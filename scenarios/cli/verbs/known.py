@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import typer
-
 from scenarios.cli.shared_options import Json
 
-__all__ = ["add_to"]
+__all__ = ["devices", "policies", "runtimes"]
 
 _DECISIONS: Final = (
     ("sim.policies", "policies: which op is issued next"),
@@ -23,15 +21,6 @@ _DECISIONS: Final = (
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
 _OURS: Final = "graph-schedule-sim"
 _RUNTIMES: Final = (("sim.runtimes", "runtimes: named sets of decisions"),)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verbs."""
-    app.command("policies", short_help="List the policies and the other decisions.")(policies)
-    app.command("devices", short_help="List the device and machine presets and the keys of a device.")(
-        devices
-    )
-    app.command("runtimes", short_help="List the runtimes.")(runtimes)
 
 
 def policies(json: Json = False) -> None:

@@ -8,12 +8,7 @@ import typer
 
 from scenarios.cli.shared_options import Json
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("memory", short_help="Replay an allocation trace through allocators.")(memory)
+__all__ = ["memory"]
 
 
 def memory(
@@ -59,6 +54,7 @@ def memory(
     from devices.memory.trace.readers import read_events
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress
+    from scenarios.file.document import plain_settings
     from scenarios.report.outputs import check_path
     from scenarios.report.replaying import MEMORY_SCHEMA, event_table, replay_report, replay_under
     from sim.export.tables import TABLE_ENDINGS, write_table
@@ -71,7 +67,7 @@ def memory(
         if len(names) > 1:
             raise InputError(f"--ops {ops}: holds the addresses of one allocator; name one --allocator")
     limit = None if capacity is None else parse_bytes(capacity, what="--capacity")
-    options = _options(sets or [])
+    options = plain_settings(sets or (), "allow_growth=true")
     events = read_events(trace, device=device)
     if not events:
         raise InputError(f"{trace}: has no event, neither an allocation nor a free")
@@ -95,19 +91,6 @@ def memory(
         _print(reports)
     if stories:
         raise OutOfMemoryError("\n".join(stories))
-
-
-def _options(sets: list[str]) -> dict[str, Any]:
-    from scenarios.file.yaml_read import read_yaml_text
-    from sim.words.errors import InputError
-
-    options = {}
-    for text in sets:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise InputError(f"--set {text}: should be KEY=VALUE, as in --set allow_growth=true")
-        options[key] = read_yaml_text(value, f"--set {text}", places=False).plain()
-    return options
 
 
 def _print(reports: list[dict[str, Any]]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 import typer
 
 from scenarios.cli.shared_options import (
@@ -21,15 +18,7 @@ from scenarios.cli.shared_options import (
     TraceFile,
 )
 
-if TYPE_CHECKING:
-    from scenarios.report.outputs import Outputs
-
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("run", short_help="Run a scenario and print the results.")(run)
+__all__ = ["run"]
 
 
 def run(
@@ -52,11 +41,15 @@ def run(
     with the scenario's own seed.
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
-    from scenarios.cli.running import cases_of, run_all, run_repeatedly
+    from scenarios.cli.running import cases_of, finish, run_all, run_repeatedly
     from scenarios.run.load import load_scenario
 
     files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
-    outputs = _outputs(files) if any(files.values()) else None  # names are looked at before anything runs
+    outputs = None
+    if any(files.values()):  # names are looked at before anything runs
+        from scenarios.report.outputs import Outputs
+
+        outputs = Outputs(**files)
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     cases = cases_of(loaded, policy)
     repeats = None if repeat is None else run_repeatedly(cases, repeat)
@@ -79,13 +72,4 @@ def run(
 
         write_graphs(results, show_graph)
         typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
-    for path in [] if outputs is None else outputs.write(results):
-        typer.echo(f"wrote {path}", err=True)
-    if not all(result.passed for result in results):
-        raise typer.Exit(1)
-
-
-def _outputs(files: Mapping[str, str | None]) -> Outputs:
-    from scenarios.report.outputs import Outputs
-
-    return Outputs(**files)
+    finish(results, outputs)

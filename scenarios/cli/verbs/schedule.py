@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["add_to"]
+__all__ = ["schedule"]
 
 
 class Format(StrEnum):
@@ -16,13 +16,6 @@ class Format(StrEnum):
     text = "text"
     torch_csv = "torch-csv"
     clock = "clock"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("schedule", short_help="Print a pipeline schedule as a picture, or as CSV for torch.")(
-        schedule
-    )
 
 
 def schedule(
@@ -87,20 +80,16 @@ def schedule(
 def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
     """Split what --set says into times of the picture and options of the schedule."""
     from policies.pipeline import options
-    from scenarios.file.yaml_read import read_yaml_text
+    from scenarios.file.document import plain_settings
     from sim.words.errors import InputError
 
     known = options(name)
     times: dict[str, int] = {}
     given: dict[str, Any] = {}
-    for text in sets:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise InputError(f"--set {text}: should be KEY=VALUE, as in --set order=fifo")
-        read = read_yaml_text(value, f"--set {text}", places=False).plain()
+    for key, read in plain_settings(sets, "order=fifo").items():
         if key in _TIMES:
             if isinstance(read, bool) or not isinstance(read, int) or read < 0:
-                raise InputError(f"--set {text}: should be a whole number of ticks")
+                raise InputError(f"--set {key}={read}: should be a whole number of ticks")
             times[key] = read
         if key in known or key not in _TIMES:
             given[key] = read

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import typer
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("schema", short_help="Print the JSON Schema of scenario files, for editors.")(schema)
+__all__ = ["schema"]
 
 
 def schema() -> None:

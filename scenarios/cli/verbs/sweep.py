@@ -9,12 +9,7 @@ import typer
 
 from scenarios.cli.shared_options import AllowCode, Json, Policies, ScenarioPath, Sets
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("sweep", short_help="Run a scenario at every combination of settings.")(sweep)
+__all__ = ["sweep"]
 
 
 def sweep(

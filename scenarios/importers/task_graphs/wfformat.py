@@ -105,7 +105,7 @@ def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
         run = measured.get(task["id"], {})
         made = _Task(task["id"], _kind(task, run), _ns(run.get("runtimeInSeconds")))
         made.reads, made.writes = list(task.get("inputFiles", [])), list(task.get("outputFiles", []))
-        tasks.append(_with_the_rest(made, task, run, {"coreCount": "cores"}))
+        tasks.append(_with_the_rest(made, task, run, "coreCount"))
     return _parents(tasks, plan["tasks"]), {f["id"]: int(f["sizeInBytes"]) for f in plan.get("files", [])}
 
 
@@ -120,7 +120,7 @@ def _classic(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
         for file in task.get("files", []):
             sizes[file["name"]] = int(file.get("sizeInBytes", file.get("size", 0)))
             (made.writes if file["link"] == "output" else made.reads).append(file["name"])
-        tasks.append(_with_the_rest(made, task, task, {"cores": "cores"}))
+        tasks.append(_with_the_rest(made, task, task, "cores"))
     by_name = {task["name"]: _id(task) for task in given}
     return _parents(tasks, given, by_name), sizes
 
@@ -143,12 +143,9 @@ def _ns(seconds: Any) -> int | None:
     return round_half_up(NS_PER_S * Fraction(str(seconds)))
 
 
-def _with_the_rest(
-    made: _Task, task: Mapping[str, Any], run: Mapping[str, Any], numbers: Mapping[str, str]
-) -> _Task:
-    for key, name in numbers.items():
-        if key in run:
-            made.attributes[name] = run[key]
+def _with_the_rest(made: _Task, task: Mapping[str, Any], run: Mapping[str, Any], cores: str) -> _Task:
+    if cores in run:
+        made.attributes["cores"] = run[cores]
     machines = run.get("machines") or ([run["machine"]] if "machine" in run else [])
     if machines:
         made.attributes["machine"] = machines[0]

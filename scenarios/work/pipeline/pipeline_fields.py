@@ -27,6 +27,7 @@ from devices.describe.quantities import (
     File,
     FlopRate,
     Name,
+    Shorthand,
     Size,
     Strict,
     Whole,
@@ -132,10 +133,6 @@ class ModelFields(Strict):
     ] = None
 
 
-def _optimizer(value: Any) -> Any:
-    return value if value is None or isinstance(value, dict) else {"time": value}
-
-
 def _ratio(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -212,7 +209,7 @@ class PipelineFields(StageFields):
     copy_streams: Annotated[
         bool, Field(description="copies overlap with computation; false: they block both ends")
     ] = True
-    optimizer: Annotated[Optimizer | None, BeforeValidator(_optimizer)] = None
+    optimizer: Annotated[Optimizer, Shorthand("time", "duration")] | None = None
     data_parallel: DataParallel | None = None
     devices: Annotated[
         list[Name] | None, Field(description="device of each rank; default: those of the machine, in order")

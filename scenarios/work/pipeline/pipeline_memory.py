@@ -77,17 +77,14 @@ def memory_bands(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
 def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntArray]]:
     """Return instants, and what a device holds of each band from then on; empty bands are left out."""
     lives, band = lifetimes(trace), band_of_tensors(trace)
-    mine = lives.device == trace.job.machine.device_index(device)
-    start, end = lives.start_ns[mine], lives.end_ns[mine]
-    nbytes, of = lives.nbytes[mine], band[lives.tensor[mine]]
-    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
-    found: dict[str, IntArray] = {}
-    for k, name in enumerate(BANDS):
-        if (of == k).any():
-            change = np.zeros(len(times), np.int64)
-            here = np.concatenate((of == k, of == k))
-            np.add.at(change, which[here], np.concatenate((nbytes, -nbytes))[here])
-            found[name] = np.cumsum(change)
+    mine = lives.of(lives.device == trace.job.machine.device_index(device))
+    of = band[mine.tensor]
+    times, _ = mine.levels()
+    found = {
+        name: mine._replace(nbytes=np.where(of == k, mine.nbytes, 0)).levels()[1]
+        for k, name in enumerate(BANDS)
+        if (of == k).any()
+    }
     return times, found
 
 
@@ -114,34 +111,21 @@ def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
     total = []
     for name in devices:
         mine = lives.device == trace.job.machine.device_index(name)
-        pools = np.unique(pool[mine]).tolist()
-        total.append(sum(_peak(Lifetimes(*(column[mine & (pool == k)] for column in lives))) for k in pools))
+        pools = (lives.of(mine & (pool == k)).levels()[1] for k in np.unique(pool[mine]).tolist())
+        total.append(sum(int(held.max(initial=0)) for held in pools))
     return total
-
-
-def _peak(lives: Lifetimes) -> int:
-    """Return the most bytes alive at once."""
-    times, which = np.unique(np.concatenate((lives.start_ns, lives.end_ns)), return_inverse=True)
-    change = np.zeros(len(times), np.int64)
-    np.add.at(change, which, np.concatenate((lives.nbytes, -lives.nbytes)))
-    return int(np.cumsum(change).max(initial=0))
 
 
 def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:
     """Return the instant at which a device holds most, and how much of each band then."""
-    mine = lives.device == device
-    start, end, nbytes, tensor = (
-        column[mine] for column in (lives.start_ns, lives.end_ns, lives.nbytes, lives.tensor)
-    )
-    if not len(start):
+    mine = lives.of(lives.device == device)
+    times, held = mine.levels()
+    if not len(times):
         return 0, {}
-    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
-    change = np.zeros(len(times), np.int64)
-    np.add.at(change, which, np.concatenate((nbytes, -nbytes)))
-    at = int(times[int(np.cumsum(change).argmax())])
-    alive = (start <= at) & (end > at)
+    at = int(times[int(held.argmax())])
+    alive = mine.of((mine.start_ns <= at) & (mine.end_ns > at))
     total = np.zeros(len(BANDS), np.int64)
-    np.add.at(total, band[tensor[alive]], nbytes[alive])
+    np.add.at(total, band[alive.tensor], alive.nbytes)
     return at, {name: size for name, size in zip(BANDS, total.tolist(), strict=True) if size}
 
 

@@ -1,14 +1,13 @@
-"""A program for planning: ops in a fixed order, and which tensors each reads and writes."""
+"""Programs as TVM plans them: ops in a fixed order, and which token each tensor has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from devices.memory.plan.plan_problem import Lifetime
-
-__all__ = ["Program", "Step"]
+from devices.memory.plan import Lifetime
+from devices.memory.plan.tokens import TokenPool
 
 
 class Step(NamedTuple):
@@ -34,13 +33,6 @@ class Program:
     Notes
     -----
     A tensor that no step writes is a parameter or an input: it is there before the first step, and stays.
-
-    Examples
-    --------
-    >>> steps = [Step((0,), (1,)), Step((1,), (2,)), Step((2,), (3,))]
-    >>> program = Program([8, 4, 4, 2], steps, outputs=frozenset({3}))
-    >>> [(lifetime.first, lifetime.last) for lifetime in program.lifetimes()]
-    [(-1, 3), (0, 1), (1, 2), (2, 3)]
     """
 
     nbytes: Sequence[int]
@@ -71,3 +63,36 @@ class Program:
         for tensor in self.outputs:
             last[tensor] = end
         return [Lifetime(*row) for row in zip(self.nbytes, first, last, strict=True)]
+
+
+class Tokens(NamedTuple):
+    """Token of each tensor, and bytes of each token."""
+
+    token_of: tuple[int, ...]
+    token_nbytes: tuple[int, ...]
+
+
+def plan_program(program: Program, classes: Sequence[Hashable] | None = None) -> Tokens:
+    """Plan a program as TVM's graph executor does; tensors of different classes never share."""
+    pool = TokenPool()
+    kinds = [None] * len(program.nbytes) if classes is None else classes
+    token_of = [-1] * len(program.nbytes)
+    readers = [0] * len(program.nbytes)
+    for step in program.steps:
+        for tensor in step.reads:
+            readers[tensor] += 1
+    for tensor in program.resident():
+        token_of[tensor] = pool.new(program.nbytes[tensor])
+    for tensor in (*program.resident(), *program.outputs):
+        readers[tensor] += 1  # never the last
+    for step in program.steps:
+        for tensor in step.writes:
+            token_of[tensor] = pool.request(program.nbytes[tensor], kinds[tensor])
+        for tensor in step.writes:
+            if not readers[tensor]:
+                pool.release(token_of[tensor], kinds[tensor])
+        for tensor in step.reads:
+            readers[tensor] -= 1
+            if not readers[tensor]:
+                pool.release(token_of[tensor], kinds[tensor])
+    return Tokens(tuple(token_of), tuple(pool.sizes))
