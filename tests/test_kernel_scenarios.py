@@ -27,8 +27,10 @@ REFUSED = {
     "condition": "the graph has control flow",
     "loop": "the graph has control flow",
     "npu_tiles": "the tasks of npu0 share its cores, SMs or bandwidth",
+    "peak_memory": "the memory of gpu0 runs short",
     "rendezvous": "the graph has Sends and Recvs that meet by key",
     "sessions": "the tasks of cpu0 share its cores, SMs or bandwidth",
+    "shared_gpu": "the memory of gpu0 runs short",
     "thread_pools": "the tasks of cpu0 share its cores, SMs or bandwidth",
 }
 """What stands in the way of some cases of these; every case of all others runs."""
