@@ -12,8 +12,11 @@ The log of a counter follows by adding up; other allocators are asked for each b
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 
+from devices.memory.allocator import Allocator
 from devices.memory.allocators.counted import CountedAllocator
 from devices.memory.blocks import Block
 from devices.memory.run.device_memories import DeviceMemories
@@ -117,8 +120,7 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
         if _is_counter(allocator):
             here = device == d
             asked &= ~here
-            sizes, which = np.unique(nbytes[buffer[here]], return_inverse=True)
-            taken[here] = np.array([allocator.rounded(size) for size in sizes.tolist()], np.int64)[which]
+            taken[here] = -(-nbytes[buffer[here]] // allocator.rounding) * allocator.rounding
     if not asked.any():
         return taken, None
     made_by = np.zeros(n, np.int64)
@@ -142,6 +144,6 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
     return taken, None
 
 
-def _is_counter(allocator: object) -> bool:
+def _is_counter(allocator: Allocator) -> TypeGuard[CountedAllocator]:
     """Whether an allocator does nothing but count."""
     return type(allocator) is CountedAllocator

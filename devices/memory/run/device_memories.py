@@ -133,6 +133,7 @@ class DeviceMemories:
             if len(here) and (allocator.limit is not None or allocator.by_owner):
                 suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
                 for buffer in written[suspects].tolist():
-                    size, name = int(self.buffers.nbytes[buffer]), self.names[buffer]
+                    size = int(self.buffers.nbytes[buffer])
+                    name = self.buffers.name(buffer, self.job, self.flow)
                     if not allocator.fits_empty(size, 0, name):
                         raise allocator.out_of_memory(size, owner=name, where="before time 0")
