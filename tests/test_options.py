@@ -42,6 +42,7 @@ PLAIN: list[Any] = ["x", "", -1, 0, 1.5, True, None, [], {}, [1, "x"], {"a": 1},
         (Any, PLAIN, [], ""),
         (object, PLAIN, [], ""),
         ("a name that is not there", PLAIN, [], ""),
+        (list["NotThere"], PLAIN, [], ""),  # type: ignore[name-defined]  # noqa: F821
     ],
 )
 def test_a_value_is_held_to_the_annotation(

@@ -135,12 +135,12 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("noise={sigma: -1}", "-1 is not a standard deviation of a logarithm"),
-        ("noise={devices: {cpu0: 0}}", "0 is not a factor"),
+        ("noise={sigma: -1}", "noise.sigma: should be greater than or equal to 0, not -1"),
+        ("noise={devices: {cpu0: 0}}", "noise.devices.cpu0: should be greater than 0, not 0"),
         ("noise={devices: {gpu7: 2}}", r"^--set noise=.*: noise.devices.gpu7: unknown device 'gpu7'"),
         ("noise={straggler_probability: 2}", "noise.straggler_probability"),
         ("noise={sigmma: 0.1}", "did you mean 'sigma'"),
-        ("estimate_error=much", "estimate_error: 'much' is not a standard deviation"),
+        ("estimate_error=much", "estimate_error: should be a number, not 'much'"),
     ],
 )
 def test_mistakes_have_a_place(tmp_path: Path, setting: str, says: str) -> None:

@@ -193,9 +193,9 @@ def _lack(module: str) -> str:
         return " (not here)"
 
 
-def default_folder(backend: str, executor: Executor | None = None) -> Path:
+def default_folder(backend: str) -> Path:
     """Return ``validation/data/DEVICE-DATE``, as short and plain as a file name should be."""
-    facts = provenance(executor or make_backend(backend))
+    facts = provenance(make_backend(backend))
     device = str(facts.get("gpu") or f"{facts['processor']} {facts['cores']} cores {backend}").lower()
     plain = re.sub("[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", device)).strip("-")
     return Path("validation/data") / f"{plain}-{facts['date']}"

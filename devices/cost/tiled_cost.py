@@ -20,9 +20,10 @@ not fit is unknown to the model; `TiledCost.why_not` says how large the scratchp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from math import prod
 from typing import Final, NamedTuple
 
@@ -63,15 +64,6 @@ class _Work(NamedTuple):
     shape: tuple[int, int, int] | None
     operands: tuple[Operand, ...]
     tiles: int | None
-
-
-class _Columns(NamedTuple):
-    """Of each op what the first fields of `_Work` are, and its tensors; the size of each tensor."""
-
-    facts: list[tuple[int, str, str, int, int, int]]
-    inputs: list[list[int]]
-    outputs: list[list[int]]
-    nbytes: list[int]
 
 
 class _Speeds(NamedTuple):
@@ -134,11 +126,9 @@ class TiledCost(CostModel):
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 where the smallest tiles do not fit, or without a rate."""
-        columns = self._columns(graph)
         known: dict[_Work, int] = {}
         out = []
-        for op in range(len(graph)):
-            work = self._work(graph, columns, op)
+        for work in self._works(graph):
             if work not in known:
                 try:
                     known[work] = self._ns(work)
@@ -150,41 +140,33 @@ class TiledCost(CostModel):
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
         """Say why an op cannot run on `device`, where a scratchpad is the reason; else None."""
         try:
-            self._ns(self._work(graph, self._columns(graph), op))
+            self._ns(next(islice(self._works(graph), op, None)))
         except InfeasibleError as error:
             return str(error)
         return None
 
-    def _columns(self, graph: Graph) -> _Columns:
-        """Return a graph's facts as lists, which a loop over ops reads faster than arrays."""
+    def _works(self, graph: Graph) -> Iterator[_Work]:
+        """Yield what each op asks for."""
         kinds = [graph.kinds[code] for code in graph.kind_code.tolist()]
         names = [dtype_name(name) for name in (*graph.dtypes, self.default_dtype)]  # the last: of none, -1
         dtypes = [names[code] for code in graph.dtype_code.tolist()]
-        facts = (graph.flops.tolist(), graph.bytes_read.tolist(), graph.bytes_written.tolist())
+        flops, read, written = (c.tolist() for c in (graph.flops, graph.bytes_read, graph.bytes_written))
         units = units_of(graph, self.units, self.default_dtype).tolist()
-        tensors = (graph.inputs.lists(), graph.outputs.lists(), graph.tensor_nbytes.tolist())
-        return _Columns([*zip(units, kinds, dtypes, *facts, strict=True)], *tensors)
-
-    def _work(self, graph: Graph, columns: _Columns, op: int) -> _Work:
-        name, given = graph.op_names[op], graph.attributes.get(op, {})
-        inputs, nbytes = columns.inputs[op], columns.nbytes
-        kind = columns.facts[op][1]
-        shape: tuple[int, int, int] | None = None
-        resident: frozenset[str] = frozenset()
-        if given and kind in self.units.kinds:
+        inputs, outputs = graph.inputs.lists(), graph.outputs.lists()
+        nbytes = graph.tensor_nbytes.tolist()
+        for op, (unit, kind, dtype) in enumerate(zip(units, kinds, dtypes, strict=True)):
+            name, given = graph.op_names[op], graph.attributes.get(op, {})
             sizes = [size for axis in "mnk" if type(size := given.get(axis)) is int and size > 0]
-            shape = (sizes[0], sizes[1], sizes[2]) if len(sizes) == 3 else None
-        granule, tiles = self.granule_bytes, None
-        if "granule" in given:
-            granule = _size(given["granule"], "granule", name)
-        if "tiles" in given:
-            tiles = _size(given["tiles"], "tiles", name)
-        if "resident" in given:
-            resident = _names(given["resident"], [graph.tensor_name(t) for t in inputs], name)
-        stays = [bool(resident) and graph.tensor_name(t) in resident for t in inputs]
-        operands = [Operand(nbytes[t], granule, s) for t, s in zip(inputs, stays, strict=True) if nbytes[t]]
-        operands += [Operand(nbytes[t], granule) for t in columns.outputs[op] if nbytes[t]]
-        return _Work(*columns.facts[op], shape, tuple(operands), tiles)
+            product = len(sizes) == 3 and kind in self.units.kinds
+            granule = _size(given["granule"], "granule", name) if "granule" in given else self.granule_bytes
+            tiles = _size(given["tiles"], "tiles", name) if "tiles" in given else None
+            stays = [False] * len(inputs[op])
+            if "resident" in given:
+                stays = _named(given["resident"], [graph.tensor_name(t) for t in inputs[op]], name)
+            moved = [*zip(inputs[op], stays, strict=True), *((t, False) for t in outputs[op])]
+            operands = tuple(Operand(nbytes[t], granule, stay) for t, stay in moved if nbytes[t])
+            shape = (sizes[0], sizes[1], sizes[2]) if product else None
+            yield _Work(unit, kind, dtype, flops[op], read[op], written[op], shape, operands, tiles)
 
     def _ns(self, work: _Work) -> int:
         """Return the duration of an op.
@@ -247,8 +229,7 @@ class TiledCost(CostModel):
         times = []
         for way in blockings(mine, element, capacity, unit=unit, double_buffered=double):
             stages = self._stages(way.load_bytes, compute_ns, way.store_bytes, speeds)
-            ns = tiled_ns(stages, way.tiles, double_buffered=double)
-            times.append(ns)
+            times.append(tiled_ns(stages, way.tiles, double_buffered=double))
         whole = element * (work.shape[0] * k + k * work.shape[1] + work.shape[0] * work.shape[1])
         return max(min(times), self._traffic_ns(Fraction(whole, self.cores), known, speeds))
 
@@ -336,14 +317,15 @@ def _operands(work: _Work, granule: int) -> tuple[Operand, ...]:
     return tuple(Operand(nbytes, granule) for nbytes in (work.bytes_read, work.bytes_written) if nbytes)
 
 
-def _names(value: object, known: Sequence[str], op: str) -> frozenset[str]:
+def _named(value: object, known: Sequence[str], op: str) -> list[bool]:
+    """Return which of the known inputs an op names."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise InputError(f"op {op!r}: resident takes the names of inputs, found {value!r}")
     for name in given:
         if name not in known:
             raise UnknownNameError(f"input of op {op!r} in resident", name, known)
-    return frozenset(given)
+    return [name in given for name in known]
 
 
 def _size(value: object, what: str, op: str) -> int:

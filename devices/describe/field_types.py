@@ -191,7 +191,10 @@ def _inside(part: str | int, read: Callable[[object], Any], value: object) -> An
 def _curve(value: object) -> dict[int, Fraction]:
     if not isinstance(value, Mapping) or not value:
         raise InputError(f"{value!r} is not a mapping of cores to speed-up, as in {{1: 1, 4: 3.4}}")
-    read = {_positive(k): _inside(str(k), _factor, v) for k, v in value.items()}
+    read = {}
+    for key, item in value.items():  # keys of YAML are text, cores are numbers
+        cores = int(key) if isinstance(key, str) and key.isdecimal() else key
+        read[_positive(cores)] = _inside(str(key), _factor, item)
     return dict(sorted(read.items()))
 
 

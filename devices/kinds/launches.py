@@ -196,7 +196,7 @@ def with_event_calls(job: Job) -> Job:
     if not (record.any() or wait.any()):
         return job
     device_of, stream_of = job.device_of, job.stream_of
-    consumer = np.repeat(np.arange(len(job.graph)), job.graph.predecessors.counts())
+    consumer = job.graph.predecessors.rows()
     producer = job.graph.predecessors.indices
     apart = (device_of[producer] == device_of[consumer]) & (stream_of[producer] != stream_of[consumer])
     producer, consumer = producer[apart], consumer[apart]
@@ -256,7 +256,7 @@ def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job
 def _with_edges(graph: Graph, edges: list[tuple[int, int, int]]) -> Graph:
     n = len(graph)
     before, after, distance = (np.array(column, np.int64) for column in zip(*edges, strict=True))
-    owner = np.concatenate((np.repeat(np.arange(n), graph.after.counts()), after))
+    owner = np.concatenate((graph.after.rows(), after))
     distances = np.concatenate((graph.after_distance, distance))
     return replace(
         graph,

@@ -12,7 +12,6 @@ Rates are exact, whole numbers or fractions, so that nothing depends on the orde
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from math import gcd
 
@@ -73,12 +72,9 @@ def fill(links: Sequence[Link], stamp: int) -> None:
     """
     # What is left of each link is a whole number of 1 / scale, so that all is integer arithmetic.
     scale = 1
-    heap = []
-    for i, link in enumerate(links):
+    for link in links:
         link.left, link.open_flows = link.capacity, link.flows
-        heap.append((link.capacity / link.flows, i))
-    heapq.heapify(heap)
-    while (first := _least(heap, links, scale)) is not None:
+    while (first := _least(links)) is not None:
         n = first.open_flows
         factor = n // gcd(first.left, n)
         if factor > 1:
@@ -92,39 +88,16 @@ def fill(links: Sequence[Link], stamp: int) -> None:
             if route.seen != stamp:
                 route.seen = stamp
                 route.share = reduced
-                flows = route.flows
-                taken = share * flows
+                taken = share * route.flows
                 for link in route.links:
                     link.left -= taken
-                    link.open_flows -= flows
+                    link.open_flows -= route.flows
 
 
-def _least(heap: list[tuple[float, int]], links: Sequence[Link], scale: int) -> Link | None:
-    """Take the link with the least share out of the heap; None when no link has an open flow.
-
-    A link's share only grows while others fill up, so an old entry is a lower bound and is renewed when it
-    comes to the top. Floating point only orders the heap: among entries that it cannot tell apart for sure,
-    exact products decide.
-    """
-    near: list[tuple[float, int]] = []
-    while heap and (not near or heap[0][0] <= near[0][0] * (1 + 1e-9)):
-        share, i = heapq.heappop(heap)
-        link = links[i]
-        if link.open_flows:
-            now = link.left / (link.open_flows * scale)  # of any size: only the quotient is a float
-            if now > share * (1 + 1e-12):
-                heapq.heappush(heap, (now, i))
-            else:
-                near.append((now, i))
-    if not near:
-        return None
-    chosen = near[0]
-    best = links[chosen[1]]
-    for entry in near[1:]:
-        link = links[entry[1]]
-        if link.left * best.open_flows < best.left * link.open_flows:
-            chosen, best = entry, link
-    for entry in near:
-        if entry is not chosen:
-            heapq.heappush(heap, entry)
+def _least(links: Sequence[Link]) -> Link | None:
+    """Return the link that leaves least to each flow whose rate is not set yet, exactly."""
+    best: Link | None = None
+    for link in links:
+        if link.open_flows and (best is None or link.left * best.open_flows < best.left * link.open_flows):
+            best = link
     return best

@@ -220,24 +220,7 @@ def write(records: Records) -> Graph:
         add = builder.parameter if external.role == Role.PARAMETER else builder.input
         add(name, external.nbytes, device=external.device)
     for r in records.ops.values():
-        builder.op(
-            r.name,
-            kind=r.kind,
-            inputs=r.inputs,
-            after=r.after,
-            outputs=r.outputs,
-            duration_ns=r.duration_ns,
-            duration_by_kind=r.duration_by_kind,
-            flops=r.flops,
-            bytes_read=r.bytes_read,
-            bytes_written=r.bytes_written,
-            device=r.device,
-            dtype=r.dtype,
-            stage=r.stage,
-            micro_batch=r.micro_batch,
-            phase=r.phase,
-            attributes=r.attributes,
-        )
+        builder.op(**vars(r))
     return builder.build()
 
 

@@ -24,7 +24,6 @@ from typing import Any
 from scenarios.build.transformer import Transformer
 from scenarios.ops.dtypes import check_dtype, nbytes
 from scenarios.ops.op_costs import OpFacts, TensorFacts, op_arguments
-from scenarios.ops.op_formulas import measured_shape
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -126,10 +125,9 @@ class _Writer:
             name,
             inputs=inputs,
             after=after,
-            **{**op_arguments(facts, name), "outputs": [output.nbytes for output in outputs]},
+            **{**op_arguments(facts, name, facts.attributes), "outputs": [o.nbytes for o in outputs]},
             dtype=self.model.dtype,
             phase=phase,
-            attributes={**facts.attributes, **measured_shape(facts)},
         )
 
     def updated(self, part: str) -> list[Ref]:

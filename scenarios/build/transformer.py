@@ -28,17 +28,17 @@ from fractions import Fraction
 from typing import Literal
 
 from policies.pipeline.timing.evaluate import StageTimes
+from scenarios.build.data_parallel import ring_all_reduce_ns
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from sim import Device, GraphBuilder
 from sim.job.costs import costs_ns
 from sim.words.errors import InputError
-from sim.words.units import round_half_up
+from sim.words.units import NS_PER_S, round_half_up
 
 __all__ = ["Recompute", "Transformer", "transformer_stages"]
 
 Recompute = Literal["none", "selective", "full"]
 
-_NS_PER_S = 1_000_000_000
 _BYTES = 2
 """A number of 16 bit."""
 
@@ -173,7 +173,8 @@ def transformer_stages(
     clock = _Clock(model, rate, device)
     per_stage = model.layers // stages
     weight, attention, output = clock.weight_ns, clock.attention_ns, clock.output_ns
-    message = clock.all_reduces_ns(tensor_bandwidth)
+    # the two sums of a layer's forward, in a ring of the devices that share it
+    message = ring_all_reduce_ns(2 * model.boundary_nbytes, model.tensor_parallel, tensor_bandwidth, 0)
     again = {"none": 0, "selective": attention, "full": weight + attention + message}[model.recompute]
     return [
         _stage(model, s, stages, per_stage, (weight, attention, again, output, message))
@@ -237,20 +238,12 @@ class _Clock:
         )
         self.output_ns = self._product(tokens, h, model.vocabulary // t) if model.vocabulary else 0
 
-    def all_reduces_ns(self, bandwidth_bytes_per_s: int | None) -> int:
-        """Return what the two sums of a layer's forward take, in a ring of the devices that share it."""
-        t = self.model.tensor_parallel
-        if bandwidth_bytes_per_s is None or t == 1:
-            return 0
-        moved = 2 * Fraction(2 * (t - 1) * self.model.boundary_nbytes, t)
-        return round_half_up(moved * _NS_PER_S / bandwidth_bytes_per_s)
-
     def _product(self, m: int, k: int, n: int) -> int:
         return self._op("matmul", 2 * m * k * n, _BYTES * (m * k + k * n), _BYTES * m * n)
 
     def _op(self, kind: str, flops: int, read: int, written: int) -> int:
         if self.rate is not None:
-            return round_half_up(Fraction(flops * _NS_PER_S, self.rate))
+            return round_half_up(Fraction(flops * NS_PER_S, self.rate))
         assert self.device is not None
         builder = GraphBuilder("op")
         builder.op(

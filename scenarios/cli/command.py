@@ -14,25 +14,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
-from scenarios.cli.verbs import (
-    check,
-    compare,
-    explain,
-    importing,
-    known,
-    memory,
-    run,
-    schedule,
-    schema,
-    sweep,
-)
 from scenarios.cli.warned import show_warnings
 from sim.words import plugins
 from sim.words.errors import SimError, UnknownNameError
@@ -40,8 +30,54 @@ from sim.words.errors import SimError, UnknownNameError
 __all__ = ["app"]
 
 
+# Docstrings are wrapped to the terminal, not where they were written.
+_LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
+
+_VERBS: Final = {
+    "run": ("run:run", "Run a scenario and print the results."),
+    "compare": ("compare:compare", "Run the same work under several policies and explain the differences."),
+    "explain": ("explain:explain", "Show the critical path and why devices were idle."),
+    "check": ("check:check", "Check every `expect:` of scenarios; exit 1 if one fails."),
+    "import": ("importing:import_", "Convert a model in any known format to a graph file."),
+    "policies": ("known:policies", "List the policies and the other decisions."),
+    "devices": ("known:devices", "List the device and machine presets and the keys of a device."),
+    "runtimes": ("known:runtimes", "List the runtimes."),
+    "memory": ("memory:memory", "Replay an allocation trace through allocators."),
+    "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
+    "schema": ("schema:schema", "Print the JSON Schema of scenario files, for editors."),
+    "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
+}
+"""Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""
+
+
 class _Sim(TyperGroup):
-    """Turns errors into exit statuses, for the shell and for tests that call the app alike."""
+    """Makes a verb when it is named; turns errors into exit statuses, for the shell and for tests alike."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb; who asks for one that is not ours has all of them made, and so can be corrected."""
+        if cmd_name in _VERBS and cmd_name not in self.commands:
+            where, line = _VERBS[cmd_name]
+            module, _, function = where.partition(":")
+            verb = getattr(import_module(f"scenarios.cli.verbs.{module}"), function)
+            self._add(lambda app: app.command(cmd_name, short_help=line)(verb))
+        elif cmd_name not in self.commands:
+            self.list_commands(ctx)
+        return self.commands.get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return all verbs, after making them: ours, then those of other packages."""
+        for name in _VERBS:
+            self.get_command(ctx, name)
+        for name in plugins.names("sim.commands"):
+            with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
+                self._add(plugins.lookup("sim.commands", name))
+        return sorted(self.commands, key=[*_VERBS, *self.commands].index)
+
+    def _add(self, add_to: Callable[[typer.Typer], object]) -> None:
+        """Make the verbs that a module or another package registers."""
+        part = typer.Typer(**_LOOK)
+        add_to(part)
+        self.commands.update(get_group(part).commands)
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -80,9 +116,8 @@ app = typer.Typer(
     cls=_Sim,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # docstrings are wrapped to the terminal, not where they were written
     help="How would this computation graph run on this machine under this scheduling policy, and why?",
+    **_LOOK,
 )
 
 
@@ -109,26 +144,3 @@ def _common(
         ),
     ] = False,
 ) -> None: ...
-
-
-_VERBS: Final[Mapping[str, tuple[Callable[..., None], str]]] = {
-    "run": (run.run, "Run a scenario and print the results."),
-    "compare": (compare.compare, "Run the same work under several policies and explain the differences."),
-    "explain": (explain.explain, "Show the critical path and why devices were idle."),
-    "check": (check.check, "Check every `expect:` of scenarios; exit 1 if one fails."),
-    "import": (importing.import_, "Convert a model in any known format to a graph file."),
-    "policies": (known.policies, "List the policies and the other decisions."),
-    "devices": (known.devices, "List the device and machine presets and the keys of a device."),
-    "runtimes": (known.runtimes, "List the runtimes."),
-    "memory": (memory.memory, "Replay an allocation trace through allocators."),
-    "schedule": (schedule.schedule, "Print a pipeline schedule as a picture, or as CSV for torch."),
-    "schema": (schema.schema, "Print the JSON Schema of scenario files, for editors."),
-    "sweep": (sweep.sweep, "Run a scenario at every combination of settings."),
-}
-"""Name of a verb -> what it does, and its line in the list of all."""
-
-for _name, (_verb, _line) in _VERBS.items():
-    app.command(_name, short_help=_line)(_verb)
-for _name in plugins.names("sim.commands"):  # verbs of other packages: `add_to(app)` registers them
-    with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
-        plugins.lookup("sim.commands", _name)(app)

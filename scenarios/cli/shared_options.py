@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ __all__ = [
     "Sets",
     "ShowGraph",
     "TraceFile",
+    "settings",
 ]
 
 ScenarioPath = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
@@ -33,13 +34,15 @@ Policies = Annotated[
     ),
 ]
 
+
+def settings(help: str) -> Any:
+    """Return the option ``--set KEY=VALUE``."""
+    return typer.Option("--set", metavar="KEY=VALUE", help=help)
+
+
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change the scenario: a dotted path and a YAML value, as in workload.batch=32.",
-    ),
+    settings("Change the scenario: a dotted path and a YAML value, as in workload.batch=32."),
 ]
 
 AllowCode = Annotated[

@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from scenarios.fields.policy_fields import Condition
 from scenarios.file.document import Document, Loc
+from sim.job.job import Job
 from sim.trace import Trace
 from sim.words.errors import InputError, ScenarioError, hint
 from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
 
-__all__ = ["RESULTS", "Expectation", "Outcome", "read_expectations"]
+__all__ = ["RESULTS", "Expectation", "Outcome", "read_expectations", "task_names"]
 
 Summary = Mapping[str, Any]
 Value = int | float | str | list[str]
@@ -72,62 +73,50 @@ class _Result:
     unit : _Unit
     of : str
         What must be named behind the dot: ``"device"``, ``"link"``, ``"op"``, or nothing.
-    get : callable
-        ``get(summary, trace, name)``.
+    key : str
+        Where it is in the summary, or in that of the device, link or pipeline; of an op: the column.
     """
 
     unit: _Unit
     of: str
-    get: Callable[[Summary, Trace, str], Value | None]
+    key: str
 
-
-def _total(key: str) -> Callable[[Summary, Trace, str], Value | None]:
-    return lambda summary, trace, name: summary[key]
-
-
-def _device(key: str) -> Callable[[Summary, Trace, str], Value | None]:
-    return lambda summary, trace, name: summary["devices"][name][key]
-
-
-def _link(key: str) -> Callable[[Summary, Trace, str], Value | None]:
-    return lambda summary, trace, name: summary["links"][name][key]
-
-
-def _pipeline(key: str) -> Callable[[Summary, Trace, str], Value | None]:
-    return lambda summary, trace, name: (summary.get("pipeline") or {}).get(key)
-
-
-def _op(column: str) -> Callable[[Summary, Trace, str], Value | None]:
-    def get(summary: Summary, trace: Trace, name: str) -> Value:
-        row = _task_names(trace).index(name)
-        return int(trace.tasks[column][row])
-
-    return get
+    def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
+        """Return what came out; None: the run has no such result."""
+        if self.unit is _ORDER:
+            return _row_names(trace)
+        if self.of == "op":
+            return int(trace.tasks[self.key][_row_names(trace).index(name)])
+        if self.of:
+            found: Value = summary[f"{self.of}s"][name][self.key]
+            return found
+        part, dot, key = self.key.rpartition(".")
+        return (summary.get(part) or {}).get(key) if dot else summary[key]
 
 
 RESULTS: Final[Mapping[str, _Result]] = {
-    "makespan": _Result(_DURATION, "", _total("makespan_ns")),
-    "lower_bound": _Result(_DURATION, "", _total("lower_bound_ns")),
-    "critical_path": _Result(_DURATION, "", _total("critical_path_ns")),
-    "tasks": _Result(_COUNT, "", _total("tasks")),
-    "busy": _Result(_DURATION, "device", _device("busy_ns")),
-    "span": _Result(_DURATION, "device", _device("span_ns")),
-    "idle": _Result(_DURATION, "device", _device("idle_ns")),
-    "utilisation": _Result(_SHARE, "device", _device("utilisation")),
-    "bubble": _Result(_SHARE, "device", _device("bubble")),
-    "peak_memory": _Result(_BYTES, "device", _device("peak_memory_bytes")),
-    "peak_reserved": _Result(_BYTES, "device", _device("peak_reserved_bytes")),
-    "sent": _Result(_BYTES, "link", _link("bytes")),
-    "link_busy": _Result(_DURATION, "link", _link("busy_ns")),
-    "pipeline_bubble": _Result(_SHARE, "", _pipeline("bubble")),
-    "makespan_bubble": _Result(_SHARE, "", _pipeline("makespan_bubble")),
-    "span_bubble": _Result(_SHARE, "", _pipeline("span_bubble")),
-    "bottleneck": _Result(_WORD, "", _pipeline("bottleneck")),
-    "ready": _Result(_DURATION, "op", _op("ready_ns")),
-    "issue": _Result(_DURATION, "op", _op("issue_ns")),
-    "start": _Result(_DURATION, "op", _op("start_ns")),
-    "end": _Result(_DURATION, "op", _op("end_ns")),
-    "order": _Result(_ORDER, "", lambda summary, trace, name: _task_names(trace)),
+    "makespan": _Result(_DURATION, "", "makespan_ns"),
+    "lower_bound": _Result(_DURATION, "", "lower_bound_ns"),
+    "critical_path": _Result(_DURATION, "", "critical_path_ns"),
+    "tasks": _Result(_COUNT, "", "tasks"),
+    "busy": _Result(_DURATION, "device", "busy_ns"),
+    "span": _Result(_DURATION, "device", "span_ns"),
+    "idle": _Result(_DURATION, "device", "idle_ns"),
+    "utilisation": _Result(_SHARE, "device", "utilisation"),
+    "bubble": _Result(_SHARE, "device", "bubble"),
+    "peak_memory": _Result(_BYTES, "device", "peak_memory_bytes"),
+    "peak_reserved": _Result(_BYTES, "device", "peak_reserved_bytes"),
+    "sent": _Result(_BYTES, "link", "bytes"),
+    "link_busy": _Result(_DURATION, "link", "busy_ns"),
+    "pipeline_bubble": _Result(_SHARE, "", "pipeline.bubble"),
+    "makespan_bubble": _Result(_SHARE, "", "pipeline.makespan_bubble"),
+    "span_bubble": _Result(_SHARE, "", "pipeline.span_bubble"),
+    "bottleneck": _Result(_WORD, "", "pipeline.bottleneck"),
+    "ready": _Result(_DURATION, "op", "ready_ns"),
+    "issue": _Result(_DURATION, "op", "issue_ns"),
+    "start": _Result(_DURATION, "op", "start_ns"),
+    "end": _Result(_DURATION, "op", "end_ns"),
+    "order": _Result(_ORDER, "", "op"),
 }
 """What may be expected: of the whole run, of ``.DEVICE``, of ``.LINK``, or of ``.OP``."""
 
@@ -319,9 +308,16 @@ def _holds(key: str, value: Any, actual: Any, condition: Mapping[str, Value]) ->
     return key == "tolerance" or bool(actual >= value)
 
 
-def _task_names(trace: Trace) -> list[str]:
-    """Return what each row of the trace is called, in start order, with the iteration if there are more."""
-    ops = [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
-    if trace.job.iterations == 1:
-        return ops
-    return [f"{op}[{i}]" for op, i in zip(ops, trace.tasks["iteration"].tolist(), strict=True)]
+def _row_names(trace: Trace) -> list[str]:
+    """Return what each row of the trace is called, in start order."""
+    names = task_names(trace.job)
+    tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
+    return [names[task] for task in tasks.tolist()]
+
+
+def task_names(job: Job) -> list[str]:
+    """Return what each task is called: the op, with the iteration if there are more than one."""
+    ops = job.graph.op_names
+    if job.iterations == 1:
+        return list(ops)
+    return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]

@@ -40,8 +40,6 @@ def _checked(row: Row) -> Any:
     def check(value: Any) -> Any:
         if value is None:
             raise InputError(f"has no value; accepted: {row.shown}")
-        if row.type == "curve" and isinstance(value, Mapping):  # keys of YAML are text, cores are numbers
-            value = {int(key) if key.isdecimal() else key: item for key, item in value.items()}
         try:
             read_field(row, value)
         except InputError as error:  # pydantic says the field itself

@@ -158,7 +158,8 @@ def _checked(name: str) -> Importer:
 
 
 def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
-    taken = dict([*parameters(importer.load).items()][1:])
+    _, *others = parameters(importer.load).items()
+    taken = {name: parameter for name, parameter in others if name != "batch"}
     return importer.load(path, batch=batch, **arguments(f"the importer of {path}", taken, options))
 
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from sim.words.errors import GraphError, InputError, UnknownNameError
 
-__all__ = ["MAX_BYTES", "StrPath", "choice", "fixed_batch", "in_file", "read_bytes", "read_head", "stem"]
+__all__ = [
+    "MAX_BYTES",
+    "StrPath",
+    "choice",
+    "fixed_batch",
+    "in_file",
+    "read_bytes",
+    "read_head",
+    "read_json",
+    "stem",
+]
 
 StrPath = str | os.PathLike[str]
 
@@ -33,6 +44,20 @@ def read_bytes(path: StrPath) -> bytes:
     if len(content) > MAX_BYTES:
         raise InputError(f"{path}: holds more than {MAX_BYTES // 2**30} GiB")
     return content
+
+
+def read_json(path: StrPath) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    InputError
+        As `read_bytes`, or it is not JSON.
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
 
 
 def read_head(path: StrPath, size: int = 1 << 16) -> bytes:

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from scenarios.ops import op_formulas as f
-from scenarios.ops.op_formulas import Cost, Formula, OpFacts, TensorFacts
+from scenarios.ops.op_formulas import Cost, Formula, OpFacts, TensorFacts, measured_shape
 from sim.words.errors import GraphError, InputError, UnknownNameError
 
 __all__ = [
@@ -78,14 +78,18 @@ def cost_of(op: OpFacts) -> Cost:
     return formula(op)
 
 
-def op_arguments(op: OpFacts, where: str, *, known: bool = True) -> dict[str, Any]:
-    """Return what `GraphBuilder.op` takes of an op with shapes: kind, sizes of outputs, cost.
+def op_arguments(
+    op: OpFacts, where: str, attributes: Mapping[str, Any], *, known: bool = True
+) -> dict[str, Any]:
+    """Return what `GraphBuilder.op` takes of an op with shapes: kind, sizes of outputs, cost, attributes.
 
     Parameters
     ----------
     op : OpFacts
     where : str
         The op, in messages.
+    attributes : mapping
+        To these are added the shape by which measurements are looked up, and of a view, whose it is.
     known : bool
         Whether a formula can be asked; else the op has no flop, and the bytes of its tensors.
 
@@ -98,7 +102,11 @@ def op_arguments(op: OpFacts, where: str, *, known: bool = True) -> dict[str, An
         cost = cost_of(op) if known else Cost(0, op.read, op.written)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from None
-    return {"kind": op.kind, "outputs": [output.nbytes for output in op.outputs], **cost._asdict()}
+    more = {**attributes, **(measured_shape(op) if known else {})}
+    if op.kind in VIEWS and op.inputs:
+        more["view_of"] = 0
+    sizes = [output.nbytes for output in op.outputs]
+    return {"kind": op.kind, "outputs": sizes, **cost._asdict(), "attributes": more}
 
 
 def without_formula(operators: Mapping[str, int], unknown: str, way_out: str, where: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from devices.cost.plain_rooflines import warn_of_plain_rooflines
 from devices.kinds.launches import launched
-from scenarios.fields.expect import Expectation, Outcome
+from scenarios.fields.expect import Expectation, Outcome, task_names
 from scenarios.file.document import dotted
 from scenarios.run.compiling import compile_graph
 from scenarios.run.conditions import refuse_without_effect
@@ -121,7 +121,7 @@ def run_case(
     known = {
         "device": [device.name for device in job.machine.devices],
         "link": [link.name for link in job.machine.links],
-        "op": _task_names(job),
+        "op": task_names(job),
     }
     expectations = tuple(
         expectation
@@ -221,10 +221,3 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
                 if at[-1] not in found:
                     models = sorted({op.partition("/")[0] for op in graph.op_names})
                     raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
-
-
-def _task_names(job: Job) -> list[str]:
-    ops = job.graph.op_names
-    if job.iterations == 1:
-        return list(ops)
-    return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]

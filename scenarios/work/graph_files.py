@@ -31,9 +31,20 @@ from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words.errors import InputError
 
-__all__ = ["ChakraTrace", "GraphFile", "KinetoTrace", "OnnxFile"]
+__all__ = ["ChakraTrace", "GraphFile", "KinetoTrace", "OnnxFile", "Unknown"]
 
 Batch = Annotated[Count | None, Field(description="batch size; default: that of the file")]
+Attributes = Annotated[
+    dict[Name, dict[str, JsonValue]],
+    Field(
+        default_factory=dict,
+        description="attributes added to ops, such as {loop: {trips: 8}, loop/body/if: {outcome: true}}",
+    ),
+]
+Unknown = Annotated[
+    Literal["error", "bytes"],
+    Field(description="operators without a cost formula: refuse them, or count only their bytes"),
+]
 
 
 class GraphFile(Workload):
@@ -46,13 +57,7 @@ class GraphFile(Workload):
         Name | None, Field(description="name of an importer, when the content does not tell (`sim import`)")
     ] = None
     batch: Batch = None
-    attributes: Annotated[
-        dict[Name, dict[str, JsonValue]],
-        Field(
-            default_factory=dict,
-            description="attributes added to ops of the file, such as outcomes: {op: {outcome: true}}",
-        ),
-    ]
+    attributes: Attributes
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
@@ -89,17 +94,8 @@ class OnnxFile(ImportedFile):
     onnx: Annotated[File, Field(description="a file, relative to this one")]
     batch: Batch = None
     dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
-    unknown: Annotated[
-        Literal["error", "bytes"],
-        Field(description="operators without a cost formula: refuse them, or count only their bytes"),
-    ] = "error"
-    attributes: Annotated[
-        dict[Name, dict[str, JsonValue]],
-        Field(
-            default_factory=dict,
-            description="attributes added to ops, such as {loop: {trips: 8}, loop/body/if: {outcome: true}}",
-        ),
-    ]
+    unknown: Unknown = "error"
+    attributes: Attributes
 
 
 class KinetoTrace(ImportedFile):

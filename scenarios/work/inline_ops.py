@@ -266,6 +266,9 @@ class InlineOps(Workload):
                 raise document.wrong(UnknownNameError("device", device, known), ("workload", *loc, "device"))
 
 
+_AS_WRITTEN: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase", "attributes")
+
+
 def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:
     """Return one part of an op as arguments of `GraphBuilder.op`; an op that is not split has one."""
 
@@ -275,7 +278,7 @@ def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, An
     duration_ns = {kind: share(ns) for kind, ns in op.duration.items()}
     return {
         "name": f"{name}/{part}" if op.split > 1 else name,
-        "kind": op.kind,
+        **{key: getattr(op, key) for key in _AS_WRITTEN},
         "inputs": _expand(op.inputs, ops),
         "after": _expand(op.after, ops),
         "outputs": [share(size) for size in op.sizes()],
@@ -284,12 +287,6 @@ def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, An
         "flops": share(op.flops),
         "bytes_read": None if op.bytes_read is None else share(op.bytes_read),
         "bytes_written": None if op.bytes_written is None else share(op.bytes_written),
-        "device": op.device,
-        "dtype": op.dtype,
-        "stage": op.stage,
-        "micro_batch": op.micro_batch,
-        "phase": op.phase,
-        "attributes": op.attributes,
     }
 
 

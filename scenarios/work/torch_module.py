@@ -8,12 +8,13 @@ The function returns the module and its example inputs::
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue
 
 from devices.describe.quantities import Name
 from scenarios.file.document import Document
+from scenarios.work.graph_files import Unknown
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -39,10 +40,7 @@ class TorchModule(Workload):
         dict[str, JsonValue], Field(default_factory=dict, description="arguments of the function")
     ]
     dtype: Annotated[Name | None, Field(description="compute in this data type, not the module's")] = None
-    unknown: Annotated[
-        Literal["error", "bytes"],
-        Field(description="operators without a cost formula: refuse them, or count only their bytes"),
-    ] = "error"
+    unknown: Unknown = "error"
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Call the function, and export what it returns."""

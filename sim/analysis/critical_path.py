@@ -79,7 +79,7 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     """Return the end of the last op when nothing but inputs and transfers holds any op back."""
     graph = job.graph
     n = len(graph)
-    reader = np.repeat(np.arange(n), graph.inputs.counts())
+    reader = graph.inputs.rows()
     produced = graph.tensor_producer[graph.inputs.indices]
     data = produced != UNSET
     travel = _delays(job)

@@ -121,7 +121,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     count = np.where(trace.tasks["dead"] != 0, 0, graph.outputs.counts()[op])
     first_life = np.cumsum(count) - count
     maker = np.repeat(np.arange(len(trace)), count)
-    first_output = graph.outputs.indices[graph.outputs.indptr[:-1]]  # the outputs of an op are contiguous
+    first_output = graph.first_output
     made = first_output[op[maker]] + np.arange(len(maker)) - first_life[maker]
     tensor = np.concatenate((made, moved["tensor"]))
     born = np.concatenate((trace.tasks[f"{since}_ns"][maker], moved["start_ns"]))

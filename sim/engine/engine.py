@@ -13,7 +13,6 @@ import simpy
 
 from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer, tell
-from sim.engine.issuers import Issuers, refuse_wrong
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import groups_that_copy, holding_ops, make_network, make_readiness
 from sim.graph.frames import has_control_flow
@@ -23,6 +22,7 @@ from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
+from sim.policy.issuers import Issuers, refuse_wrong
 from sim.policy.policy import Policy
 from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
@@ -122,19 +122,15 @@ class Engine:
             When tasks remain and nothing can happen any more.
         """
         self.policy.prepare(self.job)
-        clock = self.clock
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
-                if self.ended:
-                    self._complete()
+                self._complete()
                 self._pay()
                 self._ask()
-                if self.touched:
-                    self._start_heads()
-                if self.settling:
-                    self._settle()
-                next_ns = clock.peek()
+                self._start_heads()
+                self._settle()
+                next_ns = self.clock.peek()
                 if next_ns == inf:
                     break
                 self._advance(next_ns)
@@ -146,9 +142,8 @@ class Engine:
         self.now_ns = int(to_ns)
         while self.clock.peek() == to_ns:
             self.clock.step()
-        for callback, value in _drained(
-            self.called
-        ):  # by now all is noted: what they begin is of the next round
+        # By now all is noted, so that what is called here begins things of the next round.
+        for callback, value in _drained(self.called):
             callback(value)
 
     def _later(self, delay_ns: int, note: Callable[[Any], object], value: Any) -> None:

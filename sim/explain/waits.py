@@ -15,17 +15,11 @@ from sim.words.arrays import IntArray
 __all__ = ["final_waits"]
 
 
-def final_waits(trace: Record, facts: Facts | None = None) -> IntArray:
+def final_waits(trace: Record) -> IntArray:
     """Return the code of `sim.record.record.Wait` of every task.
 
     ``ISSUER`` becomes ``POLICY`` where some issuer of the group was free for more than half of the time
     from ready until somebody took the task. What a worker pays for issuing counts as ``ISSUER``.
-
-    Parameters
-    ----------
-    trace : Trace
-    facts : Facts, optional
-        Of this trace, when the caller has them already.
 
     Examples
     --------
@@ -39,7 +33,7 @@ def final_waits(trace: Record, facts: Facts | None = None) -> IntArray:
     >>> trace.tasks["op"].tolist(), final_waits(trace).tolist(), Wait.POLICY
     ([0, 1, 2], [0, 0, 2], 2)
     """
-    f = facts or Facts(trace)
+    f = Facts(trace)
     by_issuer = (f.wait == Wait.ISSUER) | (f.by_worker & (f.wait == Wait.STREAM))
     waited = f.taken - f.ready
     busy = f.issuers_busy.between(f.ready, f.taken, f.machine.group_of[f.device])

@@ -42,6 +42,16 @@ class Csr(NamedTuple):
         """Return the length of every row."""
         return np.diff(self.indptr)
 
+    def rows(self) -> IntArray:
+        """Return the row in which each entry is.
+
+        Examples
+        --------
+        >>> Csr(np.array([0, 2, 2, 3]), np.array([4, 5, 6])).rows().tolist()
+        [0, 0, 2]
+        """
+        return np.repeat(np.arange(len(self.indptr) - 1), self.counts())
+
     def lists(self) -> list[list[int]]:
         """Return the rows as Python lists, which a hot loop reads faster than arrays."""
         flat, ptr = self.indices.tolist(), self.indptr.tolist()

@@ -104,15 +104,8 @@ def frame_structure(graph: Graph) -> FrameStructure:
                     f"through {graph.op_names[came_from[s]]!r} and {_frame_name(names, inside)} "
                     f"through {graph.op_names[op]!r}; bring values into a loop with enter and out with exit"
                 )
-    structure = FrameStructure(
-        frame_of,
-        parent,
-        names,
-        parallel,
-        n_enters,
-        child_of,
-        {op: predicate_of(graph, op) for op in range(n) if kind[op] == "switch"},
-    )
+    predicate = {op: predicate_of(graph, op) for op in range(n) if kind[op] == "switch"}
+    structure = FrameStructure(frame_of, parent, names, parallel, n_enters, child_of, predicate)
     _check_kinds(graph, kind, structure)
     return structure
 
@@ -202,12 +195,8 @@ def predicate_of(graph: Graph, switch: int) -> int:
         raise GraphError(f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}")
     tensor = inputs[1]
     while (producer := int(graph.tensor_producer[tensor])) >= 0:
-        if graph.kind(producer) not in (
-            "enter",
-            "identity",
-            "send",
-            "recv",
-        ) or "outcome" in graph.attributes.get(producer, {}):
+        passes_on = graph.kind(producer) in ("enter", "identity", "send", "recv")
+        if not passes_on or "outcome" in graph.attributes.get(producer, {}):
             return producer
         if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
             producer = rendezvous_keys(graph).send_of(producer)

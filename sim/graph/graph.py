@@ -159,18 +159,23 @@ class Graph:
         producer = int(self.tensor_producer[tensor])
         if producer < 0:
             return self.external_names[tensor]
-        k = tensor - int(self.outputs.indices[self.outputs.indptr[producer]])
+        k = tensor - int(self.first_output[producer])
         return self.op_names[producer] + (f":{k}" if k else "")
+
+    @cached_property
+    def first_output(self) -> IntArray:
+        """Tensor that is output 0 of each op; its others have the next numbers."""
+        return self.outputs.indices[self.outputs.indptr[:-1]]
 
     # -- edges ------------------------------------------------------------------------------
 
     @cached_property
     def edges(self) -> Edges:
         """All edges between ops: data edges, then control edges, each in the order added."""
-        consumer = np.repeat(np.arange(len(self)), self.inputs.counts())
+        consumer = self.inputs.rows()
         producer = self.tensor_producer[self.inputs.indices]
         data = producer >= 0
-        follower = np.repeat(np.arange(len(self)), self.after.counts())
+        follower = self.after.rows()
         return Edges(
             np.concatenate((producer[data], self.after.indices)),
             np.concatenate((consumer[data], follower)),
@@ -196,7 +201,7 @@ class Graph:
     @cached_property
     def consumers(self) -> Csr:
         """tensor → ops that read it; an op that reads it twice is there twice."""
-        consumer = np.repeat(np.arange(len(self)), self.inputs.counts())
+        consumer = self.inputs.rows()
         return Csr.group(self.inputs.indices, consumer, self.n_tensors)
 
     @cached_property

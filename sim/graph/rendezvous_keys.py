@@ -107,7 +107,7 @@ def _with_key(graph: Graph, kind: str) -> dict[int, str]:
 
 def _refuse_readers(graph: Graph, sends: dict[int, str]) -> None:
     producer = graph.tensor_producer[graph.inputs.indices]
-    reader = np.repeat(np.arange(len(graph)), graph.inputs.counts())
+    reader = graph.inputs.rows()
     for k in np.flatnonzero(np.isin(producer, list(sends))).tolist():
         send, name = int(producer[k]), graph.op_names[int(reader[k])]
         raise GraphError(

@@ -47,5 +47,5 @@ def storage_of(graph: Graph) -> IntArray:
                 f"{len(row)} inputs, counted from 0; found {k!r}"
             )
         if not graph.input_distance[graph.inputs.indptr[op] + k]:
-            shared[graph.outputs.indices[graph.outputs.indptr[op]]] = row[k]
+            shared[graph.first_output[op]] = row[k]
     return shared

@@ -46,7 +46,7 @@ def _home(c: Columns) -> IntArray:
 
 def _reads(c: Columns) -> _Reads:
     tensor = c.graph.inputs.indices
-    reader = np.repeat(np.arange(c.n), c.graph.inputs.counts())
+    reader = c.graph.inputs.rows()
     home = _home(c)[tensor]
     crosses = (home != UNSET) & (home != c.job.device_of[reader]) & bool(c.machine.links)
     return _Reads(tensor, reader, c.graph.input_distance, crosses)
@@ -214,7 +214,7 @@ def control_edges(c: Columns) -> None:
     """No op starts before those it follows have ended."""
     if not c.static:
         return
-    follower = np.repeat(np.arange(c.n), c.graph.after.counts())
+    follower = c.graph.after.rows()
     _after(c, c.graph.after.indices, follower, c.graph.after_distance)
 
 

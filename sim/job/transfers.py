@@ -88,7 +88,7 @@ def make_flow(job: Job) -> Flow:
         return Flow(
             n, n, edges.producer, edges.consumer, edges.distance, edges.tensor, none, none, none, none
         )
-    consumer = np.repeat(np.arange(n), graph.inputs.counts())
+    consumer = graph.inputs.rows()
     tensor = graph.inputs.indices
     producer = graph.tensor_producer[tensor]
     home = tensor_devices(job)
@@ -114,7 +114,7 @@ def make_flow(job: Job) -> Flow:
     edge_distance = np.concatenate((graph.input_distance[local], np.zeros(int(produced.sum()), np.int64)))
     data_tensor = np.concatenate((tensor[local], moved[produced]))
     order = np.argsort(data, kind="stable")
-    follower = np.repeat(np.arange(n), graph.after.counts())
+    follower = graph.after.rows()
     return Flow(
         n_ops=n,
         n_nodes=n + len(moved),

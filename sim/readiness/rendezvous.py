@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Set
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.readiness.counters import Readiness
-from sim.words.arrays import IntArray
 from sim.words.errors import GraphError
 
 __all__ = ["Rendezvous", "with_keyed_transfers"]
@@ -60,26 +60,22 @@ def with_keyed_transfers(job: Job, flow: Flow, keys: RendezvousKeys) -> Flow:
     away = [op for op, key in keys.sends.items() if where[key] != int(job.device_of[op])]
     if not away or not machine.links:
         return flow
-    count = len(away)
     sends = np.array(away)
-    nodes = flow.n_nodes + np.arange(count)
-    tensor = graph.outputs.indices[graph.outputs.indptr[sends]]
-
-    def more(column: IntArray, new: object) -> IntArray:
-        return np.concatenate((column, np.asarray(new, np.int64)))
-
-    return Flow(
-        n_ops=flow.n_ops,
-        n_nodes=flow.n_nodes + count,
-        producer=more(flow.producer, sends),
-        consumer=more(flow.consumer, nodes),
-        distance=more(flow.distance, np.zeros(count)),
-        carries=more(flow.carries, tensor),
-        tensor=more(flow.tensor, tensor),
-        source=more(flow.source, job.device_of[sends]),
-        destination=more(flow.destination, [where[keys.sends[op]] for op in away]),
-        nbytes=more(flow.nbytes, [sent_nbytes(graph, op) for op in away]),
-    )
+    tensor = graph.first_output[sends]
+    more = {
+        "producer": sends,
+        "consumer": flow.n_nodes + np.arange(len(away)),
+        "distance": np.zeros(len(away), np.int64),
+        "carries": tensor,
+        "tensor": tensor,
+        "source": job.device_of[sends],
+        "destination": np.array([where[keys.sends[op]] for op in away]),
+        "nbytes": np.array([sent_nbytes(graph, op) for op in away]),
+    }
+    columns: dict[str, Any] = {
+        name: np.concatenate((getattr(flow, name), column)) for name, column in more.items()
+    }
+    return flow._replace(n_nodes=flow.n_nodes + len(away), **columns)
 
 
 _Key = tuple[str, int, str]

@@ -61,8 +61,12 @@ class Tag:
     number: int
     pending: dict[int, int] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
+    live: set[int] = field(default_factory=set)
+    """Ops that wait for their first live input and have it."""
     killed: set[int] = field(default_factory=set)
     """Non-strict ops that follow a dead op by a control edge."""
+    run: set[int] = field(default_factory=set)
+    """Ops that did not wait for all their inputs, and are tasks already."""
     says: dict[int, int] = field(default_factory=dict)
     """Predicate → what it said here: all switches that ask it agree."""
     taken: dict[int, int] = field(default_factory=dict)
@@ -148,7 +152,7 @@ class TaggedTokenReadiness:
         self.group_of = job.group_of.tolist() + [-1] * (n - n_ops)
         # Edges of each op: consumer and output slot (-1: control).
         self.edges: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        first = graph.outputs.indices[graph.outputs.indptr[:-1]].tolist() + flow.tensor.tolist()
+        first = graph.first_output.tolist() + flow.tensor.tolist()
         self.n_data, self.n_control = [0] * n, [0] * n
         for producer, consumer, tensor in zip(
             flow.producer.tolist(), flow.consumer.tolist(), flow.carries.tolist(), strict=True
@@ -163,13 +167,13 @@ class TaggedTokenReadiness:
             early = launched_nodes(job, flow)
             early[flow.producer[~at_issue]] = False
             self.early = early.tolist()
-        # Ops that pass on their first live input; 0 where one is there from the start.
-        self.first = {op: 1 for op in range(n_ops) if self.kind[op] == "merge"}
+        # Ops that pass on their first live input: whether it has to come, or is there from the start.
+        self.first = {op: True for op in range(n_ops) if self.kind[op] == "merge"}
         if non_strict.any():
             there = inputs_from_the_start(graph, flow, 0)
             for op in np.flatnonzero(non_strict).tolist():
                 in_loop = self.structure.frame_of[op] > 0  # where the first token says in which iteration
-                self.first[op] = int(self.n_data[op] > 0 and (in_loop or not there[op]))
+                self.first[op] = self.n_data[op] > 0 and (in_loop or not there[op])
         self.entries = [0] * len(self.structure.parent)
         self.alive: dict[int, Task] = {}
         self.waits_for: dict[int, list[Task]] = {}
@@ -237,6 +241,8 @@ class TaggedTokenReadiness:
         task.frame, task.dead = tag, dead
         tag.outstanding += 1
         self.alive[task.id] = task
+        if op in self.first:
+            tag.run.add(op)
         producers = tag.producers.pop(op, None)
         if producers:
             self.waits_for[task.id] = producers
@@ -308,27 +314,22 @@ class TaggedTokenReadiness:
             self._make(op, tag, op in tag.dead and self.kind[op] != "control_trigger")
 
     def _count_first(self, task: Task, op: int, control: bool, dead: bool, tag: Tag) -> None:
-        """One token of `task` arrives at `op`, which counts 2 for a control input, 1 for the first data."""
-        left = tag.pending.get(op, self.first[op] + 2 * self.n_control[op])
+        """One token of `task` arrives at `op`, which waits for its control inputs and one live input."""
         merges = self.kind[op] == "merge"
+        controls = tag.pending.setdefault(op, self.n_control[op])
         if control:
-            left -= 2
+            tag.pending[op] = controls = controls - 1
             if dead and not merges:
                 tag.killed.add(op)
-            all_dead = tag.dead.get(op, 0) == self.n_data[op]
-            tag.pending[op] = left
-            if left == 0 or (left == 1 and all_dead):
-                tag.pending[op] = 0
-                self._make(op, tag, left == 1 or op in tag.killed)
         elif dead:
-            n_dead = tag.dead[op] = tag.dead.get(op, 0) + 1
-            if left == 1 and (n_dead == self.n_data[op] or (merges and self.kind[task.op] == "enter")):
-                tag.pending[op] = 0
-                self._make(op, tag, True)
+            tag.dead[op] = tag.dead.get(op, 0) + 1
         else:
-            tag.pending[op] = left - left % 2
-            if left == 1:
-                self._make(op, tag, op in tag.killed)
+            tag.live.add(op)
+        live = op in tag.live or not self.first[op]
+        all_dead = tag.dead.get(op, 0) == self.n_data[op]
+        never_entered = dead and not control and merges and self.kind[task.op] == "enter"
+        if op not in tag.run and not controls and (live or all_dead or never_entered):
+            self._make(op, tag, not live or op in tag.killed)
 
     # -- frames --------------------------------------------------------------------------------
 

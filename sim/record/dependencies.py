@@ -129,7 +129,7 @@ def _with_met(trace: Record, found: Dependencies) -> Dependencies:
     by_id = np.argsort(ids)
     source, recv = by_id[np.searchsorted(ids[by_id], trace.met)].T
     graph, n = trace.job.graph, len(trace)
-    sent = graph.outputs.indices[graph.outputs.indptr[trace.tasks["op"][np.minimum(source, n - 1)]]]
+    sent = graph.first_output[trace.tasks["op"][np.minimum(source, n - 1)]]
     moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
     tensor = np.where(source < n, sent, moved[source])
     new = (source, recv, tensor)

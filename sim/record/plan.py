@@ -148,21 +148,11 @@ class Plan:
         records[self.waits.indices] = True
         return records
 
-    @cached_property
-    def by_stream(self) -> dict[str, IntArray]:
-        """The tasks of each stream, in the order in which they start."""
-        return {name: np.flatnonzero(self.stream == s) for s, name in enumerate(self.streams)}
-
-    @cached_property
-    def by_issuer(self) -> dict[str, IntArray]:
-        """The tasks of each issuer, in the order in which it issues them."""
-        return {name: np.flatnonzero(self.issuer == i) for i, name in enumerate(self.issuers)}
-
     # -- files --------------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """Return the plan as JSON, the same text for the same plan."""
-        waiting = np.repeat(np.arange(len(self)), self.waits.counts())
+        waiting = self.waits.rows()
         content = {
             "schema": SCHEMA,
             "graph": self.graph,

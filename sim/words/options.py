@@ -182,6 +182,7 @@ def checked(annotation: Any, value: object) -> Any:
     sim.words.errors.InputError: [1]: should be a whole number, not 'x'
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
     if isinstance(annotation, str) or annotation is inspect.Parameter.empty:
         return value
@@ -196,6 +197,8 @@ def checked(annotation: Any, value: object) -> Any:
         return TypeAdapter(annotation, config=strict).validate_json(text)
     except ValidationError as error:
         raise _misfit(value, error.errors(include_url=False)) from None
+    except (PydanticUndefinedAnnotation, PydanticUserError):  # no annotation that can be read
+        return value
 
 
 def _misfit(value: object, faults: Sequence[Any]) -> InputError:

@@ -262,17 +262,13 @@ def built_in(group: str) -> Mapping[str, str]:
 @functools.cache
 def _installed_entry_points() -> dict[str, dict[str, str]]:
     """Return the entry points that the installation wrote down beside this package."""
-    found: dict[str, dict[str, str]] = {}
+    from configparser import RawConfigParser
+
+    written = RawConfigParser(delimiters="=")
+    written.optionxform = str  # type: ignore[assignment,method-assign]
     beside = Path(__file__).resolve().parents[1]
-    for file in beside.glob(f"{_DISTRIBUTION.replace('-', '_')}-*.dist-info/entry_points.txt"):
-        group: dict[str, str] = {}
-        for line in file.read_text(encoding="utf-8").splitlines():
-            name, equals, value = line.partition("=")
-            if line.startswith("["):
-                group = found.setdefault(line.strip("[] "), {})
-            elif equals:
-                group[name.strip()] = value.strip()
-    return found
+    written.read(beside.glob(f"{_DISTRIBUTION.replace('-', '_')}-*.dist-info/entry_points.txt"), "utf-8")
+    return {group: dict(written[group]) for group in written.sections()}
 
 
 @functools.cache

@@ -242,9 +242,9 @@ class Case:
             return costs
         return costs | _quantities(calibration, _HOST) | depth
 
-    def job(self, duration_ns: Sequence[int] | None = None, calibration: Calibration | None = None) -> Job:
-        """Return the job, with given durations and the other costs of a calibration."""
-        return make_job(self.graph(duration_ns), self.machine(calibration), **self.decisions())
+    def job(self, duration_ns: Sequence[int] | None = None) -> Job:
+        """Return the job, with given durations and no other costs."""
+        return make_job(self.graph(duration_ns), self.machine(), **self.decisions())
 
     def decisions(self) -> dict[str, Any]:
         """Return the decisions besides the policy, as `sim.simulate` takes them."""

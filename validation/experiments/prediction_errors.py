@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from sim.job.transfers import make_flow
 from sim.machine.task import Task
-from sim.policy.policy import Policy
 from sim.record.plan import Plan
 from sim.simulation import simulate
 from sim.trace import Trace
@@ -33,6 +31,7 @@ from validation.experiments.redecide import Redecide
 from validation.host.statistics import kendall_tau
 from validation.real.gate import MAX_PROBE
 from validation.real.measured_kernels import HOLDS_HOST
+from validation.real.work import measured_trace
 
 __all__ = ["GAP", "Point", "Spread", "inversions", "points_of", "rebuild", "spread"]
 
@@ -107,8 +106,7 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
         task.ready_ns = task.issue_ns = int(run["issue_ns"][op])
         task.start_ns, task.end_ns = int(run["start_ns"][op]), int(run["end_ns"][op])
         tasks.append(task)
-    tasks.sort(key=lambda task: (task.start_ns, task.id))
-    return Trace.from_tasks(job, make_flow(job), Policy(), tasks)
+    return measured_trace(job, tasks)
 
 
 def _follow(

@@ -15,18 +15,15 @@ as the first.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from sim.job.job import Job
-from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
-from sim.trace import Trace
 from sim.words.errors import InfeasibleError, InputError, MissingExtraError, RunError, StuckError
 from validation.gpu.gpu_probes import elapsed_ns
 from validation.gpu.partitions import partition_streams
@@ -36,7 +33,7 @@ from validation.gpu.torch_work import TorchWork
 from validation.host.clock import now_ns, quiet_interpreter, run_queue_ns
 from validation.real.driver import Driver
 from validation.real.follow import Follower
-from validation.real.work import Observation
+from validation.real.work import Observation, measured_trace
 
 __all__ = ["Cuda"]
 
@@ -164,9 +161,8 @@ class Cuda:
             looked = self._execute(job, plan, work, streams, gated, timed=True)
             wrong = wrong or work.wrong()
             self.state.busy()
-        trace = Trace.from_tasks(job, make_flow(job), Policy(), looked.tasks)
         return Observation(
-            dataclasses.replace(trace, policy="plan"),
+            measured_trace(job, looked.tasks),
             wrong,
             delayed_ns=0 if gated else delayed,  # behind a gate the device does not see what delays the host
             truth_ns=truth.makespan_ns,
@@ -236,8 +232,7 @@ class Cuda:
             if timed:
                 task.start_ns = elapsed_ns(start, around[k][0])
                 task.end_ns = elapsed_ns(start, around[k][1])
-        tasks = sorted(follower.tasks, key=lambda task: (task.start_ns, task.id))
-        return _Ran(elapsed_ns(start, end), host_ns, tasks)
+        return _Ran(elapsed_ns(start, end), host_ns, follower.tasks)
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide: the host launches what it says and asks the events what has ended.
@@ -305,12 +300,10 @@ class Cuda:
             task.end_ns = elapsed_ns(start, over)
             task.start_ns = min(max(task.issue_ns, free_ns[task.stream]), task.end_ns)
             free_ns[task.stream] = task.end_ns
-        tasks = sorted((task for task, _ in done), key=lambda task: (task.start_ns, task.id))
-        trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
         wrong = work.wrong()
         self.state.busy()
         return Observation(
-            dataclasses.replace(trace, policy=type(policy).__name__),
+            measured_trace(job, (task for task, _ in done), type(policy).__name__),
             wrong,
             delayed_ns=delayed,
             truth_ns=elapsed_ns(start, end),

@@ -15,15 +15,13 @@ from sim.words.errors import InfeasibleError
 __all__ = ["partition_streams"]
 
 
-def partition_streams(count: int, device: int = 0, driver: Any = None) -> tuple[list[int], int]:
+def partition_streams(count: int, driver: Any = None) -> tuple[list[int], int]:
     """Return the handles of one stream a partition, and how many SMs each partition has.
 
     Parameters
     ----------
     count : int
         Number of partitions.
-    device : int
-        Index of the GPU.
     driver : module, optional
         ``cuda.bindings.driver``; imported when it is not given.
 
@@ -51,7 +49,7 @@ def partition_streams(count: int, device: int = 0, driver: Any = None) -> tuple[
             raise InfeasibleError(f"{name} failed with {code}; skipped")
         return values[0] if len(values) == 1 else values
 
-    gpu = call("cuDeviceGet", device)
+    gpu = call("cuDeviceGet", 0)
     everything = call("cuDeviceGetDevResource", gpu, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
     sms = everything.sm.smCount // count
     groups, made, _ = call("cuDevSmResourceSplitByCount", count, everything, 0, max(1, sms // 8 * 8))

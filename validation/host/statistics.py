@@ -8,11 +8,14 @@ Annals of Statistics 7(1)) says how far another calibration may land from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 __all__ = ["Summary", "kendall_tau", "summary"]
+
+_ROUNDS: Final = 200
+"""Of the bootstrap."""
 
 
 class Summary(NamedTuple):
@@ -39,15 +42,13 @@ class Summary(NamedTuple):
     n: int
 
 
-def summary(samples: Sequence[int | float], seed: int = 0, rounds: int = 200) -> Summary:
+def summary(samples: Sequence[int | float]) -> Summary:
     """Summarise samples; whole numbers, rounded half up.
 
     Parameters
     ----------
     samples : sequence of numbers
         At least one.
-    seed, rounds : int
-        Of the bootstrap.
 
     Examples
     --------
@@ -56,8 +57,8 @@ def summary(samples: Sequence[int | float], seed: int = 0, rounds: int = 200) ->
     """
     values = np.asarray(samples, dtype=np.float64)
     median = float(np.median(values))
-    rng = np.random.default_rng(seed)
-    medians = np.median(rng.choice(values, size=(rounds, len(values))), axis=1)
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(values, size=(_ROUNDS, len(values))), axis=1)
     p05, p95 = np.percentile(values, (5, 95))
     low, high = np.percentile(medians, (2.5, 97.5))
     mad = float(np.median(np.abs(values - median)))

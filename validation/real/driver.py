@@ -9,8 +9,8 @@ comes back::
                                                                  └─► free issuers are asked, in machine order,
                                                                      until none takes a task ─► assignments
 
-Readiness (`sim.readiness.counters`) and the order of asking are those of the simulator's engine, so that a
-difference between the two worlds is a difference of times, never of rules.
+Readiness (`sim.readiness.counters`) and asking (`sim.policy.issuers`) are those of the simulator's engine, so
+that a difference between the two worlds is a difference of times, never of rules.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from sim.graph.frames import has_control_flow
 from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
+from sim.policy.issuers import Issuers, refuse_wrong
 from sim.policy.policy import Policy
 from sim.readiness.counters import CounterReadiness
-from sim.words.errors import InputError, RunError
+from sim.words.errors import InputError
 
 __all__ = ["Assignments", "Brain", "Driver", "predecessors"]
 
@@ -98,9 +99,7 @@ class Driver:
         self.readiness = CounterReadiness(job, make_flow(job), policy.synchronisation)
         self.asynchronous = self.readiness.asynchronous
         self.total = self.readiness.total
-        self.idle: list[list[Issuer]] = [[] for _ in range(job.n_groups)]
-        for issuer in job.machine.issuers():
-            self.idle[issuer.group].append(issuer)
+        self.issuers = Issuers(job.machine, policy, {})
         self.executed: list[bool] = (~job.launched).tolist()
         self.stream_of = [] if all(self.executed) else job.stream_of.tolist()
         self.predecessors = predecessors(job)
@@ -111,14 +110,13 @@ class Driver:
 
     def begin(self) -> Assignments:
         """Tell the policy of the tasks that nothing holds back, and ask."""
-        for task in self.readiness.roots():
-            task.ready_ns = self.now()
+        for task in self._stamp(self.readiness.roots()):
             self.policy.ready(task)
         return self._ask()
 
     def issued(self, task: Task) -> Assignments:
         """A launch is done: its issuer is free, and under ``"issue"`` its consumers may be eligible."""
-        self._free(task)
+        self.issuers.free(task.issuer)
         if self.asynchronous:
             self.policy.ended(task, self._stamp(self.readiness.issued(task)), task.issuer)
         return self._ask()
@@ -127,7 +125,7 @@ class Driver:
         """A task ended."""
         executed = self.executed[task.op]
         if executed:
-            self._free(task)
+            self.issuers.free(task.issuer)
         now_ready = self._stamp(self.readiness.ended(task))
         if now_ready or executed or not self.asynchronous:
             self.policy.ended(task, now_ready, task.issuer)
@@ -141,44 +139,20 @@ class Driver:
         now = self.now()
         for task in tasks:
             task.ready_ns = now
+            self.issuers.changed.add(task.group)
         return tasks
 
-    def _free(self, task: Task) -> None:
-        assert task.issuer is not None
-        idle = self.idle[task.issuer.group]
-        idle.append(task.issuer)
-        idle.sort(key=lambda issuer: issuer.index)
-
     def _ask(self) -> Assignments:
-        """Ask the free issuers as the engine does; see `sim.engine`, `_ask_groups` and `_ask_all`."""
         taken: Assignments = []
-        if self.policy.scope == "group":
-            for idle in self.idle:
-                while idle and (task := self.policy.next(idle[0])) is not None:
-                    self._take(idle[0], task, taken)
-            return taken
-        took = True
-        while took:
-            took = False
-            for idle in self.idle:
-                for issuer in idle[:]:
-                    task = self.policy.next(issuer)
-                    if task is not None:
-                        took = True
-                        self._take(issuer, task, taken)
-        return taken
 
-    def _take(self, issuer: Issuer, task: Task, taken: Assignments) -> None:
-        if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
-            raise RunError(
-                f"policy {type(self.policy).__name__} gave {issuer.name} op "
-                f"{self.job.graph.op_names[task.op]!r}, "
-                + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
-            )
-        task.issuer = issuer
-        task.stream = issuer.stream if self.executed[task.op] else self.stream_of[task.op]
-        self.idle[issuer.group].remove(issuer)
-        taken.append((issuer, task))
+        def take(issuer: Issuer, task: Task) -> None:
+            refuse_wrong(self.policy, self.job.graph, issuer, task)
+            task.issuer = issuer
+            task.stream = issuer.stream if self.executed[task.op] else self.stream_of[task.op]
+            taken.append((issuer, task))
+
+        self.issuers.ask(take)
+        return taken
 
 
 def refuse_unsupported(job: Job) -> None:

@@ -6,13 +6,11 @@ from collections import deque
 from collections.abc import Callable
 
 from sim.job.job import Job
-from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
-from sim.policy.policy import Policy
 from sim.record.plan import Plan, plan_of
-from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError
 from validation.real.driver import Assignments, refuse_unsupported
+from validation.real.work import measured_trace
 
 __all__ = ["Follower", "program_plan"]
 
@@ -140,7 +138,7 @@ def program_plan(job: Job) -> Plan:
         task.issuer, task.stream = first[task.group], stream_of[op]
         task.ready_ns = task.issue_ns = task.start_ns = task.end_ns = place
         tasks.append(task)
-    return plan_of(Trace.from_tasks(job, make_flow(job), Policy(), tasks))
+    return plan_of(measured_trace(job, tasks))
 
 
 def _merged(job: Job) -> list[int]:

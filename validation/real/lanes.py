@@ -16,19 +16,16 @@ has a lock of its own.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
 from sim.job.job import Job
-from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
 from sim.record.record import Wait
-from sim.trace import Trace
 from sim.words.errors import StuckError
 from validation.host.clock import (
     Heart,
@@ -41,7 +38,7 @@ from validation.host.clock import (
 from validation.real.driver import Assignments, Brain, Driver
 from validation.real.follow import Follower
 from validation.real.thread_events import Event
-from validation.real.work import Observation, Work
+from validation.real.work import Observation, Work, measured_trace
 
 __all__ = ["LaneBackend", "run_on_threads"]
 
@@ -356,11 +353,9 @@ def run_on_threads(
             done = run.run()
         late_ns = heart.latest_ns
     stolen = stolen_ns() - before
-    tasks = sorted(done, key=lambda task: (task.start_ns, task.id))
-    trace = Trace.from_tasks(job, make_flow(job), Policy(), tasks)
     delays = [delay for delay in run.delays if delay is not None]
     return Observation(
-        dataclasses.replace(trace, policy=decided_by),
+        measured_trace(job, done, decided_by),
         work.wrong(),
         max([*delays, stolen, late_ns]),
         run.priority,

@@ -6,14 +6,18 @@ an order leaves something else than a serial run does. `Work.wrong` compares the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sim.graph.graph import Graph
+from sim.job.job import Job
+from sim.job.transfers import make_flow
 from sim.machine.task import Task
+from sim.policy.policy import Policy
 from sim.trace import Trace
 
-__all__ = ["Observation", "Work", "producers_of"]
+__all__ = ["Observation", "Work", "measured_trace", "producers_of"]
 
 
 class Work(Protocol):
@@ -86,6 +90,12 @@ class Observation:
     def delayed(self) -> float:
         """The delay as a share of the makespan."""
         return self.delayed_ns / max(1, self.makespan_ns)
+
+
+def measured_trace(job: Job, tasks: Iterable[Task], policy: str = "plan") -> Trace:
+    """Return the trace of tasks that ran elsewhere, in order of start; `policy` names what decided."""
+    in_order = sorted(tasks, key=lambda task: (task.start_ns, task.id))
+    return replace(Trace.from_tasks(job, make_flow(job), Policy(), in_order), policy=policy)
 
 
 def producers_of(graph: Graph) -> list[list[int]]:

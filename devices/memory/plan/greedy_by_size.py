@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from devices.memory.blocks import round_up
-from devices.memory.plan.plan_problem import Lifetime, Plan, checked, peak_live
+from devices.memory.plan.plan_problem import Lifetime, Plan, checked
 
 __all__ = ["plan_greedy"]
 
@@ -58,11 +58,4 @@ def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> Plan:
         placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
         placed[:, at] = (offset, offset + size, first, last)
         count += 1
-    return Plan(
-        lifetimes=rows,
-        offsets=tuple(offsets),
-        nbytes=int(placed[1, :count].max(initial=0)),
-        bound=peak_live(rows, alignment),
-        planner="greedy",
-        alignment=alignment,
-    )
+    return Plan.of(rows, offsets, int(placed[1, :count].max(initial=0)), "greedy", alignment)

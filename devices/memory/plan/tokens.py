@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from devices.memory.blocks import round_up
-from devices.memory.plan.plan_problem import Lifetime, Plan, checked, peak_live
+from devices.memory.plan.plan_problem import Lifetime, Plan, checked
 
 __all__ = ["TokenPool", "plan_tokens"]
 
@@ -94,11 +94,4 @@ def plan_tokens(lifetimes: Sequence[Lifetime], alignment: int = 1) -> Plan:
         for tensor in dead.get(step, ()):
             pool.release(token_of[tensor])
     starts = [0, *accumulate(round_up(nbytes, alignment) for nbytes in pool.sizes)]
-    return Plan(
-        lifetimes=rows,
-        offsets=tuple(starts[token] for token in token_of),
-        nbytes=starts[-1],
-        bound=peak_live(rows, alignment),
-        planner="tokens",
-        alignment=alignment,
-    )
+    return Plan.of(rows, (starts[token] for token in token_of), starts[-1], "tokens", alignment)

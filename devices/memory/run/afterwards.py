@@ -82,13 +82,13 @@ def _calls(memories: DeviceMemories, journal: Journal) -> tuple[IntArray, IntArr
     ended[~journal.task[~takes]] = np.flatnonzero(~takes)
     at_issue = np.tile(memories.reads_at_issue, iterations)
     # Who makes what, and what of it nobody reads: that goes when its maker has read.
-    maker = np.repeat(np.arange(n_nodes), buffers.writes.counts())
+    maker = buffers.writes.rows()
     made_by = np.zeros(n, np.int64)
     made_by[buffers.writes.indices] = maker
     making, made = every(maker, buffers.writes.indices)
     unread = buffers.uses(iterations).ravel()[made] == 0
     # Who reads what; a key below 0 is of an iteration before the first.
-    reading, read = every(np.repeat(np.arange(n_nodes), buffers.reads.counts()), buffers.reads.indices)
+    reading, read = every(buffers.reads.rows(), buffers.reads.indices)
     reading, read = reading[read >= 0], read[read >= 0]
     there = took[read // n * n_nodes + made_by[read % n]] <= took[reading]
     at_read = np.where(at_issue[reading] & there, took[reading], ended[reading])
@@ -124,9 +124,7 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
     if not asked.any():
         return taken, None
     made_by = np.zeros(n, np.int64)
-    made_by[memories.buffers.writes.indices] = np.repeat(
-        np.arange(memories.flow.n_nodes), memories.buffers.writes.counts()
-    )
+    made_by[memories.buffers.writes.indices] = memories.buffers.writes.rows()
     size, owner, names = nbytes.tolist(), made_by.tolist(), memories.names
     for row in np.flatnonzero(asked).tolist():
         this, d, b = int(key[row]), int(device[row]), int(buffer[row])

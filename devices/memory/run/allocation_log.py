@@ -82,9 +82,7 @@ class MemoryLog:
         change = sign * np.concatenate((before[1], size[key]))
         tensor = np.concatenate((before[2], self.tensor[buffer]))
         requested = sign * self.nbytes[np.concatenate((before[2], buffer))]
-        order = np.argsort(
-            device.astype(np.uint16) if device.max(initial=0) < 1 << 16 else device, kind="stable"
-        )
+        order = np.argsort(device, kind="stable")
         return {
             "time_ns": np.concatenate(
                 (np.zeros(len(self.resident), np.int64), np.array(self.when, np.int64))

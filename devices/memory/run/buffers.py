@@ -60,8 +60,6 @@ class Buffers(NamedTuple):
         n = len(self.nbytes)
         distance = -(self.reads.indices // n)
         read = self.reads.indices + distance * n
-        if not distance.any():
-            return np.tile(np.bincount(read, minlength=n), (iterations, 1))
         left = range(iterations, 0, -1)  # iterations from this one to the last
         return np.array([np.bincount(read[distance < after], minlength=n) for after in left])
 
@@ -75,25 +73,11 @@ class Buffers(NamedTuple):
         return made
 
     def names(self, job: Job, flow: Flow) -> list[str]:
-        """Return what every buffer is called; see `name`."""
-        graph = job.graph
-        names = list(graph.external_names)
-        if len(graph.outputs.indices) == len(graph):  # the usual case: an output an op
-            names += graph.op_names
-        else:
-            for op, count in zip(graph.op_names, graph.outputs.counts().tolist(), strict=True):
-                names += [op, *(f"{op}:{k}" for k in range(1, count))]
-        n = graph.n_tensors
-        return names + [self.name(n + t, job, flow) for t in range(len(flow.tensor))]
-
-    def name(self, buffer: int, job: Job, flow: Flow) -> str:
-        """Return what a buffer is called: its tensor, and for a copy where it lies."""
-        n = job.graph.n_tensors
-        if buffer < n:
-            return job.graph.tensor_name(buffer)
-        t = buffer - n
-        there = job.machine.devices[int(flow.destination[t])].name
-        return f"{job.graph.tensor_name(int(flow.tensor[t]))} on {there}"
+        """Return what every buffer is called: its tensor, and for a copy where it lies."""
+        graph, devices = job.graph, job.machine.devices
+        names = [graph.tensor_name(tensor) for tensor in range(graph.n_tensors)]
+        copies = zip(flow.tensor.tolist(), flow.destination.tolist(), strict=True)
+        return [*names, *(f"{names[tensor]} on {devices[there].name}" for tensor, there in copies)]
 
 
 def make_buffers(job: Job, flow: Flow) -> Buffers:
@@ -106,9 +90,9 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     external = np.concatenate((producer < 0, np.zeros(n_transfers, bool)))
     transfer = np.arange(n_transfers)
 
-    made_by = np.concatenate((np.repeat(np.arange(n), graph.outputs.counts()), n + transfer))
+    made_by = np.concatenate((graph.outputs.rows(), n + transfer))
     made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
-    reader = np.repeat(np.arange(n), graph.inputs.counts())
+    reader = graph.inputs.rows()
     read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
     sent = flow.tensor
     own = _own_storage(job, flow, len(nbytes))
@@ -146,12 +130,6 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
 def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:
     """Return which (row, value) pairs did not occur before."""
     first = np.ones(len(row), bool)
-    if not len(row):
-        return first
-    lowest = value.min()
-    key = np.sort(row * (value.max() - lowest + 1) + (value - lowest))
-    if (key[1:] != key[:-1]).all():  # the usual case, and soon told
-        return first
     order = np.lexsort((value, row))  # stable: equal pairs stay in order
     row, value = row[order], value[order]
     first[order[1:]] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
@@ -175,7 +153,7 @@ def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
     shared = storage_of(graph)
     if (shared < 0).all():
         return None
-    made = graph.outputs.indices[graph.outputs.indptr[:-1]]  # output 0 of each op
+    made = graph.first_output  # output 0 of each op
     ops = graph.topological_order
     ops = ops[shared[made[ops]] >= 0]
     base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)

@@ -134,6 +134,6 @@ class DeviceMemories:
                 suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
                 for buffer in written[suspects].tolist():
                     size = int(self.buffers.nbytes[buffer])
-                    name = self.buffers.name(buffer, self.job, self.flow)
+                    name = self.names[buffer]
                     if not allocator.fits_empty(size, 0, name):
                         raise allocator.out_of_memory(size, owner=name, where="before time 0")

@@ -36,7 +36,7 @@ class Guards:
 def slot_of(graph: Graph, tensor: int) -> int:
     """Return which output of its producer a tensor is."""
     producer = int(graph.tensor_producer[tensor])
-    return tensor - int(graph.outputs.indices[graph.outputs.indptr[producer]])
+    return tensor - int(graph.first_output[producer])
 
 
 def find_guards(graph: Graph, structure: FrameStructure) -> Guards:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from scenarios.cli.shared_options import settings
+
 __all__ = ["import_"]
 
 
@@ -21,10 +23,7 @@ def import_(
         str | None,
         typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected."),
     ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the importer, such as dtype=bf16."),
-    ] = None,
+    options: Annotated[list[str] | None, settings("An option of the importer, such as dtype=bf16.")] = None,
     note: Annotated[
         str | None,
         typer.Option("--note", help="The source and licence of the model, kept in the file."),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import Json
+from scenarios.cli.shared_options import Json, settings
 
 __all__ = ["memory"]
 
@@ -32,10 +32,7 @@ def memory(
         str | None, typer.Option("--capacity", metavar="SIZE", help="Memory of the device, such as 80GiB.")
     ] = None,
     sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="An option of the allocator, such as allow_growth=true."
-        ),
+        list[str] | None, settings("An option of the allocator, such as allow_growth=true.")
     ] = None,
     device: Annotated[
         int | None, typer.Option("--device", min=0, help="The device, if a snapshot has several.")

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from scenarios.cli.shared_options import settings
+
 __all__ = ["schedule"]
 
 
@@ -34,11 +36,7 @@ def schedule(
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the schedule, such as order=fifo, or a time in the picture: forward=2.",
-        ),
+        settings("An option of the schedule, such as order=fifo, or a time in the picture: forward=2."),
     ] = None,
     format: Annotated[
         Format,

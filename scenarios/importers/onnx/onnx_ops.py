@@ -36,7 +36,6 @@ from scenarios.importers.onnx.onnx_values import (
 )
 from scenarios.ops.functions import Function, add_ops
 from scenarios.ops.op_costs import COSTS, VIEWS, OpFacts, TensorFacts, op_arguments
-from scenarios.ops.op_formulas import measured_shape
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -227,16 +226,13 @@ class _Ops:
             attributes_of(node)
             | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
         )
-        attributes = {**facts.attributes, **measured_shape(facts)}
-        if kind in VIEWS and sources[0] is not None:
-            attributes["view_of"] = 0
+        where = f"node {node_name(node)!r} ({node.op_type})"
         inputs = [self.read(v) for v in sources if v is not None]
         name = self._add(
             self._name(node, len(outputs)),
             inputs=inputs,
-            **op_arguments(facts, f"node {node_name(node)!r} ({node.op_type})", known=kind in COSTS),
+            **op_arguments(facts, where, facts.attributes, known=kind in COSTS),
             dtype=compute_dtype(node, values, dtype),
-            attributes=attributes,
         )
         self._refer(outputs, name)
 

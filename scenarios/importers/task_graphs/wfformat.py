@@ -20,14 +20,13 @@ workflow research and development", FGCS 2022, arXiv 2105.14352.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from scenarios.importers.files import StrPath, fixed_batch, in_file, read_bytes
+from scenarios.importers.files import StrPath, fixed_batch, in_file, read_json
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
@@ -79,10 +78,7 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
         A cycle, two tasks that write one file, or a parent that is not there.
     """
     fixed_batch(path, batch, "its runtimes were measured")
-    try:
-        data = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+    data = read_json(path)
     workflow = data.get("workflow") if isinstance(data, dict) else None
     if not isinstance(workflow, dict):
         raise InputError(f"{path}: not a workflow (it has no mapping workflow)")

@@ -42,8 +42,7 @@ from scenarios.importers.tensorflow.tensorflow_tensors import (
     split_reference,
     variables_of,
 )
-from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
-from scenarios.ops.op_formulas import measured_shape
+from scenarios.ops.op_costs import COSTS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
@@ -134,12 +133,7 @@ def _add(
     sized = not any(
         key in tensors.open for key in [*sources, *((node["name"], k) for k in range(len(written)))]
     )
-    attributes = {
-        **plain_attributes(node.get("attributes", {})),
-        **(measured_shape(facts) if sized else {}),
-    }
-    if facts.kind in VIEWS and sources:
-        attributes["view_of"] = 0
+    where, attributes = f"node {node['name']!r} ({node['op']})", plain_attributes(node.get("attributes", {}))
     after: list[str | tuple[str, int]] = [name for name in node.get("control", []) if name not in externals]
     if facts.kind == "read_variable" and sources and sources[0][0] in variables and not control_flow:
         after.extend((writer, 1) for writer in variables[sources[0][0]].writers)
@@ -150,10 +144,9 @@ def _add(
             for name, k in sources
         ],
         after=after,
-        **op_arguments(facts, f"node {node['name']!r} ({node['op']})", known=facts.kind in COSTS and sized),
+        **op_arguments(facts, where, attributes, known=facts.kind in COSTS and sized),
         device=_pin(node),
         dtype=tensors.dtype(node, sources),
-        attributes=attributes,
     )
 
 

@@ -23,8 +23,7 @@ from typing import Any, Literal
 from scenarios.importers.files import choice, in_file
 from scenarios.importers.torch.torch_ops import LISTS, attributes_of, kind_of, operator_name, ordered
 from scenarios.ops import dtypes
-from scenarios.ops.op_costs import VIEWS, OpFacts, TensorFacts, op_arguments, without_formula
-from scenarios.ops.op_formulas import measured_shape
+from scenarios.ops.op_costs import OpFacts, TensorFacts, op_arguments, without_formula
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, MissingExtraError
@@ -103,9 +102,8 @@ def _check(called: Sequence[Any], name: str, unknown: str) -> None:
         for node in called
         if operator_name(node.target) not in LISTS and kind_of(operator_name(node.target), node) is None
     )
-    without_formula(
-        counts, unknown, "unknown: bytes in the scenario's workload, or unknown='bytes' in Python"
-    )
+    way_out = "unknown: bytes in the scenario's workload, or unknown='bytes' in Python"
+    without_formula(counts, unknown, way_out, f"{name}: ")
 
 
 # -- the graph ------------------------------------------------------------------------------------
@@ -137,15 +135,12 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
 
 def _add(builder: GraphBuilder, node: Any, facts: OpFacts, inputs: list[str], dtype: str | None) -> str:
     known = _is_getitem(node) or kind_of(operator_name(node.target), node) is not None
-    attributes = {"aten": str(node.target), **facts.attributes, **measured_shape(facts)}
-    if facts.kind in VIEWS and inputs:
-        attributes["view_of"] = 0
+    attributes = {"aten": str(node.target), **facts.attributes}
     return builder.op(
         node.name,
         inputs=inputs,
-        **op_arguments(facts, f"{node.name} ({node.target})", known=known),
+        **op_arguments(facts, f"{node.name} ({node.target})", attributes, known=known),
         dtype=_computed_in(node, dtype),
-        attributes=attributes,
     )
 
 

@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from scenarios.importers.files import StrPath, choice, fixed_batch, read_bytes, stem
+from scenarios.importers.files import StrPath, choice, fixed_batch, stem
 from scenarios.importers.traces.kineto_events import GpuTask, Trace, kind_of, read_events, short_name
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -78,7 +78,7 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     """
     fixed_batch(path, batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
-    trace = read_events(read_bytes(path), path)
+    trace = read_events(path)
     if not trace.tasks:
         raise InputError(f"{path}: no kernel, copy or fill of a GPU in the trace")
     before = [[*row] for row in _stream_order(trace.tasks)]

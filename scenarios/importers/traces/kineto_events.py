@@ -13,13 +13,13 @@ The categories changed their names once ("Kernel" became "kernel"); both are rea
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from scenarios.importers.files import StrPath, read_json
 from sim.words.errors import InputError
 from sim.words.units import round_half_up
 
@@ -151,18 +151,15 @@ def short_name(name: str) -> str:
     return re.split(r"::| ", plain)[-1] or name.split("(")[0].strip() or "kernel"
 
 
-def read_events(content: bytes, path: object) -> Trace:
+def read_events(path: StrPath) -> Trace:
     """Return the tasks, calls and waits of a trace.
 
     Raises
     ------
     InputError
-        Not JSON, no ``traceEvents``, or a slice without what it must have (with its index).
+        No such file, not JSON, no ``traceEvents``, or a slice without what it must have (with its index).
     """
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+    data = read_json(path)
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise InputError(f"{path}: not a trace (it has no list traceEvents)")

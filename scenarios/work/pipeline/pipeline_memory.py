@@ -43,7 +43,7 @@ def band_of_tensors(trace: Trace) -> IntArray:
     producer = graph.tensor_producer
     made = np.flatnonzero(producer != UNSET)
     op = producer[made]
-    k = made - graph.outputs.indices[graph.outputs.indptr[op]]
+    k = made - graph.first_output[op]
     again = np.zeros(len(graph), dtype=bool)
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
@@ -60,7 +60,7 @@ def band_of_tensors(trace: Trace) -> IntArray:
 def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: IntArray) -> IntArray:
     """A forward that is not recomputed keeps in its second output what I frees: activations."""
     graph = trace.job.graph
-    reader = np.repeat(np.arange(len(graph)), graph.inputs.counts())
+    reader = graph.inputs.rows()
     by_recompute = np.zeros(graph.n_tensors, dtype=bool)
     by_recompute[graph.inputs.indices[again[reader]]] = True
     plain = second[(band[second] == _INPUTS) & ~by_recompute[second]]
@@ -102,7 +102,7 @@ def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
     op = np.where(made, producer, 0)
     elsewhere = made & (trace.job.device_of[op] != lives.device)
     received = np.zeros(len(graph), dtype=bool)  # forwards that have received anything
-    reader = np.repeat(np.arange(len(graph)), graph.inputs.counts())
+    reader = graph.inputs.rows()
     source = graph.tensor_producer[graph.inputs.indices]
     crossing = (source != UNSET) & (trace.job.device_of[source] != trace.job.device_of[reader])
     received[reader[crossing]] = bool(trace.job.machine.links)
