@@ -30,7 +30,6 @@ from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, P
 from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.job.noise import Noise
-from sim.kernel.layout import why_not
 from sim.kernel.run import compiled, run
 from sim.machine.device_details import Details
 from sim.record.record import Wait
@@ -86,6 +85,9 @@ def machines(draw: st.DrawFn) -> Machine:
                     "cores": draw(st.integers(2, 5)),
                     "cores_per_op": draw(st.integers(1, 2)),
                 }
+            if draw(st.booleans()):
+                staging = draw(st.none() | st.integers(1, 12).map(lambda n: n * 10**9 // 4))
+                issue |= {"pageable": True, "staging_bytes_per_s": staging}
             devices.append(Device(f"d{d}", "cpu", workers=draw(st.integers(1, 3)), **issue))
         else:
             launch = {"launch_latency_ns": draw(ns), "gap_ns": draw(ns), "event_ns": draw(ns)}
@@ -295,8 +297,8 @@ class Below(ByNext):
 def refusal(
     policy: Policy, graph: Graph | None = None, machine: Machine | None = None, **of: Any
 ) -> str | None:
-    job = make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of)
-    return why_not(job, policy)
+    found = run(make_job(graph or chain(), machine or Machine((Device("gpu0"),)), **of), policy)
+    return found if isinstance(found, str) else None
 
 
 @pytest.mark.parametrize("policy", [ByNext, ByReady, ByEnded, ByPrepare, ByScope, ByHelper, Below])
@@ -339,6 +341,14 @@ def test_an_edge_may_reach_further_than_32_bits_can_count(pure: bool) -> None:
         return trace.tasks
 
     same(tasks(3), tasks(1 << 40))
+
+
+def test_an_estimate_that_changes_is_not_data() -> None:
+    policy = TensorFlowExecutor(cycles_per_us=3000)
+    assert (
+        refusal(policy, machine=Machine((Device("cpu0", "cpu", workers=1),)))
+        == "the policy TensorFlowExecutor has to be asked task by task"
+    )
 
 
 def test_other_obstacles_are_named() -> None:

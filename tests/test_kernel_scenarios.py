@@ -8,6 +8,7 @@ import pytest
 
 from scenarios.run.execute import job_of
 from scenarios.run.load import load_scenario
+from scenarios.run.run_memory import memory_of
 from sim.engine.engine import Engine
 from sim.kernel.run import run
 from sim.trace import Trace
@@ -26,9 +27,10 @@ REFUSED = {
     "condition": "the graph has control flow",
     "loop": "the graph has control flow",
     "npu_tiles": "the tasks of npu0 share its cores, SMs or bandwidth",
-    "pageable": "host threads copy pageable memory",
+    "peak_memory": "the memory of gpu0 runs short",
     "rendezvous": "the graph has Sends and Recvs that meet by key",
     "sessions": "the tasks of cpu0 share its cores, SMs or bandwidth",
+    "shared_gpu": "the memory of gpu0 runs short",
     "thread_pools": "the tasks of cpu0 share its cores, SMs or bandwidth",
 }
 """What stands in the way of some cases of these; every case of all others runs."""
@@ -40,13 +42,15 @@ def test_a_scenario_gives_the_same_trace(path: Path) -> None:
     refused = set()
     for case in load_scenario(path).cases():
         job, policy = job_of(case), case.decisions.policy
+        memory = memory_of(case.scenario, job.machine, policy)
         expected = None
         for pure in KERNELS:
-            found = run(job, policy, pure=pure)
+            found = run(job, policy, memory=memory, pure=pure)
             if not isinstance(found, Trace):
                 refused.add(found)
                 break
-            expected = expected or Engine(job, policy).run()
+            expected = expected or Engine(job, policy, memory=memory).run()
             same(expected.tasks, found.tasks)
             same(expected.transfers, found.transfers)
+            same(expected.memory or {}, found.memory or {})
     assert REFUSED.get(path.stem) in refused if path.stem in REFUSED else not refused

@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
@@ -127,34 +126,6 @@ def test_invariants_of_a_long_run(kind: str) -> None:
     for block in awaited:
         allocator.event_done(block)
     verify_nothing_leaked(allocator)
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-@examples(30)
-@given(picks=st.randoms(use_true_random=False))
-def test_what_is_certain_is_never_refused(kind: str, picks: random.Random) -> None:
-    """From any state: as long as requests take no more than the room there was, all are met as they come."""
-    allocator = MAKERS[kind][0]()
-    live: list[Block] = []
-    for _ in range(picks.randrange(60)):
-        if live and picks.random() < 0.4:
-            allocator.free(live.pop(picks.randrange(len(live))))
-        else:
-            taken = allocator.try_alloc(int(2 ** picks.uniform(0, 25)), picks.randrange(2))
-            live.extend([taken] if taken else [])
-    room = allocator.room(2)
-    synchronised = allocator.synchronisations
-    while room is not None and 0 < room < 1 << 40:
-        nbytes = int(room / picks.choice([1, 1.5, 2, 3, 10, 50]))
-        taken_at_most = int(allocator.at_most(np.array([nbytes]))[0])
-        if taken_at_most > room or not nbytes:
-            break
-        room -= taken_at_most
-        assert allocator.try_alloc(nbytes, picks.randrange(2)) is not None
-        if live and picks.random() < 0.2:
-            allocator.free(live.pop(picks.randrange(len(live))))
-    assert allocator.synchronisations == synchronised or kind == "counted"
-    assert room is not None or kind in ("counted", "scratchpad")
 
 
 def verify(allocator: Allocator, live: list[Block]) -> None:

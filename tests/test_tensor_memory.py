@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from devices.memory.memory_description import MemorySpec, read_allocator
 from devices.memory.run.buffers import make_buffers
 from devices.memory.run.planned_order import events_in_order
-from devices.memory.run.tensors import TensorMemory, tensor_memory
+from devices.memory.run.tensors import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
 from sim.job.build_job import make_job
@@ -376,95 +376,3 @@ def test_a_reader_issued_before_its_copy_has_arrived_holds_it_until_it_has_read(
     assert trace.memory is not None
     rows = zip(*(trace.memory[c].tolist() for c in ("time_ns", "device", "change")), strict=True)
     assert list(rows) == [(0, 0, 8), (10, 1, 8), (18, 0, -8), (28, 1, -8)]
-
-
-@given(
-    picks=st.randoms(use_true_random=False),
-    allocator=st.sampled_from(["pool", "bfc", "caching"]),
-    tightness=st.sampled_from([None, 4.0, 1.0, 0.4]),
-    when_full=st.sampled_from(["error", "wait"]),
-    at_once=st.sampled_from([0, 3, 1024]),
-)
-def test_what_is_put_off_comes_out_as_what_is_done_at_once(
-    picks: Any, allocator: str, tightness: float | None, when_full: str, at_once: int
-) -> None:
-    """Asked late, where it has room for certain, an allocator answers what it would have answered then."""
-    builder = GraphBuilder("random")
-    n = picks.randrange(1, 30)
-    sizes = [
-        [picks.randrange(1 << picks.randrange(25)) for _ in range(picks.randrange(1, 3))] for _ in range(n)
-    ]
-    on = [picks.choice(["gpu0", "gpu1", "cpu0"]) for _ in range(n)]
-    apart = picks.random() < 0.5  # devices that send nothing to one another
-    if picks.random() < 0.25:
-        on = [on[0]] * n
-    for i in range(n):
-        inputs = [f"op{picks.randrange(i)}" for _ in range(picks.randrange(3))] if i else []
-        late = [(f"op{picks.randrange(n)}", 1)] if picks.random() < 0.2 else []
-        device = on[i]
-        if apart:
-            inputs = [op for op in inputs if on[int(op[2:])] == device]
-            late = [(op, distance) for op, distance in late if on[int(op[2:])] == device]
-        builder.op(
-            f"op{i}",
-            inputs=[*inputs, *late],
-            outputs=sizes[i],
-            duration_ns=picks.randrange(20),
-            device=device,
-        )
-    total = sum(sum(row) for row in sizes)
-    limit = (
-        None if tightness is None else (64 << 20 if allocator == "caching" else 1000) + int(tightness * total)
-    )
-    numbers: dict[str, Any] = {"memory_bytes": limit, "streams": 2, "issue_ns": 1}
-    machine = Machine(
-        (
-            Device("gpu0", **numbers),
-            Device("gpu1", **numbers),
-            Device("cpu0", "cpu", workers=2, memory_bytes=limit),
-        )
-    )
-
-    def outcome() -> Any:
-        specs = {device.name: MemorySpec(allocator) for device in machine.devices}
-        try:
-            trace = simulate(
-                builder.build(),
-                machine,
-                ReadyQueue(synchronisation="issue"),
-                streams=TwoStreams(),
-                iterations=2,
-                memory=tensor_memory(specs, lifetime="issue", when_full=when_full),
-            )
-        except (OutOfMemoryError, StuckError) as error:
-            return str(error)
-        assert trace.memory is not None
-        return [[column.tolist() for column in table.values()] for table in (trace.memory, trace.tasks)]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("devices.memory.run.tensors.AT_ONCE", at_once)
-        put_off = outcome()
-        patch.setattr("devices.memory.run.tensor_lifetimes.Lifetimes.room", lambda self: None)
-        assert outcome() == put_off
-
-
-def test_memory_that_is_certain_is_not_asked_for_at_once() -> None:
-    """26 tasks of 100 bytes need 2,600 at most: with so much nothing is asked before the end."""
-    done: list[int] = []
-    catch_up = TensorMemory._catch_up
-
-    def noted(self: TensorMemory) -> None:
-        done.append(len(self.tasks))
-        catch_up(self)
-
-    def run(nbytes: int) -> list[int]:
-        done.clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TensorMemory, "_catch_up", noted)
-            policy = ReadyQueue(synchronisation="issue")
-            simulate(chain(*[100] * 26), gpu(nbytes), policy, memory=tensor_memory(lifetime="issue"))
-        return done[:]
-
-    assert run(2600) == [26]
-    # Ten fit for certain. They lay at 0 and 100 in turn, and the last lives at 100: 800 are left together.
-    assert run(1000) == [10, 8, 8]

@@ -22,12 +22,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-import numpy as np
-
 from devices.memory.blocks import LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
 from devices.memory.oom import largest_holders, more_memory, out_of_memory, shown
-from sim.words.arrays import IntArray
 from sim.words.errors import InputError, InvariantError, OutOfMemoryError
 
 __all__ = ["Allocator"]
@@ -132,18 +129,6 @@ class Allocator(ABC):
     @abstractmethod
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether this request could be met with nothing else allocated."""
-
-    def room(self, streams: int = 1) -> int | None:
-        """Return how many bytes are certain to be had in requests that each count as `at_most`.
-
-        Until then no such request is refused, or synchronises, in whatever order they come, on whichever of
-        so many streams, and whatever is freed between them. None: nothing is certain.
-        """
-        return None
-
-    def at_most(self, nbytes: IntArray) -> IntArray:
-        """Return how many bytes of `room` each of these requests takes at most; one per buffer of a graph."""
-        return np.array([self.rounded(size) for size in nbytes.tolist()], np.int64)
 
     @abstractmethod
     def spans(self) -> Iterator[Span]:

@@ -44,6 +44,11 @@ class MemorySpec:
     synchronise_ns: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def costs(self) -> bool:
+        """Whether calls to the device cost anything."""
+        return bool(self.malloc_ns or self.free_ns or self.synchronise_ns)
+
 
 def read_allocator(value: object, origin: plugins.Origin = plugins.NOWHERE) -> MemorySpec:
     """Read a description: the name of an allocator, or a mapping with its name, costs and options.

@@ -5,7 +5,7 @@ Everything here is array operations: a loop over ops in Python would cost more t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -15,16 +15,17 @@ from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.job.transfers import Flow, check_routes, make_flow
+from sim.job.pageable import host_groups
+from sim.job.transfers import Flow, check_routes
+from sim.kernel.memory import MemoryAfterwards, journal_columns
 from sim.kernel.routes import InColumns, Routes
 from sim.kernel.shared import ProcessorInColumns, SharedCores, SharedSms
-from sim.policy.as_data import order_of
 from sim.policy.order import Order
 from sim.policy.policy import Policy
 from sim.readiness.strictness import non_strict_ops
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["Columns", "columns", "obstacle", "why_not"]
+__all__ = ["Columns", "columns", "no_order", "obstacle", "routes_of", "shared_of"]
 
 Columns: TypeAlias = dict[str, "int | IntArray"]
 
@@ -46,52 +47,13 @@ _NARROW: Final = (
 """Columns of 32 bits: much of what a task costs is fetching it from memory."""
 
 
-def why_not(
-    job: Job,
-    policy: Policy,
-    *,
-    memory: Callable[..., Any] | None = None,
-    observers: Iterable[Any] = (),
-) -> str | None:
-    """Return what stands in the way of running a job on the kernel, in words; None: nothing does.
-
-    Parameters
-    ----------
-    job : Job
-    policy : Policy
-    memory, observers
-        As for `sim.simulate`.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine, Policy
-    >>> from sim.job.build_job import make_job
-    >>> b = GraphBuilder("one")
-    >>> _ = b.op("a", duration_ns=10)
-    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
-    >>> class Mine(Policy):
-    ...     pass
-    >>> why_not(job, Mine())
-    'the policy Mine has to be asked task by task'
-    """
-    found = obstacle(job, memory=memory, observers=observers)
-    if found is None and order_of(policy, job) is None:
-        found = no_order(policy)
-    for of in (shared_of, lambda job: routes_of(job, make_flow(job))):
-        if found is None and isinstance(given := of(job), str):
-            found = given
-    return found
-
-
 def no_order(policy: Policy) -> str:
     """Say that a policy is not data."""
     return f"the policy {type(policy).__name__} has to be asked task by task"
 
 
-def obstacle(
-    job: Job, *, memory: Callable[..., Any] | None = None, observers: Iterable[Any] = ()
-) -> str | None:
-    """Return what stands in the way, the policy left aside."""
+def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
+    """Return what stands in the way at first sight, in words; None: nothing does."""
     graph, machine = job.graph, job.machine
     if has_control_flow(graph):
         return "the graph has control flow"
@@ -99,12 +61,10 @@ def obstacle(
         return "the graph has Sends and Recvs that meet by key"
     if graph.attributes and non_strict_ops(graph).any():
         return "the graph has ops that start with the first of their inputs (strict: false)"
-    if memory is not None:
-        return "an allocator follows the tensors"
+    if memory is not None and not isinstance(memory, MemoryAfterwards):
+        return "the memory of the run is of your own"
     if any(True for _ in observers):
         return "an observer watches the run"
-    if any(device.pageable for device in machine.devices):
-        return "host threads copy pageable memory"
     for device in machine.devices:
         if device.processor is not None and not isinstance(device.processor, ProcessorInColumns):
             return f"the tasks of {device.name} share its cores, SMs or bandwidth"
@@ -206,7 +166,14 @@ def _partitions(job: Job, shared: Sequence[Shared]) -> Columns:
     return {"partition": partition, "waking": np.full(len(partition), -1)}
 
 
-def columns(job: Job, flow: Flow, policy: Policy, order: Order, shared: Sequence[Shared]) -> Columns:
+def columns(
+    job: Job,
+    flow: Flow,
+    policy: Policy,
+    order: Order,
+    shared: Sequence[Shared],
+    memory: MemoryAfterwards | None = None,
+) -> Columns:
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
     n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
     out: Columns = {
@@ -219,8 +186,8 @@ def columns(job: Job, flow: Flow, policy: Policy, order: Order, shared: Sequence
     }
     out |= _nodes(job, flow)
     out |= _edges(job, flow, policy.synchronisation == "issue")
-    out |= _tasks(n_tasks)
-    out |= _devices(job)
+    out |= _tasks(n_tasks) | journal_columns(memory, n_tasks)
+    out |= _devices(job) | _hosts(job, flow)
     out |= _partitions(job, shared) | _cores(flow, shared)
     # Streams to be woken are numbered after the tasks.
     out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
@@ -363,6 +330,21 @@ def _devices(job: Job) -> Columns:
     ):
         out[name] = np.full(size, value)
     return out
+
+
+def _hosts(job: Job, flow: Flow) -> Columns:
+    """Return which transfers a host thread makes."""
+    group = host_groups(job, flow.source, flow.destination)
+    hosting = bool((group >= 0).any())
+    return {
+        "hosting": hosting,
+        "host_group": group,
+        "host": np.zeros(flow.n_nodes * job.iterations if hosting else 1, np.int64),
+        "n_groups": job.n_groups,
+        "unhosted": np.full(job.n_groups, -1),
+        "unhosted_last": np.full(job.n_groups, -1),
+        "n_unhosted": 0,
+    }
 
 
 def _queues(job: Job, flow: Flow, order: Order) -> Columns:

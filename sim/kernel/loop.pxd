@@ -9,27 +9,30 @@ from sim.kernel.stealing cimport Stealing
 # Most of what a task costs is fetching it from memory, so that what counts tasks is 32 bits wide.
 ctypedef int i32
 
-cdef i64 EVENT, LAUNCH, RESOURCES, NEVER
+cdef i64 EVENT, LAUNCH, RESOURCES, AT_ISSUE, AT_START, NEVER
 
 
 @cython.final
 cdef class Run:
     cdef public i64 n, ends, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
-    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last, takes, n_noted
+    cdef public i64 n_groups, n_unhosted
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
-    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, tangled
+    cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting
+    cdef public bint tangled
     cdef public Net net
     cdef public Sms sms
     cdef public Stealing threads
     cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer, last
-    cdef public i32[::1] wait, slots, program, place, rows
+    cdef public i32[::1] wait, slots, program, place, rows, noted
     cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
     cdef public i64[::1] group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
     cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
+    cdef public i64[::1] noted_ns, host_group, host, unhosted, unhosted_last
     cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
 
     @cython.locals(going=bint)
@@ -39,6 +42,7 @@ cdef class Run:
     cdef i64 node_of(self, i64 task) noexcept
     @cython.locals(task=i64, node=i64, k=i64)
     cdef void complete(self) noexcept
+    cdef void note(self, i64 task) noexcept
     @cython.locals(device=i64, task=i64)
     cdef void free_lane(self, i64 lane) noexcept
     @cython.locals(base=i64, other=i64, follower=i64, left=i64, lane=i64, hop=i64, k=i64)
@@ -47,7 +51,9 @@ cdef class Run:
     cdef void count_down(self, i64 task, i64 node, i64 row) noexcept
     @cython.locals(group=i64, length=i64, place=i64)
     cdef void eligible(self, i64 task, i64 node) noexcept
+    @cython.locals(group=i64, who=i64)
     cdef void move(self, i64 task, i64 node) noexcept
+    cdef void issue_transfer(self, i64 task, i64 node) noexcept
     cdef void carry(self, i64 task) noexcept
     @cython.locals(task=i64, k=i64)
     cdef void note_begun(self) noexcept
@@ -56,6 +62,10 @@ cdef class Run:
     cdef void done_with(self, i64 task) noexcept
     @cython.locals(task=i64, node=i64, k=i64)
     cdef void pay(self) noexcept
+    @cython.locals(group=i64, task=i64, who=i64)
+    cdef void give_hosts(self) noexcept
+    @cython.locals(who=i64)
+    cdef i64 first_idle(self, i64 group) noexcept
     @cython.locals(device=i64, need=i64)
     cdef void execute(self, i64 task, i64 node) noexcept
     @cython.locals(task=i64, node=i64, device=i64)

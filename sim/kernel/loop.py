@@ -34,6 +34,8 @@ Column = list[int]
 EVENT = 4
 LAUNCH = 5
 RESOURCES = 6
+AT_ISSUE = 1  # as in `sim.kernel.memory`
+AT_START = 2
 NEVER = (1 << 63) - 2
 
 
@@ -185,6 +187,21 @@ class Run:
     released: Column  # those whose event has arrived
     n_released: int
 
+    # Who took memory and who ended, in order (`sim.kernel.memory`).
+    takes: int  # when: 0 never, 1 at issue, 2 at the start
+    noted: Column
+    noted_ns: Column
+    n_noted: int
+
+    # Copies that a host thread makes (`sim.job.pageable`).
+    hosting: bool
+    host_group: Column  # of each transfer's node: who may make it, -1: nobody has to
+    host: Column  # of each task: who makes it
+    n_groups: int
+    unhosted: Column  # of each group: first and last transfer that waits for a thread
+    unhosted_last: Column
+    n_unhosted: int
+
     # The rows of the trace.
     rows: Column
     n_rows: int
@@ -200,7 +217,7 @@ class Run:
         while going:
             if self.n_ended:
                 self.complete()
-            if self.n_paid or self.n_placed or self.cores_freed:
+            if self.n_paid or self.n_placed or self.cores_freed or self.n_unhosted:
                 self.pay()
             if self.something:
                 self.ask()
@@ -238,7 +255,11 @@ class Run:
             task = self.ended[k]
             node = self.node_of(task)
             self.end[task] = self.now
+            if self.takes:
+                self.note(-1 - task)
             if node >= self.n_ops:
+                if self.hosting and self.host_group[node - self.n_ops] >= 0:
+                    self.free_issuer(self.host[task])
                 continue
             if self.executed[self.device[node]]:
                 self.free_issuer(self.issuer[task])
@@ -262,6 +283,12 @@ class Run:
         for k in range(self.n_released):
             self.carry(self.released[k])
         self.n_released = 0
+
+    def note(self, task: int) -> None:
+        """Put down that a task takes its memory, or that it has ended (-1 - task)."""
+        self.noted[self.n_noted] = task
+        self.noted_ns[self.n_noted] = self.now
+        self.n_noted += 1
 
     def free_lane(self, lane: int) -> None:
         """Free the stream of a task that ended, and its place in the launch queue."""
@@ -354,8 +381,26 @@ class Run:
                 self.queue_tail[group] += 1
 
     def move(self, task: int, node: int) -> None:
-        """Issue a transfer, which nobody is asked for, and let it go when its tensor is there."""
+        """Let a transfer be issued, which nobody is asked for, unless it has to wait for a host thread."""
         self.ready[task] = self.now
+        if self.hosting and self.host_group[node - self.n_ops] >= 0:
+            group = self.host_group[node - self.n_ops]
+            who = self.first_idle(group)
+            if who < 0 or self.unhosted[group] >= 0:
+                self.follower[task] = -1
+                if self.unhosted[group] < 0:
+                    self.unhosted[group] = task
+                else:
+                    self.follower[self.unhosted_last[group]] = task
+                self.unhosted_last[group] = task
+                self.n_unhosted += 1
+                return
+            self.occupy(who)
+            self.host[task] = who
+        self.issue_transfer(task, node)
+
+    def issue_transfer(self, task: int, node: int) -> None:
+        """Issue a transfer, and let it go when its tensor is there."""
         self.issue[task] = self.now
         if self.at_issue:
             self.count_down(task, node, node)
@@ -365,6 +410,8 @@ class Run:
 
     def carry(self, task: int) -> None:
         """Give a transfer to the network."""
+        if self.takes:
+            self.note(task)
         self.net.start(task, self.node_of(task) - self.n_ops, self.now)
         self.note_begun()
 
@@ -415,9 +462,40 @@ class Run:
             elif self.find_place(task, node):
                 self.launch(task, node)
         self.n_paid = 0
+        if self.n_unhosted:
+            self.give_hosts()
+
+    def give_hosts(self) -> None:
+        """Issue the transfers that waited for a host thread, of the first group that has one first."""
+        group = 0
+        while group < self.n_groups:
+            task = self.unhosted[group]
+            who = self.first_idle(group) if task >= 0 else -1
+            if who < 0:
+                group += 1
+                continue
+            self.unhosted[group] = self.follower[task]
+            self.n_unhosted -= 1
+            self.occupy(who)
+            self.host[task] = who
+            self.issue_transfer(task, self.node_of(task))
+            group = 0
+
+    def first_idle(self, group: int) -> int:
+        """Return the least index of an issuer of a group that is free; -1: none is."""
+        who = self.idle_first[group]
+        if self.by_group:
+            return self.slots[who] if self.n_idle[group] else -1
+        while who < self.n_issuers and self.issuer_group[who] == group:
+            if self.idle[who]:
+                return who
+            who += 1
+        return -1
 
     def execute(self, task: int, node: int) -> None:
         """Let a worker execute what it took; where cores are counted, in turn when they are free."""
+        if self.takes == AT_START:
+            self.note(task)
         if self.counts_cores:
             device = self.device[node]
             need = self.cores[node]
@@ -600,6 +678,8 @@ class Run:
         """Let the issuer pay for the task it took, and go on at once where that costs nothing."""
         node = self.node_of(task)
         cost = self.cost[node] if self.charged else 0
+        if self.takes == AT_ISSUE:
+            self.note(task)
         if self.executed[self.device[node]]:
             self.occupy(who)
             self.stream[task] = self.issuer_lane[who]
@@ -682,13 +762,15 @@ class Run:
             if at > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH
-                if self.partition[lane] >= 0:  # then others may come before it
+                if self.partition[lane] >= 0 or self.takes == AT_START:  # then others may come before it
                     self.wake(lane, at)
                     continue
             else:
                 at = self.now
             self.head[lane] = self.follower[task]
             self.busy[lane] = 1
+            if self.takes == AT_START:
+                self.note(task)
             if self.partition[lane] >= 0:
                 self.begin_on_sms(task, self.node_of(task), self.partition[lane])
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from sim.kernel import network as network_source
 from sim.kernel import sms as sms_source
 from sim.kernel import stealing as stealing_source
 from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of, sms_of
+from sim.kernel.memory import Journal, MemoryAfterwards
 from sim.native.compiled import load
 from sim.policy.as_data import order_of
 from sim.policy.policy import Policy
@@ -48,7 +49,7 @@ def run(
     policy: Policy,
     *,
     flow: Flow | None = None,
-    memory: Callable[..., Any] | None = None,
+    memory: object = None,
     observers: Iterable[Any] = (),
     pure: bool = False,
 ) -> Trace | str:
@@ -61,7 +62,7 @@ def run(
     flow : Flow, optional
         What `make_flow` gives, where somebody has made it already.
     memory, observers
-        As for `sim.simulate`; with either there is no run.
+        As for `sim.simulate`.
     pure : bool
         Whether to run the source although it is compiled.
 
@@ -69,6 +70,18 @@ def run(
     -------
     Trace or str
         The trace that the engine on SimPy gives, or what stands in the way of it.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, Policy
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=10)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> class Mine(Policy):
+    ...     pass
+    >>> run(job, Mine())
+    'the policy Mine has to be asked task by task'
     """
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
@@ -85,11 +98,15 @@ def run(
     routes = routes_of(job, flow)
     if isinstance(routes, str):
         return routes
+    memories = memory if isinstance(memory, MemoryAfterwards) else None
+    log_of = memories.afterwards(job, flow) if memories is not None else None
+    if isinstance(log_of, str):
+        return log_of
     names = ("loop", "network", "sms", "stealing")
     loop, network, sms, stealing = _SOURCES if pure else [load(name) for name in names]
     lists = loop is source
     kernel = loop.Run()
-    for name, value in columns(job, flow, policy, order, shared).items():
+    for name, value in columns(job, flow, policy, order, shared, memories).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
@@ -103,13 +120,16 @@ def run(
         return _NETWORK[kernel.net.status]
     if kernel.n_done < kernel.n_tasks:
         return DEADLOCK
+    log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None
+    if isinstance(log, str):
+        return log
     ran = {name: np.asarray(getattr(kernel, name.removesuffix("_ns"))) for name in (*TASK_COLUMNS, "turn")}
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
     tasks = _at(rows, ran, TASK_COLUMNS)
     moved = _at(_transfers(job, flow, ran), ran, TRANSFER_COLUMNS)
     which = "kernel (pure Python)" if lists else "kernel"
-    return Trace.from_columns(job, flow, policy, tasks, moved, engine=which)
+    return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=which)
 
 
 def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:

@@ -27,7 +27,6 @@ from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device_memory import DeviceMemory
-from sim.words.arrays import IntArray
 from sim.words.errors import InputError
 from sim.words.units import format_bytes
 
@@ -117,15 +116,6 @@ class BfcAllocator(SegmentedAllocator):
         need = self.rounded(nbytes)
         left = self._left(held=0)
         return need <= left and (self.memory.capacity is None or need <= self.memory.capacity)
-
-    def room(self, streams: int = 1) -> int | None:
-        """Return the largest free chunk; without any end, regions can always be added."""
-        endless = self.limit is None and self.memory.capacity is None
-        return ANY_SIZE if endless else self.largest_free()
-
-    def at_most(self, nbytes: IntArray) -> IntArray:
-        """Return twice the need: a chunk that is not as large is handed out whole (rule 3)."""
-        return 2 * (-(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES)
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell when regions that lie apart are what stands in the way."""

@@ -28,14 +28,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-import numpy as np
-
 from devices.describe.field_types import Bytes
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
 from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up
 from devices.memory.device_memory import DeviceMemory
-from sim.words.arrays import IntArray
 from sim.words.errors import InputError, InvariantError
 from sim.words.units import format_bytes
 
@@ -192,28 +189,6 @@ class CachingAllocator(SegmentedAllocator):
         """Return whether a segment for it is within the limit and the device's capacity."""
         segment = _segment_bytes(self.rounded(nbytes))
         return all(most is None or segment <= most for most in (self.limit, self.memory.capacity))
-
-    def room(self, streams: int = 1) -> int | None:
-        """Return what may still be reserved, but for one segment a pool and stream (see `at_most`)."""
-        ends = [self.limit - self.reserved] if self.limit is not None else []
-        if self.memory.capacity is not None:
-            ends.append(self.memory.capacity - self.memory.used)
-        return min(ends, default=ANY_SIZE) - streams * (SMALL_SEGMENT_BYTES + LARGE_SEGMENT_BYTES)
-
-    def at_most(self, nbytes: IntArray) -> IntArray:
-        """Return what each request may add to what is reserved, segments that requests share included.
-
-        A second segment of 20 MiB is asked for when the first, less what requests took of it since, is
-        smaller than the need. So two neighbours in that order take more than 20 MiB of requests, and all but
-        the last are paid for when each request counts twice, with the MiB that a block may have too much
-        (rule 3). A block of the small pool never has too much. A request of 10 MiB or more has a segment of
-        its own.
-        """
-        need = -(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES
-        own = -(-need // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES + SMALL_REQUEST_BYTES
-        large: IntArray = np.where(need < MEDIUM_REQUEST_BYTES, 2 * (need + SMALL_REQUEST_BYTES), own)
-        most: IntArray = np.where(need <= SMALL_REQUEST_BYTES, 2 * need, large)
-        return most
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell what lies free for other streams, or in segments that a live block holds."""

@@ -54,14 +54,15 @@ class CountedAllocator(Allocator):
         super().__init__(capacity, name)
         if rounding < 1:
             raise InputError(f"{name}: rounding to {rounding} bytes makes no sense; give 1 or more")
-        self._rounding = rounding
+        self.rounding = rounding
         self._malloc_synchronises = malloc_synchronises
         self._free_synchronises = free_synchronises
+        self.may_synchronise = malloc_synchronises or free_synchronises
         self._live: dict[int, Block] = {}
 
     def rounded(self, nbytes: int) -> int:
         """Return `nbytes` rounded up."""
-        return round_up(nbytes, self._rounding)
+        return round_up(nbytes, self.rounding)
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Ask the device, or return None; see `Allocator.alloc`."""

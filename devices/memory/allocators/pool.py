@@ -21,7 +21,6 @@ from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.best_fit import ANY_SIZE, FreeList
 from devices.memory.blocks import Block, Owner, round_up
 from devices.memory.device_memory import ALIGNMENT_BYTES, DeviceMemory
-from sim.words.arrays import IntArray
 from sim.words.errors import InfeasibleError, InputError
 from sim.words.units import format_bytes
 
@@ -135,14 +134,6 @@ class PoolAllocator(SegmentedAllocator):
         """Return whether the arena, and the owner's limit, are large enough."""
         need = self.rounded(nbytes)
         return need <= min(self._arena_bytes, self._limits.get(self._group_of(owner), ANY_SIZE))
-
-    def room(self, streams: int = 1) -> int | None:
-        """Return the largest free block: what fits nowhere else fits there. With limits: who asks?"""
-        return None if self._limits else self.largest_free()
-
-    def at_most(self, nbytes: IntArray) -> IntArray:
-        """Return the sizes, rounded up to the alignment."""
-        return -(-nbytes // self._alignment) * self._alignment
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name the owner's limit when that is what stands in the way."""

@@ -1,0 +1,139 @@
+"""The memories of a job's devices before time 0: their allocators, and what lies there from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from devices.memory.allocator import Allocator
+from devices.memory.allocators.counted import CountedAllocator
+from devices.memory.by_name import make_allocator
+from devices.memory.memory_description import MemorySpec
+from devices.memory.run.allocation_log import MemoryLog
+from devices.memory.run.buffers import make_buffers
+from devices.memory.run.planned_order import events_in_order
+from sim.job.job import Job
+from sim.job.transfers import Flow
+from sim.words.errors import InputError
+from sim.words.units import format_bytes
+
+__all__ = ["DeviceMemories"]
+
+MOST_BYTES: Final = 1 << 60
+"""More, rounded up and doubled as allocators do, would not be certain to fit 64 bits."""
+
+
+class DeviceMemories:
+    """What a run needs to know of the memories of its devices, whatever computes it.
+
+    Parameters
+    ----------
+    job : Job
+    flow : Flow
+    specs : mapping of str to MemorySpec
+    lifetime : str
+        See `devices.memory.run.tensors`.
+
+    Attributes
+    ----------
+    allocators : list of Allocator
+        One a device, with what is there from the beginning.
+    buffers : Buffers
+    stream : (n_nodes,) array of int64
+        Stream for which an op, or a transfer, takes memory.
+    reads_at_issue : (n_nodes,) array of bool
+        Whether the reads of a node count when it is issued, because the order of streams protects them.
+    reserved : list of int
+        Bytes that each allocator has reserved.
+    log : MemoryLog
+
+    Raises
+    ------
+    InputError
+        A device that there is not; tensors that are too large to be counted.
+    OutOfMemoryError
+        What could not be had on an empty device, or is there from the beginning and does not fit.
+    """
+
+    def __init__(self, job: Job, flow: Flow, specs: Mapping[str, MemorySpec], lifetime: str) -> None:
+        machine = job.machine
+        for name in specs:
+            machine.device_index(name)
+        self.job, self.flow, self.at_issue = job, flow, lifetime == "issue"
+        self.specs = [specs.get(device.name, MemorySpec()) for device in machine.devices]
+        self.allocators: list[Allocator] = [
+            CountedAllocator(device.memory_bytes, name=device.name)
+            if spec.allocator == "planned"
+            else make_allocator(spec.allocator, device.memory_bytes, name=device.name, **spec.options)
+            for device, spec in zip(machine.devices, self.specs, strict=True)
+        ]
+        self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
+        self.buffers = buffers = make_buffers(job, flow)
+        self.n_buffers = len(buffers.nbytes)
+        if (total := sum(buffers.nbytes.tolist())) > MOST_BYTES:
+            raise InputError(
+                f"the tensors of one iteration have {format_bytes(total)} together; allocators can follow at "
+                f"most {format_bytes(MOST_BYTES, iec=True)}"
+            )
+        transfers = np.zeros(flow.n_nodes - flow.n_ops, np.int64)
+        streams = job.stream_of if job.launched.any() else np.zeros(flow.n_ops, np.int64)
+        self.stream = np.concatenate((streams, transfers))
+        self.reads_at_issue = np.concatenate((self.at_issue & job.launched, transfers > 0))
+        self.reserved = [allocator.reserved for allocator in self.allocators]
+        tensors = np.concatenate((np.arange(job.graph.n_tensors), flow.tensor))
+        self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
+        self._load()
+        self._refuse_impossible()
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What each buffer is called."""
+        return self.buffers.names(self.job, self.flow)
+
+    def reserve(self, device: int, row: int) -> None:
+        """Put down that from a row of the log on the allocator of `device` holds more or less than before."""
+        self.reserved[device] = held = self.allocators[device].reserved
+        self.log.mark(row, device, held + self.apart[device])
+
+    def _load(self) -> None:
+        """Take the memory of what is there from the beginning; then plan for the rest, where that is asked.
+
+        A static plan is for what is computed: parameters and inputs lie beside it, as in TVM.
+        """
+        for device, nbytes, tensor in self.buffers.resident:
+            allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
+            block = allocator.try_alloc(nbytes, 0, name)
+            if block is None:
+                raise allocator.out_of_memory(nbytes, owner=name, where="before time 0")
+            self.log.load(device, block.nbytes, tensor)
+            self.reserve(device, -1)
+        for device, spec in enumerate(self.specs):
+            if spec.allocator != "planned":
+                continue
+            beside = self.allocators[device]
+            events = events_in_order(self.buffers, self.job, self.flow, device)
+            self.apart[device] = beside.in_use
+            self.allocators[device] = make_allocator(
+                "planned", beside.memory, name=beside.name, events=events, **spec.options
+            )
+            self.reserved[device] = -1  # what the plan reserves counts from its first row on
+
+    def _refuse_impossible(self) -> None:
+        """Refuse what would not even fit into an empty device.
+
+        Of each device its largest buffer decides, unless it matters who asks.
+        """
+        written = self.buffers.writes.indices
+        nbytes, homes = self.buffers.nbytes[written], self.buffers.device[written]
+        for device, allocator in enumerate(self.allocators):
+            here = np.flatnonzero(homes == device)
+            if len(here) and (allocator.limit is not None or allocator.by_owner):
+                suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
+                for buffer in written[suspects].tolist():
+                    size = int(self.buffers.nbytes[buffer])
+                    name = self.names[buffer]
+                    if not allocator.fits_empty(size, 0, name):
+                        raise allocator.out_of_memory(size, owner=name, where="before time 0")
