@@ -28,7 +28,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Graph, Job, Trace
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
-from sim.kernel import layout
+from sim.kernel.layout import columns as layout
 from sim.kernel.run import compiled, run
 from sim.native.compiled import load
 from sim.policy.as_data import order_of

@@ -35,7 +35,7 @@ from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import loop as loop_source
 from sim.kernel import network as network_source
-from sim.kernel.layout import columns, routes_of
+from sim.kernel.layout.columns import columns, routes_of
 from sim.kernel.run import compiled
 from sim.native.compiled import load
 from sim.policy.as_data import order_of

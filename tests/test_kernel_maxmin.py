@@ -22,9 +22,9 @@ from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.job.build_job import make_job
 from sim.kernel import maxmin
 from sim.kernel import network as network_source
+from sim.kernel.layout.routes import NEVER, Routes
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
-from sim.kernel.routes import NEVER, Routes
 from sim.kernel.run import compiled, run
 from sim.machine.device_details import Details
 from sim.machine.task import Task

@@ -35,7 +35,7 @@ from devices.network.turnstile import Turnstile
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.kernel.routes import Routes
+from sim.kernel.layout.routes import Routes
 from sim.machine.machine import Machine
 from sim.machine.task import Task
 
@@ -99,7 +99,7 @@ class Carrier:
 class MakeNetwork:
     """Makes the network of a run, in which every link is serial, shared or independent as it says itself.
 
-    The kernel runs the same network over columns (`sim.kernel.routes.InColumns`).
+    The kernel runs the same network over columns (`sim.kernel.layout.routes.InColumns`).
 
     Examples
     --------

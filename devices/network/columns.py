@@ -10,7 +10,7 @@ import numpy as np
 from devices.network.routes import Way, find_ways
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.kernel.routes import LARGEST, Routes
+from sim.kernel.layout.routes import LARGEST, Routes
 from sim.words.arrays import IntArray
 from sim.words.units import NS_PER_S
 

@@ -11,7 +11,7 @@
 
 The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It
 follows the same definition as the engine on SimPy (`sim.engine`), and tests hold every column of their traces
-equal. `sim.kernel.layout` makes the columns of a job.
+equal. `sim.kernel.layout.columns` makes the columns of a job.
 
 A task's number is ``iteration * n + node``, as in a trace; ops are the nodes below `n_ops`, transfers the
 others.
@@ -42,7 +42,7 @@ NEVER = (1 << 63) - 2
 class Run:
     """One run: the columns of a job, the state of its queues, and what came of every task.
 
-    `sim.kernel.layout` sets the columns; `run` goes to the end, or to where nothing can happen any more.
+    `sim.kernel.layout.columns` sets the columns; `run` goes to the end, or to where nothing can happen any more.
     """
 
     # Sizes and switches.

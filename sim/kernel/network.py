@@ -29,8 +29,8 @@ Python's numbers, to the same places.
 
 from __future__ import annotations
 
+from sim.kernel.layout.routes import LARGEST, NEVER, Routes
 from sim.kernel.maxmin import NONE, MaxMin, column, gcd, zeros
-from sim.kernel.routes import LARGEST, NEVER, Routes
 
 __all__ = ["Net"]
 

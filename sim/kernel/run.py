@@ -13,7 +13,7 @@ from sim.kernel import loop as source
 from sim.kernel import network as network_source
 from sim.kernel import sms as sms_source
 from sim.kernel import stealing as stealing_source
-from sim.kernel.layout import columns, no_order, obstacle, routes_of, shared_of, sms_of
+from sim.kernel.layout.columns import columns, no_order, obstacle, routes_of, shared_of, sms_of
 from sim.kernel.memory import Journal, MemoryAfterwards
 from sim.native.compiled import load
 from sim.policy.as_data import order_of

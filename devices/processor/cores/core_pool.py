@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.shared import SharedCores
+from sim.kernel.layout.shared import SharedCores
 from sim.machine.device import Device
 from sim.machine.processor import WAIT
 from sim.machine.task import Task

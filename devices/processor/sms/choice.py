@@ -23,7 +23,7 @@ from devices.processor.sms.leftover import LeftoverSMs, sms_in_columns
 from devices.processor.sms.shared_sms import SharedSMs
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.shared import SharedSms
+from sim.kernel.layout.shared import SharedSms
 from sim.machine.device import Device
 from sim.machine.device_details import Details
 from sim.machine.processor import Processor

@@ -30,7 +30,7 @@ import numpy as np
 from devices.processor.sms.kernel_demand import GROUPS, Demand, demands, sms_in_use
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.shared import SharedSms
+from sim.kernel.layout.shared import SharedSms
 from sim.machine.device import Device
 from sim.machine.task import Task
 from sim.record.record import Wait

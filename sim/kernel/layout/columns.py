@@ -17,9 +17,9 @@ from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.pageable import host_groups
 from sim.job.transfers import Flow, check_routes
+from sim.kernel.layout.routes import InColumns, Routes
+from sim.kernel.layout.shared import ProcessorInColumns, SharedCores, SharedSms
 from sim.kernel.memory import MemoryAfterwards, journal_columns
-from sim.kernel.routes import InColumns, Routes
-from sim.kernel.shared import ProcessorInColumns, SharedCores, SharedSms
 from sim.policy.order import Order
 from sim.policy.policy import Policy
 from sim.readiness.strictness import non_strict_ops
