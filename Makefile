@@ -7,6 +7,9 @@ BIN := .venv/bin
 READY := .venv/.installed
 
 .DEFAULT_GOAL := help
+# Tests start many processes; without caches of bytecode each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := $(BIN)/python -m pytest --benchmark-disable
 PARALLEL := -n $(WORKERS) --dist worksteal
 .PHONY: help venv demo test test-all test-torch check format bench mutants validate validate-gpu clean

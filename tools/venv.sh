@@ -54,3 +54,5 @@ if ! has_pip; then
 fi
 say "Installing graph-schedule-sim[$extras] into $venv ..."
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+# What the build leaves behind names every file of ours; pytest, whose plugin we have, would rewrite them all.
+rm -rf graph_schedule_sim.egg-info

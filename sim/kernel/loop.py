@@ -42,7 +42,7 @@ NEVER = (1 << 63) - 2
 class Run:
     """One run: the columns of a job, the state of its queues, and what came of every task.
 
-    `sim.kernel.layout.columns` sets the columns; `run` goes to the end, or to where nothing can happen any more.
+    `sim.kernel.layout` sets the columns; `run` goes to the end, or to where nothing can happen any more.
     """
 
     # Sizes and switches.
