@@ -125,10 +125,12 @@ class Engine:
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
-                self._complete()
+                if self.ended:
+                    self._complete()
                 self._pay()
                 self._ask()
-                self._start_heads()
+                if self.touched:
+                    self._start_heads()
                 self._settle()
                 next_ns = self.clock.peek()
                 if next_ns == inf:
@@ -143,8 +145,9 @@ class Engine:
         while self.clock.peek() == to_ns:
             self.clock.step()
         # By now all is noted, so that what is called here begins things of the next round.
-        for callback, value in _drained(self.called):
-            callback(value)
+        if self.called:
+            for callback, value in _drained(self.called):
+                callback(value)
 
     def _later(self, delay_ns: int, note: Callable[[Any], object], value: Any) -> None:
         """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
@@ -154,7 +157,9 @@ class Engine:
 
     def _complete(self) -> None:
         """End what ends now, and make eligible what waited for it."""
-        ended = sorted(_drained(self.ended), key=_by_start)
+        ended = _drained(self.ended)
+        if len(ended) > 1:
+            ended.sort(key=_by_start)
         for task in ended:
             task.end_ns = self.now_ns
             self._leave(task)
@@ -254,15 +259,18 @@ class Engine:
 
     def _pay(self) -> None:
         """Go on with what was refused before, what was parked, and what is paid for."""
-        for task in _drained(self.retried):
-            self._start(task)
-        for task in _drained(self.placed):
-            self._push(task)
-        for task in sorted(_drained(self.paid), key=_by_issuer):
-            self._issue(task)
-        for transfer in sorted(_drained(self.requested), key=_by_id):
-            self._carry(transfer)
-        while (waited := self.issuers.next_copy()) is not None:
+        if self.retried or self.placed:
+            for task in _drained(self.retried):
+                self._start(task)
+            for task in _drained(self.placed):
+                self._push(task)
+        if self.paid:
+            for task in sorted(_drained(self.paid), key=_by_issuer):
+                self._issue(task)
+        if self.requested:
+            for transfer in sorted(_drained(self.requested), key=_by_id):
+                self._carry(transfer)
+        while self.issuers.copies and (waited := self.issuers.next_copy()) is not None:
             self._issue_transfer(waited)
 
     def _issue(self, task: Task) -> None:
@@ -374,7 +382,7 @@ class Engine:
                 self.call_at(task.start_ns, self.started, task)
         if ns != MANAGED:
             self._later(ns, self.ended.append, task)
-        if task.start_ns == self.now_ns and self.observers:
+        if self.observers and task.start_ns == self.now_ns:
             tell(self.observers, "started", task)
         return True
 
@@ -472,6 +480,6 @@ def _fire(event: Any) -> None:
 
 def _drained(noted: MutableSequence[T] | MutableSet[T]) -> list[T]:
     """Return what was noted, and forget it."""
-    found = list(noted)
+    found = [*noted]
     noted.clear()
     return found

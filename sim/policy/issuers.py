@@ -66,7 +66,8 @@ class Issuers:
             while self.changed:
                 groups = sorted(self.changed)
                 self.changed.clear()
-                for idle in (self.idle[group] for group in groups):
+                for group in groups:
+                    idle = self.idle[group]
                     while idle and (task := ask(idle[0])) is not None:
                         take(idle.pop(0), task)
             return

@@ -149,7 +149,7 @@ class CounterReadiness:
         return counts + [_NEVER] * (farthest * self.n)
 
     def _task(self, id: int) -> Task:
-        iteration, node = divmod(id, self.n)
+        iteration, node = divmod(id, self.n) if id >= self.n else (0, id)
         return Task(id, node, iteration, self.group_of[node])
 
     def roots(self) -> list[Task]:
@@ -169,14 +169,15 @@ class CounterReadiness:
     def _count_down(self, edges: _Edges, task: Task) -> list[Task]:
         """Return the consumers that waited for nothing but `task`, in edge order."""
         pending, base = self.pending, task.id - task.op
-        offsets, now_ready = edges.offsets[task.op], []
+        offsets = edges.offsets[task.op]
         if edges.steps is None:
+            now_ready = []
             for offset in offsets:
-                id = base + offset
-                pending[id] = left = pending[id] - 1
+                pending[base + offset] = left = pending[base + offset] - 1
                 if not left:
-                    now_ready.append(self._task(id))
+                    now_ready.append(self._task(base + offset))
             return now_ready
+        now_ready = []
         for offset, step in zip(offsets, edges.steps[task.op], strict=True):
             id = base + offset
             before = pending[id]
