@@ -386,15 +386,16 @@ def write_report(
     RunError
         The simulator cannot be imported here.
     """
-    try:
-        from validation.report.experiment_report import report
-        from validation.report.figures import draw_scatter, draw_worst
-        from validation.report.markdown import to_markdown
-    except ImportError as error:
+    lacking = next((name for name in ("simpy", "matplotlib", "pandas") if _lack(name)), None)
+    if lacking:
         raise RunError(
-            f"measured, and not reported: {error.name} is missing here. Copy {out} to a machine with the "
+            f"measured, and not reported: {lacking} is missing here. Copy {out} to a machine with the "
             "simulator and run `sim validate` there with --report-only"
-        ) from error
+        )
+    from validation.report.experiment_report import report
+    from validation.report.figures import draw_scatter, draw_worst
+    from validation.report.markdown import to_markdown
+
     result = report(out, backend, calibration, experiments, recompute=recompute)
     result["days"] = {name: days.compare_days(out, name) for name in experiments}
     figures = {
