@@ -17,6 +17,7 @@ has a lock of its own.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
@@ -262,12 +263,13 @@ class _Run:
         self.over.set()
 
 
-class LaneBackend:
+class LaneBackend(ABC):
     """A backend on threads of this machine; `work` and `pinned` make the difference."""
 
     name: str
     pinned = False
 
+    @abstractmethod
     def work(self, job: Job) -> Work:
         """Return what the ops of a job do.
 
@@ -276,7 +278,6 @@ class LaneBackend:
         InputError
             They do something that this backend cannot.
         """
-        raise NotImplementedError
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide while the tasks run for real.
