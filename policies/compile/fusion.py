@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Final
 
 from policies.compile.records import Record, Records, read, write
+from policies.option_checks import one_of
 from sim import Graph
 from sim.words.errors import InputError
 
@@ -65,10 +66,7 @@ class Fusion:
                 f"found {bytes_per_ns}, {flop_per_ns} and {launch_ns} ns"
             )
         self.bytes_per_ns, self.flop_per_ns, self.launch_ns = bytes_per_ns, flop_per_ns, launch_ns
-        if patterns not in ("remapper", "elementwise", "all"):
-            message = f"fusion: patterns must be remapper, elementwise or all; found {patterns!r}"
-            raise InputError(message, path=("patterns",))
-        self.patterns = patterns
+        self.patterns = one_of("fusion", "patterns", patterns, ("remapper", "elementwise", "all"))
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""

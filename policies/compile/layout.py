@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Final
 
 from policies.compile.records import Record, Records, read, write
+from policies.option_checks import one_of
 from sim import Graph
-from sim.words.errors import InputError
 
 __all__ = ["Layout"]
 
@@ -44,10 +44,7 @@ class Layout:
     """
 
     def __init__(self, prefer: str = "NCHW") -> None:
-        if prefer not in FORMATS:
-            message = f"layout: prefer must be one of {', '.join(FORMATS)}; found {prefer!r}"
-            raise InputError(message, path=("prefer",))
-        self.prefer = prefer
+        self.prefer = one_of("layout", "prefer", prefer, FORMATS)
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in the preferred format."""
