@@ -123,6 +123,7 @@ class _Ops:
     ) -> None:
         self.graph, self.scope, self.values = graph, scope, scope.values
         self.whole, self.prefix, self.refs, self.parent = whole, prefix, refs, parent
+        self.root: _Ops = self if parent is None else parent.root
         self.records: list[Record] = []
         self.outside: dict[str, tuple[str, str]] = {}  # input of the function -> what to give for it
         self.taken = set(refs.values())
@@ -180,15 +181,12 @@ class _Ops:
                 break
             value = owner.origin[value]
         names, builder = self.whole.weights, self.whole.builder
-        root = self
-        while root.parent is not None:
-            root = root.parent
         key = (owner.prefix, value)
         if key not in names:
             name = owner.prefix + value
-            while name in builder or name in root.taken:
+            while name in builder or name in self.root.taken:
                 name += "'"
-            root.taken.add(name)
+            self.root.taken.add(name)
             names[key] = builder.parameter(name, tensor_facts(self.values[value], self.whole.dtype).nbytes)
         return names[key]
 
@@ -258,13 +256,10 @@ class _Ops:
         name = self._name(node, len(node.output))
         keys = [key for key in BRANCHES if (first_output(node), key) in self.scope.inside]
         decided = len(keys) == 1
-        sides = {
-            key: self._inside(node, key, name if decided else f"{name}/{BRANCHES[key]}", {}) for key in keys
-        }
-        results = {
-            key: [ops.read(o.name) for o in ops.graph.output][: len(node.output)]
-            for key, ops in sides.items()
-        }
+        paths = {key: name if decided else f"{name}/{BRANCHES[key]}" for key in keys}
+        sides = {key: self._inside(node, key, path, {}) for key, path in paths.items()}
+        returned = {key: ops.graph.output[: len(node.output)] for key, ops in sides.items()}
+        results = {key: [ops.read(output.name) for output in returned[key]] for key, ops in sides.items()}
         outside = {marker: source for ops in sides.values() for marker, source in ops.outside.items()}
         inputs = [self.hand(*source) for source in outside.values()]
         bodies = {key: self._function(ops, list(outside), results[key]) for key, ops in sides.items()}

@@ -38,7 +38,7 @@ from scenarios.ops.op_costs import COSTS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError, nearest
+from sim.words.errors import GraphError, InputError, hint
 
 __all__ = ["import_tensorflow_json", "load", "recognises"]
 
@@ -155,17 +155,15 @@ def _check(recorded: Recorded, unknown: str) -> None:
             kinds[node["op"]] += 1
         for source, k in [*recorded.sources[name], *((before, -1) for before in node.get("control", []))]:
             if source not in recorded.nodes:
-                close = nearest(source, recorded.nodes)
-                hint = f"; did you mean {close!r}?" if close else ""
-                raise GraphError(f"node {name!r} has an unknown input {source!r}{hint}")
+                near = hint(source, recorded.nodes)
+                raise GraphError(f"node {name!r} has an unknown input {source!r}{near}")
             n_outputs = len(recorded.tensors[source])
             if k >= n_outputs:
                 raise GraphError(f"node {name!r} reads output {k} of {source!r}, which has {n_outputs}")
     faults = []
     if kinds:
-        faults.append(
-            "operators without a cost formula: " + ", ".join(f"{op} ({n})" for op, n in sorted(kinds.items()))
-        )
+        listed = ", ".join(f"{op} ({count})" for op, count in sorted(kinds.items()))
+        faults.append(f"operators without a cost formula: {listed}")
     if recorded.open:
         some = ", ".join([*recorded.open.values()][:5]) + (", ..." if len(recorded.open) > 5 else "")
         faults.append(f"{len(recorded.open)} tensor(s) without a size: {some}")

@@ -57,10 +57,8 @@ def op_facts(
     attributes: Mapping[str, Any],
 ) -> OpFacts:
     """Return what the cost formulas look at; filters are height x width x in x out here."""
-    facts: dict[str, Any] = {
-        "weight_output_axis": -1,
-        "mode": "linear" if op == "ResizeBilinear" else "nearest",
-    }
+    mode = "linear" if op == "ResizeBilinear" else "nearest"
+    facts: dict[str, Any] = {"weight_output_axis": -1, "mode": mode}
     if "ksize" in attributes:
         facts["kernel_shape"] = attributes["ksize"]
     if op.startswith("FusedBatchNorm"):

@@ -71,15 +71,14 @@ class Recorded:
         if len(self.nodes) < len(file["nodes"]):
             twice = Counter(node["name"] for node in file["nodes"]).most_common(1)[0][0]
             raise GraphError(f"the node {twice!r} is there twice")
-        self.kinds = {name: kind_of(node["op"]) for name, node in self.nodes.items()}
-        self.sources = {
-            name: [_split(text) for text in node.get("inputs", [])] for name, node in self.nodes.items()
-        }
-        self.externals = {name: node for name, node in self.nodes.items() if _is_external(node)}
+        nodes = self.nodes.items()
+        self.kinds = {name: kind_of(node["op"]) for name, node in nodes}
+        self.sources = {name: [_split(text) for text in node.get("inputs", [])] for name, node in nodes}
+        self.externals = {name: node for name, node in nodes if _is_external(node)}
         self.tensors: dict[str, list[TensorFacts]] = {}
         self.open: dict[tuple[str, int], str] = {}
         filled = False
-        for name, node in self.nodes.items():
+        for name, node in nodes:
             dtypes_, shapes = _dtypes(node), node.get("shapes", [])
             if len(dtypes_) != len(shapes):
                 raise InputError(f"node {name!r} has {len(shapes)} shapes and {len(dtypes_)} dtypes")
