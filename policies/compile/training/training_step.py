@@ -110,9 +110,7 @@ class Training:
                 raise UnknownNameError("op or tensor", self.loss, records.ops)
             return self.loss
         readers = records.readers()
-        last = [
-            name for name, record in records.ops.items() if record.tensor() in active and not readers[name]
-        ]
+        last = [name for name in records.ops if name in active and not readers[name]]
         if len(last) != 1:
             found = ", ".join(repr(name) for name in last[:5]) or "none"
             raise GraphError(
