@@ -133,10 +133,9 @@ class FittedCosts:
         UnreliableCostWarning
             A shape lies in a region where the model is known to be off by more than a factor of 2.
         """
-        duration = attention_ns(
-            batch, seq_len, heads, kv_heads, head_dim, self.attention, window=window, sm_count=sm_count
-        )
-        self._say_so("attention", attention_axes(batch, seq_len, heads, kv_heads, head_dim, window))
+        sizes = (batch, seq_len, heads, kv_heads, head_dim)
+        duration = attention_ns(*sizes, self.attention, window=window, sm_count=sm_count)
+        self._say_so("attention", attention_axes(*sizes, window))
         return duration
 
     def collective_ns(self, collective: str, ranks: npt.ArrayLike, nbytes: npt.ArrayLike) -> IntArray:

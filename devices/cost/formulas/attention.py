@@ -49,9 +49,7 @@ _ELEMENT = 2  # bytes of a bf16 number
 class AttentionParameters:
     """What is particular to a GPU and its library; :mod:`studies.h200.fit` finds the values."""
 
-    launch_ns: float = parameter(
-        10000, 2000, 20000, "what one sequence of one token takes: two launches, empty kernels"
-    )
+    launch_ns: float = parameter(10000, 2000, 20000, "one sequence of one token: two launches, empty kernels")
     doubling_ns: float = parameter(
         300, 0, 1500, "added by each doubling of the sequence, before any SM is busy: set-up, first loads"
     )
@@ -59,9 +57,7 @@ class AttentionParameters:
     append_ns: float = parameter(
         3.5, 0, 20, "what it costs more when the token's keys are spread over long rows (kv_heads x head_dim)"
     )
-    append_half_elements: float = parameter(
-        300, 50, 2000, "length of such a row at which half of append_ns is reached"
-    )
+    append_half_elements: float = parameter(300, 50, 2000, "row length at which half of append_ns is reached")
     bandwidth_bytes_per_s: float = parameter(4.2e12, 2e12, 4.8e12, "DRAM bandwidth of both kernels")
     sm_flop_per_s: float = parameter(
         6.5e12, 3e12, 7.495e12, "rate of one SM's tensor cores within a block, at full clock"
