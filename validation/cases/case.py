@@ -279,9 +279,7 @@ class Case:
         # Launching takes a moment, so that tasks are numbered in the order of the program.
         machine = Machine(tuple(replace(device, issue_ns=1) for device in self.machine().devices))
         # The kernel of the simulator needs numpy alone, as whoever measures.
-        return simulate(
-            self.graph(), machine, self.make_policy(), engine="kernel", **self.decisions()
-        ).plan()
+        return simulate(self.graph(), machine, self.make_policy(), engine="kernel", **self.decisions()).plan()
 
 
 class _Lanes(NamedTuple):

@@ -192,9 +192,7 @@ class Cuda:
         tasks = follower.launches()  # decided before the clock starts
         waited_for = {id for task in tasks for id in follower.waits(task)}
         begun = {task.id: self._event() for task in tasks if timed}
-        ended = {
-            task.id: self._event(timing=timed) for task in tasks if timed or task.id in waited_for
-        }
+        ended = {task.id: self._event(timing=timed) for task in tasks if timed or task.id in waited_for}
         work.reset()
         self.torch.cuda.synchronize()
         with quiet_interpreter():
@@ -202,9 +200,7 @@ class Cuda:
             zero_ns = now_ns()
             for task in tasks:
                 waits = [ended[id] for id in follower.waits(task)]
-                self._launch(
-                    work, task, streams[task.stream], waits, begun.get(task.id), ended.get(task.id)
-                )
+                self._launch(work, task, streams[task.stream], waits, begun.get(task.id), ended.get(task.id))
                 task.issue_ns = 0 if spin_ns else now_ns() - zero_ns
             host_ns = now_ns() - zero_ns
             too_early = bool(spin_ns) and start.query()

@@ -311,4 +311,3 @@ class LaneBackend(ABC):
     def provenance(self) -> dict[str, Any]:
         """Return what the numbers depend on besides the machine."""
         return {}
-
