@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sim.words.arrays import IntArray
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 
-__all__ = ["Kernel", "block_case", "chain", "gaps_ns", "in_turn", "spans_ns"]
+__all__ = [
+    "DROPPED", "LENGTH", "ROUNDS", "Kernel", "block_case", "chain", "gaps_ns", "in_turn", "spans_ns",
+]  # fmt: skip
+
+LENGTH: Final = 20
+"""Ops in a chain, and three times as many of kernels of a few us."""
+
+DROPPED: Final = 4
+"""First ops of a chain on threads that are left out: caches, clocks, pages."""
+
+ROUNDS: Final = 3
+"""Interference counts only if every clean round shows it."""
 
 Kernel = tuple[str, Mapping[str, int]]
 """kind, attributes"""
@@ -42,12 +53,7 @@ def chain(
     kind, facts = kernel
     return [
         CaseOp(
-            f"{name}{i}",
-            kind,
-            [f"{name}{i - 1}"] if i and linked else [],
-            facts,
-            device,
-            lanes[i % len(lanes)],
+            f"{name}{i}", kind, [f"{name}{i - 1}"] * (linked and i > 0), facts, device, lanes[i % len(lanes)]
         )
         for i in range(n)
     ]

@@ -1,4 +1,14 @@
-"""What the host, streams and workers cost: full queue, empty queue, events, decisions."""
+"""What the host, streams and workers cost: queue, events, decisions, company, and reading results.
+
+Constants are read by every op, so some cache has them; a result was written once, and is read once or twice.
+A chain reads one result an op, so that is what the table of durations has; three chains say what one more
+is::
+
+    none   o0  o1  o2  o3 ...      one   o0 ─► o1 ─► o2 ─► ...      two   o0 ─► o1 ─► o2 ─► o3 ...
+                                                                           └───────────┴──► (and o1 ─► o3)
+
+On which core a result was made, and how long ago, makes less of a difference than one more.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +16,26 @@ from typing import Final
 
 import numpy as np
 
-from validation.calibrate.blocks.chains import block_case, chain, gaps_ns
+from validation.calibrate.blocks.chains import (
+    DROPPED,
+    LENGTH,
+    ROUNDS,
+    block_case,
+    chain,
+    gaps_ns,
+    in_turn,
+    spans_ns,
+)  # fmt: skip
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 
-__all__ = ["decisions", "reactions_ns", "streams"]
+__all__ = ["READ_SIZE", "busy_workers", "decisions", "reactions_ns", "reads", "streams"]
 
 MS: Final = 1_000_000
+
+READ_SIZE: Final = 384
+"""Rows and columns of the matrices that are read."""
 
 _SMALL: Final = {
     "timer": ("sleep", {"sleep_ns": MS}),
@@ -88,3 +110,43 @@ def reactions_ns(seen: Observation) -> tuple[list[float], list[float]]:
             woken.append(float(start - ready))
         free[lane] = end
     return own, woken
+
+
+def busy_workers(session: Session) -> None:
+    """Two independent chains on two workers against one: what company costs."""
+    n, drop = 16, 4
+    size = (384, 2)
+    kernel = ("matmul", {"size": size[0], "repeat": size[1]})
+    ops = in_turn(*(chain(kernel, n, device="cpu0", name=name) for name in "ab"))
+    case = block_case("busy", ops, {"cpu0": {"workers": 2}}, policy={"name": "ready-queue"})
+
+    def read(case: Case, seen: Observation) -> Samples:
+        return {"busy": spans_ns(seen)[2 * drop : -2].tolist()}
+
+    rounds = [session.block("busy", [case], read)["busy"] for _ in range(ROUNDS)]
+    measured = [row for table in session.tables if table["kind"] == kernel[0] for row in table["rows"]]
+    alone = next(ns for *measured_size, ns in measured if measured_size == [*size])
+    slowdown = min(float(np.median(busy)) / alone for busy in rounds)
+    session.keep({"corun_slowdown_ppm": [(slowdown if slowdown > 1.02 else 1.0) * 1e6]})
+    session.table(
+        "matmul", ("size", "repeat"), "neighbours busy", {size: [ns for busy in rounds for ns in busy]}
+    )
+
+
+def reads(session: Session) -> None:
+    """Measure what one result more costs; it counts only if every clean round shows it."""
+    facts = {"size": READ_SIZE, "repeat": 2}
+    cases = []
+    for k, name in enumerate(("none", "one", "two")):
+        ops = [
+            CaseOp(f"o{i}", "matmul", [f"o{j}" for j in range(max(0, i - k), i)], facts, "cpu0")
+            for i in range(LENGTH)
+        ]
+        cases.append(block_case(name, ops, {"cpu0": {"workers": 1}}, policy={"name": "in-order"}))
+
+    def read(case: Case, seen: Observation) -> Samples:
+        return {case.name: spans_ns(seen)[DROPPED:].tolist()}
+
+    rounds = [session.block("reads", cases, read) for _ in range(ROUNDS)]
+    one_ns = [float(np.median(found["two"]) - np.median(found["none"])) / 2 for found in rounds]
+    session.keep({"read_ns": [float(np.median(one_ns)) if min(one_ns) > 0 else 0.0]})
