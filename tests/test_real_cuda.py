@@ -203,7 +203,6 @@ def test_every_name_exists_in_torch() -> None:
             "torch_device",
             "torch_models",
             "gpu_probes",
-            "host_calls",
             "torch_memory",
         )
     )
