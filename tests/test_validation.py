@@ -22,6 +22,7 @@ from sim import Device, GraphBuilder
 from sim.job.costs import costs_ns
 from sim.policy.policy import Policy
 from sim.words.errors import InputError, UnknownNameError
+from tools.pages.validation import page
 from validation import calibrate as calibrating
 from validation import steps
 from validation.calibrate import session
@@ -36,7 +37,6 @@ from validation.host.statistics import kendall_tau, summary
 from validation.real.gate import Sentinel, verdict
 from validation.real.timer import Timer
 from validation.real.work import Observation
-from validation.record import page
 from validation.report.experiment_report import experiment_report, report
 
 MS = 1_000_000
