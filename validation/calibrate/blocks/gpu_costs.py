@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from validation.calibrate.blocks.chains import ROUNDS, block_case, chain, gaps_ns, in_turn, spans_ns
+from validation.calibrate.blocks.chains import ROUNDS, block_case, chain, in_turn, sampled, spans_ns
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case
 from validation.cases.draws import step_case
@@ -56,12 +56,8 @@ _DRIVEN: Final = ("matmul", {"size": 2048, "repeat": 4})
 
 def frames(session: Session) -> None:
     """Measure makespans in which nothing is executed."""
-
-    def measure() -> Samples:
-        executor: Any = session.executor
-        return {f"frame_{k}_ns": [float(ns) for ns in executor.frame_ns(k, 15)] for k in FRAMES}
-
-    session.keep(session.probe("frames", measure))
+    executor: Any = session.executor
+    session.keep(session.probe("frames", lambda: {f"frame_{k}_ns": executor.frame_ns(k, 15) for k in FRAMES}))
 
 
 def frame_ns(session: Session, streams: int) -> float:
@@ -83,14 +79,7 @@ def gpu_streams(session: Session) -> None:
     full = block_case("full", alone, {"dev0": {"streams": 1}}, notes={"gated": False})
     queued = block_case("queued", alone, {"dev0": {"streams": 1}})
     turns = block_case("turns", chain(_SMALL, n, lanes=(0, 1)), {"dev0": {"streams": 2}})
-
-    def read(case: Case, seen: Observation) -> Samples:
-        found = {case.name: [float(seen.makespan_ns)], f"{case.name} gaps": gaps_ns(seen)[2:].tolist()}
-        if seen.host_ns is not None:
-            found[f"{case.name} host"] = [float(seen.host_ns)]
-        return found
-
-    got = session.block("streams", [full, queued, turns], read, REPEATS, steady=("queued", "turns"))
+    got = session.block("streams", [full, queued, turns], sampled, REPEATS, steady=("queued", "turns"))
     one_ns = (np.median(got["queued"]) - frame_ns(session, 1)) / n
     session.keep(
         {
@@ -111,20 +100,12 @@ def driven(session: Session) -> None:
     wide = case("wide", chain(_DRIVEN, n, linked=False), policy={"name": "ready-queue"})
     deep = case("deep", chain(_DRIVEN, n), policy={"name": "in-order"})
     plan = case("plan", deep.ops)
-
-    def read(case: Case, seen: Observation) -> Samples:
-        return {
-            case.name: [float(seen.makespan_ns)],
-            f"{case.name} issue": np.diff(np.sort(seen.trace.tasks["issue_ns"])).tolist(),
-            f"{case.name} gaps": gaps_ns(seen).tolist(),
-        }
-
-    got = session.block("driven", [wide, deep, plan], read, REPEATS, steady=("wide", "plan"))
-    issue_ns = float(np.median(got["wide issue"]))
+    got = session.block("driven", [wide, deep, plan], sampled, REPEATS, steady=("wide", "plan"))
+    issue_ns = float(np.median(got["wide issues"]))
     one_ns = (np.median(got["plan"]) - frame_ns(session, 1)) / n
     session.keep(
         {
-            "driven_issue_ns": got["wide issue"],
+            "driven_issue_ns": got["wide issues"],
             "driven_latency_ns": _positive(np.array(got["deep"]) / n - one_ns - issue_ns),
             "driven_gap_ns": _positive((np.array(got["wide"]) - issue_ns) / n - one_ns),
             "driven_looked_latency_ns": _positive(np.array(got["deep gaps"]) - issue_ns),
@@ -143,13 +124,11 @@ def shared_sms(session: Session) -> None:
         chains = [chain(kernel, 8, name=f"o{lane}.", lanes=(lane,)) for lane in range(k)]
         machine = {"dev0": {"streams": k}}
         cases = [block_case("alone", chains[0], machine), block_case("busy", in_turn(*chains), machine)]
-
-        def read(case: Case, seen: Observation, frame: float) -> Samples:
-            return {case.name: [seen.makespan_ns - frame]}
-
-        read_bare = partial(read, frame=frame_ns(session, k))
-        rounds = [session.block(f"{k} streams of {size}", cases, read_bare, REPEATS) for _ in range(ROUNDS)]
-        factors = [np.median(found["busy"]) / np.median(found["alone"]) for found in rounds]
+        name, frame = f"{k} streams of {size}", frame_ns(session, k)
+        rounds = [session.block(name, cases, sampled, REPEATS) for _ in range(ROUNDS)]
+        factors = [
+            (np.median(found["busy"]) - frame) / (np.median(found["alone"]) - frame) for found in rounds
+        ]
         session.keep({f"corun_{size}_slowdown{more}_ppm": [max(1.0, float(min(factors))) * 1e6]})
 
 

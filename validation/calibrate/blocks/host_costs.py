@@ -22,8 +22,8 @@ from validation.calibrate.blocks.chains import (
     ROUNDS,
     block_case,
     chain,
-    gaps_ns,
     in_turn,
+    sampled,
     spans_ns,
 )  # fmt: skip
 from validation.calibrate.session import Samples, Session
@@ -54,18 +54,17 @@ def streams(session: Session) -> None:
     slow = ("sleep", {"sleep_ns": MS, "issue_sleep_ns": 3 * MS})
     idle = block_case("idle", chain(slow, n // 2, linked=False), one)
 
-    def read(case: Case, seen: Observation) -> Samples:
-        tasks = seen.trace.tasks
-        if case is full:
-            return {"issue_ns": np.diff(np.sort(tasks["issue_ns"])).tolist()}
-        if case is queued:
-            return {"gap_ns": np.maximum(0, gaps_ns(seen)).tolist()}
-        if case is turns:
-            return {"event_ns": gaps_ns(seen)[2:].tolist()}
-        return {"launch_latency_ns": (tasks["start_ns"] - tasks["issue_ns"])[2:].tolist()}
-
+    got: Samples = {}
     for name, cases in (("launch", [full, queued]), ("events", [turns]), ("latency", [idle])):
-        session.keep(session.block(name, cases, read))
+        got |= session.block(name, cases, sampled, steady=())
+    session.keep(
+        {
+            "issue_ns": got["full issues"],
+            "gap_ns": got["queued gaps"],
+            "event_ns": got["turns gaps"],
+            "launch_latency_ns": got["idle latencies"],
+        }
+    )
 
 
 def decisions(session: Session) -> None:
