@@ -65,26 +65,12 @@ def test_report_of_a_small_trace() -> None:
     assert result.holders_at_peak() == [("a", 2000), ("b", 600), ("c", 500)]
     assert result.holders_at_peak(1) == [("a", 2000)]
     assert result.never_freed() == [("a", 2000)]
-    assert result.summary(holders=1) == {
-        "events": 7,
-        "peak_in_use_bytes": 3328,
-        "peak_requested_bytes": 3100,
-        "peak_reserved_bytes": 65536,
-        "peak_event": 4,
-        "fragmentation_at_peak_bytes": 62208,
-        "peak_fragmentation_bytes": 64768,
-        "holders_at_peak": [{"id": "a", "nbytes": 2000}],
-        "never_freed_bytes": 2000,
-        "device_mallocs": 1,
-        "device_frees": 0,
-        "synchronisations": 0,
-    }
+    assert (result.device_mallocs, result.device_frees, result.synchronisations) == (1, 0, 0)
 
 
 def test_empty_trace() -> None:
     result = replay([], PoolAllocator(100))
     assert (result.peak_in_use, result.peak_event, result.holders_at_peak()) == (0, -1, [])
-    assert result.summary()["fragmentation_at_peak_bytes"] == 0
 
 
 def test_out_of_memory_names_the_event() -> None:

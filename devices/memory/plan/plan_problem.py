@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from devices.memory.blocks import round_up
-from sim.words.errors import InputError, InvariantError
+from sim.words.errors import InputError
 
 __all__ = ["Lifetime", "Plan", "fullest_step", "peak_live"]
 
@@ -77,28 +77,6 @@ class Plan:
     def optimal(self) -> bool:
         """Whether it is known that no plan takes fewer bytes."""
         return self.nbytes == self.bound
-
-    def check(self) -> None:
-        """Verify that no two tensors that live at the same time share a byte.
-
-        Raises
-        ------
-        InvariantError
-            Two do, or one lies outside the arena or off its alignment.
-        """
-        rows = sorted(
-            (offset, offset + lifetime.nbytes, lifetime)
-            for offset, lifetime in zip(self.offsets, self.lifetimes, strict=True)
-        )
-        for offset, end, lifetime in rows:
-            if offset < 0 or offset % self.alignment or end > self.nbytes:
-                raise InvariantError(f"plan {self.planner}: {lifetime} at {offset} of {self.nbytes} bytes")
-        for i, (_, end, one) in enumerate(rows):
-            for offset, _, other in itertools.islice(rows, i + 1, None):
-                if offset >= end:
-                    break
-                if other.nbytes and one.first <= other.last and other.first <= one.last:
-                    raise InvariantError(f"plan {self.planner}: {one} and {other} share byte {offset}")
 
 
 def peak_live(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
