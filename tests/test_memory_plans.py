@@ -35,7 +35,7 @@ def check(plan: Plan) -> None:
         for offset, lifetime in zip(plan.offsets, plan.lifetimes, strict=True)
     )
     for offset, end, lifetime in rows:
-        inside = 0 <= offset and end <= plan.nbytes and not offset % plan.alignment
+        inside = offset >= 0 and end <= plan.nbytes and not offset % plan.alignment
         assert inside, f"plan {plan.planner}: {lifetime} at {offset} of {plan.nbytes} bytes"
     for (_, end, one), (offset, _, other) in combinations(rows, 2):
         together = one.first <= other.last and other.first <= one.last

@@ -60,19 +60,6 @@ class Plan:
     planner: str
     alignment: int = 1
 
-    @classmethod
-    def of(
-        cls,
-        lifetimes: tuple[Lifetime, ...],
-        offsets: Iterable[int],
-        nbytes: int,
-        planner: str,
-        alignment: int,
-    ) -> Plan:
-        """Return a plan with the bound that its lifetimes give."""
-        bound = peak_live(lifetimes, alignment)
-        return cls(lifetimes, tuple(offsets), nbytes, bound, planner, alignment)
-
     @property
     def optimal(self) -> bool:
         """Whether it is known that no plan takes fewer bytes."""
