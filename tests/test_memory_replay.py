@@ -339,9 +339,7 @@ def test_pickles_that_name_anything_are_refused_and_nothing_runs(tmp_path: Path)
         assert not victim.exists()
 
 
-@pytest.mark.parametrize(
-    "value", [{1, 2}, frozenset({1}), b"bytes", bytearray(b"x"), 1j, Path("x"), MemoryEvent("free", 1)]
-)
+@pytest.mark.parametrize("value", [1j, Path("x"), MemoryEvent("free", 1)])
 def test_anything_but_plain_containers_is_refused(tmp_path: Path, value: Any) -> None:
     loaded = snapshot()
     loaded["extra"] = [{"deep": (value,)}]
@@ -366,6 +364,9 @@ def test_broken_pickles_are_input_errors(
     [
         (lambda s: s.pop("segments"), "no 'segments'; is this a PyTorch memory snapshot?"),
         (lambda s: s.update(segments={}), "segments: dict, expected list"),
+        (lambda s: s.update(segments={1, 2}), "segments: set, expected list"),
+        (lambda s: s.update(device_traces=[[], b"bytes"]), r"device_traces\[1\]: bytes, expected a list"),
+        (lambda s: s["device_traces"][1][1].update(action=b"alloc"), "action: bytes, expected str"),
         (lambda s: s.update(device_traces=5), "device_traces: int, expected a list for each device"),
         (lambda s: s.update(device_traces=[[], {"a": 1}]), r"device_traces\[1\]: dict, expected a list"),
         (
