@@ -139,11 +139,14 @@ class GreedyRanks:
                 )
             self.run_weight_grad(rank)
 
-    def fill(self, rank: int, arrival: int) -> int:
-        """Run every W that is over before `arrival`; return the gap that is left."""
-        while self.pending[rank]:
-            oldest = self.pending[rank][0]
-            if self.clock[rank] + self.problem.duration(oldest.stage, "W") > arrival:
-                break
+    def fill(self, leg: int, rank: int, allowed: int | None) -> None:
+        """Run every W that is over before the input of `leg` arrives.
+
+        If the gap that is left is longer than `allowed`, run one W more; None allows any gap.
+        """
+        arrival = self.arrival(leg, rank) or 0
+        pending, duration = self.pending[rank], self.problem.duration
+        while pending and self.clock[rank] + duration(pending[0].stage, "W") <= arrival:
             self.run_weight_grad(rank)
-        return arrival - self.clock[rank]
+        if pending and allowed is not None and arrival - self.clock[rank] > allowed:
+            self.run_weight_grad(rank)

@@ -76,10 +76,10 @@ class _Search(GreedyRanks):
             for rank in ranks:
                 if going[rank]:
                     self.make_room(rank)
-                    self._fill_until_arrival(_F, rank)
+                    self.fill(_F, rank, self._allowed_gap(rank))
                     self.run_leg(_F, rank)
             for rank in reversed(ranks):
-                self._fill_until_arrival(_I, rank)
+                self.fill(_I, rank, self._allowed_gap(rank))
                 if rank == 0 and self.count(_F, 0) == micro_batches:
                     while self.pending[0]:
                         self.run_weight_grad(0)
@@ -152,9 +152,5 @@ class _Search(GreedyRanks):
             pending += 1
         return pending * self.problem.duration(rank, "W")
 
-    def _fill_until_arrival(self, leg: int, rank: int) -> None:
-        """Run W while it fits before the input of the next F or I, and once more where the gap is bad."""
-        gap = self.fill(rank, self.arrival(leg, rank) or 0)
-        bad = 0 if self.switches.fill_small_gaps else self.longest_bubble - self.bubble[rank]
-        if self.pending[rank] and gap > bad:
-            self.run_weight_grad(rank)
+    def _allowed_gap(self, rank: int) -> int:
+        return 0 if self.switches.fill_small_gaps else self.longest_bubble - self.bubble[rank]

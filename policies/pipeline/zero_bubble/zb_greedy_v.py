@@ -89,7 +89,7 @@ class _Search(GreedyRanks):
                 leg = self._forward_leg(rank)
                 if leg is not None:
                     self.make_room(rank)
-                    self._fill_until_arrival(leg, rank, also_small=self.before_forward)
+                    self.fill(leg, rank, self._allowed_gap(rank) if self.before_forward else None)
                     self.run_leg(leg, rank)
             if sum(map(len, self.program)) == before:
                 raise InfeasibleError(
@@ -145,11 +145,11 @@ class _Search(GreedyRanks):
         legs = [self._gradient_leg(rank) for rank in range(self.problem.ranks)]
         for rank in reversed(range(self.problem.ranks)):
             if legs[rank] == 3 and self.arrival(3, rank) is not None:
-                self._fill_until_arrival(3, rank, also_small=True)
+                self.fill(3, rank, self._allowed_gap(rank))
                 self.run_leg(3, rank)
         for rank in range(self.problem.ranks):
             if legs[rank] == 2 and self.arrival(2, rank) is not None:
-                self._fill_until_arrival(2, rank, also_small=self.before_leg_2)
+                self.fill(2, rank, self._allowed_gap(rank) if self.before_leg_2 else None)
                 self.run_leg(2, rank)
 
     def _gradient_leg(self, rank: int) -> int | None:
@@ -172,8 +172,5 @@ class _Search(GreedyRanks):
             return 0
         return None
 
-    def _fill_until_arrival(self, leg: int, rank: int, *, also_small: bool) -> None:
-        gap = self.fill(rank, self.arrival(leg, rank) or 0)
-        allowed = max(self.longest_bubble, self.granted[rank]) - self.bubble[rank]
-        if self.pending[rank] and also_small and gap > allowed:
-            self.run_weight_grad(rank)
+    def _allowed_gap(self, rank: int) -> int:
+        return max(self.longest_bubble, self.granted[rank]) - self.bubble[rank]
