@@ -29,7 +29,8 @@ from devices.memory import (
 )
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.blocks import FREE, LIVE, WAITING
-from devices.memory.plan import Lifetime, plan_greedy
+from devices.memory.plan.greedy_by_size import plan_greedy
+from devices.memory.plan.plan_problem import Lifetime
 from sim.words import plugins
 from sim.words.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 

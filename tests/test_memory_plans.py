@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from plan_programs import Program, Step, plan_program
 
 from devices.memory.blocks import round_up
-from devices.memory.plan import (
-    PLANNERS,
-    Lifetime,
-    Plan,
-    TokenPool,
-    peak_live,
-    plan_branch_and_bound,
-    plan_cp_sat,
-    plan_greedy,
-    plan_optimal,
-    plan_tokens,
-)
+from devices.memory.plan import PLANNERS
+from devices.memory.plan.greedy_by_size import plan_greedy
+from devices.memory.plan.least_arena import plan_branch_and_bound, plan_cp_sat, plan_optimal
+from devices.memory.plan.plan_problem import Lifetime, Plan, peak_live
+from devices.memory.plan.tokens import TokenPool, plan_tokens
 from sim.words.errors import InputError, MissingExtraError
 
 
