@@ -89,8 +89,8 @@ class DataLoadingFields(Builder):
         # what tells that one more batch may be begun
         free = [(f"take{r}", self.prefetch) if self.prefetch else (f"{last}{r}", 1) for r in replicas]
         op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.batch)
-        before = {"inputs": ["load"], "after": [("preprocess", self.workers)]}
-        op("preprocess", "cpu", self.preprocess, **before, outputs=self.batch)
+        again = [("preprocess", self.workers)]
+        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.batch)
         for r, gpu in zip(replicas, gpus, strict=True):
             batch = "preprocess"
             if self.copy_:
