@@ -114,7 +114,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     if not graph.tensor_nbytes.any():
         return Lifetimes(*np.zeros((6, 0), np.int64))
     producer, consumer, carried = dependencies(trace)
-    over = np.concatenate((trace.tasks["end_ns"], moved["end_ns"]))
+    over = trace.of_rows("end_ns")
 
     # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
     op = trace.tasks["op"]

@@ -64,7 +64,12 @@ class Facts:
     @cached_property
     def row_end(self) -> IntArray:
         """End of every row, tasks then transfers."""
-        return np.concatenate((self.end, self.trace.transfers["end_ns"]))
+        return self.trace.of_rows("end_ns")
+
+    @cached_property
+    def row_start(self) -> IntArray:
+        """Start of every row."""
+        return self.trace.of_rows("start_ns")
 
     @cached_property
     def producers(self) -> Csr:
@@ -182,22 +187,18 @@ class Facts:
     # -- who made room ------------------------------------------------------------------------
 
     @cached_property
-    def ends_by_device(self) -> list[tuple[list[int], list[int]]]:
-        """Per device (ends, rows) of the tasks that took some time, by end."""
-        out = []
-        for d in range(len(self.devices)):
-            rows = np.flatnonzero((self.device == d) & (self.end > self.start))
-            rows = rows[np.argsort(self.end[rows], kind="stable")]
-            out.append((self.end[rows].tolist(), rows.tolist()))
-        return out
+    def _by_end(self) -> tuple[IntArray, IntArray]:
+        """(ends, rows) of everything that took some time, by end."""
+        rows = np.flatnonzero(self.row_end > self.row_start)
+        rows = rows[np.argsort(self.row_end[rows], kind="stable")]
+        return self.row_end[rows], rows
 
-    @cached_property
-    def ends_of_transfers(self) -> tuple[list[int], list[int]]:
-        """(ends, rows) of the transfers that took some time, by end."""
-        moved = self.trace.transfers
-        rows = np.flatnonzero(moved["end_ns"] > moved["start_ns"])
-        rows = rows[np.argsort(moved["end_ns"][rows], kind="stable")]
-        return moved["end_ns"][rows].tolist(), rows.tolist()
+    def ended_at(self, time_ns: int) -> list[int]:
+        """Return the rows that took some time and ended at an instant, in their order."""
+        ends, rows = self._by_end
+        first, last = np.searchsorted(ends, (time_ns, time_ns + 1))
+        found: list[int] = rows[first:last].tolist()
+        return found
 
     def way(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""

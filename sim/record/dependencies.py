@@ -102,7 +102,7 @@ def _dependencies(trace: Record) -> Dependencies:
     by_key = np.argsort(key)
     which = np.searchsorted(key[by_key], moved["tensor"] * n_devices + moved["destination"])
     node = np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which]))
-    iteration = np.concatenate((trace.tasks["iteration"], moved["iteration"]))
+    iteration = trace.of_rows("iteration")
     if has_control_flow(trace.job.graph):
         return _with_met(trace, _latest_before(trace, node, iteration))
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
@@ -114,7 +114,7 @@ def _dependencies(trace: Record) -> Dependencies:
     found = Dependencies(producer[both], consumer[both], flow.carries[edge[both]])
     data = _into_non_strict(trace, found)
     if data.any():
-        _, end = _times(trace)
+        end = trace.of_rows("end_ns")
         late = data.copy()
         late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
         found = Dependencies(*(column[~late] for column in found))
@@ -125,9 +125,7 @@ def _with_met(trace: Record, found: Dependencies) -> Dependencies:
     """Add who met by key: the Send, or the transfer that it caused, feeds the Recv."""
     if not len(trace.met):
         return found
-    ids = np.concatenate((trace.tasks["id"], trace.transfers["id"]))
-    by_id = np.argsort(ids)
-    source, recv = by_id[np.searchsorted(ids[by_id], trace.met)].T
+    source, recv = trace.met_rows.T
     graph, n = trace.job.graph, len(trace)
     sent = graph.first_output[trace.tasks["op"][np.minimum(source, n - 1)]]
     moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
@@ -154,7 +152,7 @@ def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
     flow, iterations = trace.flow, trace.job.iterations
     rows = min(iterations, int(flow.distance.max(initial=0)) + 1)
     there = np.array([inputs_from_the_start(trace.job.graph, flow, i) for i in range(rows)])
-    _, end = _times(trace)
+    end = trace.of_rows("end_ns")
     consumer = edges.consumer[data]
     by_arrival = np.lexsort((data, end[edges.producer[data]], consumer))
     _, first = np.unique(consumer[by_arrival], return_index=True)
@@ -177,15 +175,6 @@ def _into_non_strict(trace: Record, edges: Dependencies) -> npt.NDArray[np.bool_
     return into
 
 
-def _times(trace: Record) -> tuple[IntArray, IntArray]:
-    """Return start and end of every row."""
-    moved = trace.transfers
-    return (
-        np.concatenate((trace.tasks["start_ns"], moved["start_ns"])),
-        np.concatenate((trace.tasks["end_ns"], moved["end_ns"])),
-    )
-
-
 def _latest_before(trace: Record, node: IntArray, iteration: IntArray) -> Dependencies:
     """Pair every run with the latest run of each of its producers that had ended when it started.
 
@@ -193,12 +182,9 @@ def _latest_before(trace: Record, node: IntArray, iteration: IntArray) -> Depend
     together; the answer is the nearest entry above the question.
     """
     flow = trace.flow
-    start, end = _times(trace)
-    runs = Csr.group(node, np.arange(len(node)), flow.n_nodes)
-    count = runs.counts()[flow.consumer]
-    edge = np.repeat(np.arange(len(flow.consumer)), count)
-    nth = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
-    consumer = runs.indices[runs.indptr[flow.consumer[edge]] + nth]
+    start, end = trace.of_rows("start_ns"), trace.of_rows("end_ns")
+    runs_of_edge = Csr.group(node, np.arange(len(node)), flow.n_nodes).take(flow.consumer)
+    edge, consumer = runs_of_edge.rows(), runs_of_edge.indices
 
     entry = np.arange(len(node))
     owner = np.concatenate(
