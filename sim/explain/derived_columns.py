@@ -15,7 +15,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.explain.iterations import with_iterations
 from sim.graph.csr import Csr
@@ -23,7 +22,7 @@ from sim.job.costs import issue_costs_ns
 from sim.job.pageable import host_groups
 from sim.record.dependencies import Dependencies, dependencies, waited_for
 from sim.record.record import Record, Wait
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import Cover, stacked
 
 __all__ = ["Facts"]
@@ -117,14 +116,14 @@ class Facts:
         return launch_end
 
     @cached_property
-    def keeps_issuer(self) -> npt.NDArray[np.bool_]:
+    def keeps_issuer(self) -> BoolArray:
         """Whether its issuer is busy with each task until it ends.
 
         A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
         """
         attributes = self.job.graph.attributes
         waits = [op for op, given in attributes.items() if given.get("host_waits") or given.get("pageable")]
-        keeps: npt.NDArray[np.bool_] = self.by_worker
+        keeps: BoolArray = self.by_worker
         if waits:
             keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))
         return keeps
@@ -172,7 +171,7 @@ class Facts:
         return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
 
     @cached_property
-    def queue_was_full(self) -> npt.NDArray[np.bool_]:
+    def queue_was_full(self) -> BoolArray:
         """Whether a launch was put on its stream at the moment when another one left a full queue."""
         full = np.zeros(self.n, dtype=bool)
         for d, device in enumerate(self.devices):

@@ -12,10 +12,10 @@ import numpy as np
 
 from sim.analysis.critical_path import distinct_moves
 from sim.graph.graph import Role
-from sim.invariants.checked_columns import BoolArray, Columns, refuse
+from sim.invariants.checked_columns import Columns, refuse
 from sim.job.travel import Travel
 from sim.record.dependencies import unroll
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["DATA"]
 

@@ -21,13 +21,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
 from sim.readiness.strictness import inputs_from_the_start, non_strict_ops
 from sim.record.record import Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["Dependencies", "dependencies", "unroll", "waited_for"]
 
@@ -165,12 +164,12 @@ def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
     return Dependencies(*(column[keep] for column in edges))
 
 
-def _into_non_strict(trace: Record, edges: Dependencies) -> npt.NDArray[np.bool_]:
+def _into_non_strict(trace: Record, edges: Dependencies) -> BoolArray:
     """Return which edges carry data to a non-strict op."""
     non_strict = non_strict_ops(trace.job.graph)
     if not non_strict.any():
         return np.zeros(len(edges.producer), dtype=bool)
-    into: npt.NDArray[np.bool_] = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
+    into: BoolArray = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
     into[into] = non_strict[trace.tasks["op"][edges.consumer[into]]]
     return into
 

@@ -27,10 +27,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.csr import Csr
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Plan:
         return map(self.__getitem__, range(len(self)))
 
     @cached_property
-    def records(self) -> npt.NDArray[np.bool_]:
+    def records(self) -> BoolArray:
         """Whether some task waits for each one, so that its event has to be recorded."""
         records = np.zeros(len(self), dtype=bool)
         records[self.waits.indices] = True

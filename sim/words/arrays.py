@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["UNSET", "IntArray"]
+__all__ = ["UNSET", "BoolArray", "IntArray"]
 
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 UNSET = -1
