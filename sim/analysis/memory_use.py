@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.analysis.critical_path import crossing_reads
 from sim.graph.csr import Csr
 from sim.graph.views import storage_of
+from sim.job.tensor_places import crossing_reads
 from sim.record.dependencies import dependencies
 from sim.record.record import Record
 from sim.words.arrays import UNSET, BoolArray, IntArray
