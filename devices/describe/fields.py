@@ -13,8 +13,7 @@ in the result, and means the ideal: no limit, no loss, no overhead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from devices.describe.field_types import TYPES, read_mapping
 from sim.words.errors import InputError, UnknownNameError, located
@@ -43,8 +42,7 @@ MOST_LANES: Final = 65_536
 """Most cores, streams or host threads of one device: far above any there is."""
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One key that a description may have.
 
     Attributes

@@ -27,10 +27,8 @@ Functional If and While as ONNX has them, and TensorFlow 2, which writes them ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from scenarios.ops.control_flow import cond, while_loop
 from sim.graph.builder import GraphBuilder
 from sim.words.errors import GraphError, UnknownNameError
 
@@ -47,8 +45,7 @@ Record = Mapping[str, Any]
 """Arguments of `GraphBuilder.op`."""
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """Ops with inputs and results.
 
     Attributes
@@ -322,6 +319,8 @@ class _Scope:
 
             return write
 
+        from scenarios.ops.control_flow import cond
+
         switched = (
             list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
         )
@@ -364,6 +363,8 @@ class _Scope:
             assert test is not None
             results, _ = self._write(test, f"{name}/test/", given(inside), pivot=[inside[first]])
             return str(results[0])
+
+        from scenarios.ops.control_flow import while_loop
 
         out = while_loop(
             self.builder,

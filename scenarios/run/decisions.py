@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scenarios.fields.choices import Choice
 from scenarios.fields.policy_fields import Policy
@@ -61,8 +61,7 @@ class Decisions:
     cuda_graph: bool = False
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Where a specification stands, for messages, and what it may load."""
 
     document: Document
