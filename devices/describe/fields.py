@@ -13,8 +13,7 @@ in the result, and means the ideal: no limit, no loss, no overhead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
 from sim.words.errors import UnknownNameError, located
@@ -32,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One key that a description may have.
 
     Attributes
