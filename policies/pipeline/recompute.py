@@ -90,13 +90,9 @@ def without_backward_dependency(schedule: Schedule) -> Schedule:
     programs = []
     for program in schedule.programs:
         again = [slot for slot in program if isinstance(slot, Action) and slot[:2] == (last, "R")]
-        backwards = [
-            i
-            for i, slot in enumerate(program)
-            if any(a.stage == last and a.phase in "RBI" for a in slot.parts)
-        ]
+        backwards = (any(a.stage == last and a.phase in "RBI" for a in slot.parts) for slot in program)
         if again:
-            first, moved = backwards[0], set(again)
+            first, moved = list(backwards).index(True), set(again)
             program = (*program[:first], *again, *(slot for slot in program[first:] if slot not in moved))
         programs.append(program)
     return replace(schedule, programs=tuple(programs))
