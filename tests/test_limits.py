@@ -51,12 +51,11 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
     if field.type in ("mapping", "anything", "curve", "counts by name", "sizes", "words", "integers", "flag"):
         return  # written in YAML, which is read elsewhere
     value: object = first
-    if field.type in ("positive count", "count or unlimited", "count or share"):
+    if field.type in ("positive count", "count or unlimited", "count or share") or "number of" in field.type:
         value = int(first)
     elif field.type == "factor":
         value = float(first)
     TYPES[field.type].read(value)
-    assert not field.choices or first in field.choices
 
 
 def test_keys_of_a_device_are_shown_with_their_own_examples() -> None:

@@ -13,11 +13,10 @@ in the result, and means the ideal: no limit, no loss, no overhead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from devices.describe.field_types import TYPES, read_mapping
-from sim.words.errors import InputError, UnknownNameError, located
+from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
+from sim.words.errors import UnknownNameError, located
 
 __all__ = [
     "DEFAULT",
@@ -28,23 +27,11 @@ __all__ = [
     "TYPES",
     "Field",
     "merge",
-    "read_field",
     "read_fields",
 ]
 
-DEFAULT: Final = "default"
-"""In a quantity that differs by kind of op or by dtype: the value of all that are not named."""
 
-
-MOST_DEVICES: Final = 16_384
-"""Most devices of a sort; the largest machines that train one model have about as many."""
-
-MOST_LANES: Final = 65_536
-"""Most cores, streams or host threads of one device: far above any there is."""
-
-
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One key that a description may have.
 
     Attributes
@@ -58,10 +45,6 @@ class Field:
         Kinds of device that have it; empty: all.
     overhead : bool
         An overhead or loss that real devices have and ideal ones do not: ``ideal: true`` drops it.
-    choices : tuple of str
-        The words it may be; empty: any.
-    most : int
-        Of a count: the most it may be, so that a slip of the finger is told and not simulated; 0: any.
     example : str
         What a value looks like, where that is not what its type looks like.
     """
@@ -71,14 +54,12 @@ class Field:
     doc: str
     kinds: tuple[str, ...] = ()
     overhead: bool = False
-    choices: tuple[str, ...] = ()
-    most: int = 0
     example: str = ""
 
     @property
     def shown(self) -> str:
-        """What a value looks like, for help and messages: its choices, else an example."""
-        return " | ".join(self.choices) or self.example or TYPES[self.type].shown
+        """What a value looks like, for help and messages."""
+        return self.example or TYPES[self.type].shown
 
 
 _CPU, _GPU, _NPU = ("cpu",), ("gpu",), ("npu",)
@@ -91,21 +72,10 @@ _DEVICE = [
     Field("ideal", "flag", "drop every overhead and loss of the preset"),
     Field("description", "word", "what it is, in one line", example="the GPU of my desk"),
     Field("sources", "mapping", "where each number comes from; not used for anything else"),
-    Field(
-        "count",
-        "positive count",
-        "this many such devices, called name0, name1, ...; default one",
-        most=MOST_DEVICES,
-    ),
+    Field("count", "number of devices", "this many such devices, called name0, name1, ...; default one"),
     # -- who issues and how many run at once
-    Field("cores", "positive count", "cores of a CPU, or of an NPU", ("cpu", "npu"), most=MOST_LANES),
-    Field(
-        "inter_op",
-        "positive count",
-        "worker threads that run ops; default cores / intra_op",
-        _CPU,
-        most=MOST_LANES,
-    ),
+    Field("cores", "number of lanes", "cores of a CPU, or of an NPU", ("cpu", "npu")),
+    Field("inter_op", "number of lanes", "worker threads that run ops; default cores / intra_op", _CPU),
     Field("intra_op", "positive count", "cores that one op uses; default 1", _CPU),
     Field(
         "cores_per_op",
@@ -128,13 +98,7 @@ _DEVICE = [
         _CPU,
         True,
     ),
-    Field(
-        "streams",
-        "positive count",
-        "queues whose tasks start in order; default 1",
-        ("gpu", "other"),
-        most=MOST_LANES,
-    ),
+    Field("streams", "number of lanes", "queues whose tasks start in order; default 1", ("gpu", "other")),
     Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", _GPU),
     # -- overheads of issuing
     Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op", overhead=True),
@@ -224,13 +188,12 @@ _DEVICE = [
     # -- what its tasks share
     Field(
         "sharing",
-        "word",
+        "device sharing",
         "what concurrent ops compete for: cores or time slices of a CPU, SMs (and DRAM) of a GPU",
         ("cpu", "gpu"),
         overhead=True,
-        choices=("none", "cores", "time", "sm", "sm+dram"),
     ),
-    Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
+    Field("sms", "number of lanes", "streaming multiprocessors", _GPU, example="132"),
     Field(
         "use_sms",
         "count or share",
@@ -264,12 +227,11 @@ _DEVICE = [
     ),
     Field(
         "host_memory",
-        "word",
+        "host memory",
         "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs occupy "
         "the host thread that launches there",
         _CPU,
         True,
-        choices=("pinned", "pageable"),
     ),
     Field(
         "staging_bandwidth",
@@ -331,9 +293,8 @@ LINK_FIELDS: Final[Mapping[str, Field]] = {
         ),
         Field(
             "sharing",
-            "word",
+            "link sharing",
             "serial: one transfer after another (default); shared: max-min fair; independent: no contention",
-            choices=("serial", "shared", "independent"),
         ),
         Field(
             "on_request",
@@ -355,7 +316,7 @@ HOST_FIELDS: Final[Mapping[str, Field]] = {
     field.name: field
     for field in [
         Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
-        Field("threads", "positive count", "host threads; default 1", most=MOST_LANES),
+        Field("threads", "number of lanes", "host threads; default 1"),
     ]
 }
 """Every key of a host."""
@@ -419,27 +380,11 @@ def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> 
         for name in given:
             if name not in fields:
                 raise UnknownNameError("key", name, fields)
-        return {name: read_field(field, given[name]) for name, field in fields.items() if name in given}
-
-
-def read_field(field: Field, value: object) -> Any:
-    """Read the value of one key, as `read_fields` does."""
-    with located(field.name):
-        type_ = TYPES[field.type]
-        if not type_.by_key:
-            read = type_.read(value)
-        elif isinstance(value, Mapping):
-            read = {}
-            for key, item in read_mapping(value).items():
-                with located(key):
-                    read[key] = type_.read(item)
-        else:
-            read = {DEFAULT: type_.read(value)}
-        if field.choices and read not in field.choices:
-            raise UnknownNameError("word", str(read), field.choices)
-        if field.most and read > field.most:
-            raise InputError(f"{read:,} is more than the {field.most:,} that there may be")
-        return read
+        return {
+            name: inside(name, TYPES[field.type].read, given[name])
+            for name, field in fields.items()
+            if name in given
+        }
 
 
 def merge(

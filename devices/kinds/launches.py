@@ -19,7 +19,8 @@ stream, and two launches of it into one stream run one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,7 @@ from sim.words.errors import InputError
 __all__ = ["as_cuda_graphs", "launched", "with_event_calls", "with_legacy_streams"]
 
 
-@dataclass(frozen=True)
-class _Decided:
+class _Decided(NamedTuple):
     """An order, or an assignment to streams, that was decided before the graph was changed."""
 
     values: Sequence[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,7 +13,6 @@ from scenarios.run.load import Case, Scenario
 from sim.words.errors import InputError, SimError
 
 if TYPE_CHECKING:
-    from scenarios.report.outputs import Outputs
     from scenarios.run.repeat import Repeats
 
 __all__ = ["cases_of", "finish", "run_all", "run_repeatedly"]
@@ -48,10 +47,13 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
     return results
 
 
-def finish(results: Sequence[Result], outputs: Outputs | None) -> None:
+def finish(results: Sequence[Result], files: Mapping[str, str | None]) -> None:
     """Write the files that are wanted, naming each, and exit with 1 if an expectation is not met."""
-    for path in outputs.write(results) if outputs is not None else ():
-        typer.echo(f"wrote {path}", err=True)
+    if any(files.values()):
+        from scenarios.report.outputs import write_outputs
+
+        for path in write_outputs(results, files):
+            typer.echo(f"wrote {path}", err=True)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
 

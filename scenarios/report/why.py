@@ -28,36 +28,23 @@ from sim.words.units import format_duration
 
 __all__ = ["PARTS", "difference", "makespan_parts", "why_fast"]
 
-PARTS: Final[Mapping[str, str]] = {
-    "executing": "executing",
-    "transfer": "moving data",
-    "link": "waiting for a link",
-    "issuer": "waiting for the host or a worker",
-    "policy": "held back by the policy",
-    "stream": "queued on a stream",
-    "event": "waiting for an event",
-    "launch": "launching",
-    "resources": "waiting for resources of the device",
-    "memory": "waiting for memory",
+_PARTS: Final[Mapping[str, tuple[str, str]]] = {
+    "executing": ("executing", "its chain of ops takes longer to execute"),
+    "transfer": ("moving data", "its chain moves more data"),
+    "link": ("waiting for a link", "its transfers wait for links"),
+    "issuer": ("waiting for the host or a worker", "ops wait for the host or a worker"),
+    "policy": ("held back by the policy", "the policy holds ready ops back"),
+    "stream": ("queued on a stream", "ops queue on their streams"),
+    "event": ("waiting for an event", "ops wait for events"),
+    "launch": ("launching", "launch latency is exposed"),
+    "resources": ("waiting for resources of the device", "ops wait for resources of the device"),
+    "memory": ("waiting for memory", "ops wait for memory"),
+    "device": ("waiting for the device", "ops wait for the device"),
 }
-"""Parts of a makespan, and what they are called."""
+"""Part of a makespan -> what it is called, and why a run is slower when the largest increase is in it."""
 
-_NAMES: Final[Mapping[str, str]] = {**PARTS, "device": "waiting for the device"}
-
-_BECAUSE: Final[Mapping[str, str]] = {
-    "executing": "its chain of ops takes longer to execute",
-    "transfer": "its chain moves more data",
-    "link": "its transfers wait for links",
-    "issuer": "ops wait for the host or a worker",
-    "policy": "the policy holds ready ops back",
-    "stream": "ops queue on their streams",
-    "event": "ops wait for events",
-    "launch": "launch latency is exposed",
-    "resources": "ops wait for resources of the device",
-    "device": "ops wait for the device",
-    "memory": "ops wait for memory",
-}
-"""Why a run is slower, when the largest increase is in this part."""
+PARTS: Final[Mapping[str, str]] = {part: name for part, (name, _) in _PARTS.items() if part != "device"}
+"""Parts of a makespan, and what they are called; of a difference, stream and resources together are one."""
 
 
 def makespan_parts(trace: Trace) -> dict[str, int]:
@@ -159,7 +146,7 @@ def _terms(more: Mapping[str, int], total: int) -> str:
     """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
-    terms = [f"{_signed(more[part])} {_NAMES[part]}" for part in shown]
+    terms = [f"{_signed(more[part])} {_PARTS[part][0]}" for part in shown]
     rest = total - sum(more[part] for part in shown)
     return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
 
@@ -168,7 +155,7 @@ def _because(trace: Trace, best: Trace, part: str) -> str:
     """Say what makes a part of the makespan longer; for the host's part, whether it waits for kernels."""
     if part == "issuer" and not _launches_ahead(trace) and _launches_ahead(best):
         return "the host waits for each kernel"
-    return _BECAUSE[part]
+    return _PARTS[part][1]
 
 
 def _launches_ahead(trace: Trace) -> bool:

@@ -14,9 +14,8 @@ counts in that run. Once ``--set`` has changed a scenario, the keys of its file 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.file.document import Loc
@@ -36,8 +35,7 @@ Values = Mapping[str, Any]
 """What is said of a device, presets included, read."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Some keys, and the condition under which they have an effect.
 
     Attributes

@@ -20,7 +20,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,15 +180,21 @@ def sweep(
     """
     if out is not None:
         _check_same_table(out, points)
-    memory = _Partial(path, sets, out)
-    rows = {point.key: memory.rows[point.key] for point in points if point.key in memory.rows}
+    partial = Path(f"{out}.partial") if out is not None else None
+    content = Path(path).read_bytes() if Path(path).is_file() else b""
+    stamp = hashlib.sha256(content + json.dumps(list(sets)).encode()).hexdigest()
+    before = _finished(partial, stamp) if partial is not None else {}
+    rows = {point.key: before[point.key] for point in points if point.key in before}
     left = [point for point in points if point.key not in rows]
     done(len(rows), len(points))
     for point, row in _run(path, left, sets, allow_code, executor):
         rows[point.key] = row
-        memory.add(point, row)
+        if partial is not None:
+            with partial.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"scenario": stamp, "point": point.key, "row": row}) + "\n")
         done(len(rows), len(points))
-    memory.forget()
+    if partial is not None:  # all is done: it has served
+        partial.unlink(missing_ok=True)
     return [rows[point.key] for point in points]
 
 
@@ -210,41 +216,15 @@ def _run(
             future.cancel()
 
 
-class _Partial:
-    """The points of a sweep that are done, on disk; of the scenario as it is now only."""
-
-    def __init__(self, path: str, sets: Sequence[str], out: str | Path | None) -> None:
-        self.path = Path(f"{out}.partial") if out is not None else None
-        self.rows: dict[str, Row] = {}
-        if self.path is None:
-            return
-        content = Path(path).read_bytes() if Path(path).is_file() else b""
-        self.stamp = hashlib.sha256(content + json.dumps(list(sets)).encode()).hexdigest()
-        if self.path.is_file():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                entry = _read(line)
-                if entry.get("scenario") == self.stamp:
-                    self.rows[entry["point"]] = entry["row"]
-
-    def add(self, point: Point, row: Row) -> None:
-        """Append a finished point."""
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"scenario": self.stamp, "point": point.key, "row": row}) + "\n")
-
-    def forget(self) -> None:
-        """All is done: the partial file has served."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-
-def _read(line: str) -> dict[str, Any]:
-    """Read a line of the partial file; one that was cut off when the sweep died counts for nothing."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
+def _finished(partial: Path, stamp: str) -> dict[str, Row]:
+    """Return the rows in a partial file that are of the scenario as it is now, by the key of their point."""
+    found = {}
+    for line in partial.read_text(encoding="utf-8").splitlines() if partial.is_file() else ():
+        with suppress(ValueError):  # a line that was cut off when the sweep died
+            entry = json.loads(line)
+            if isinstance(entry, dict) and entry.get("scenario") == stamp:
+                found[entry["point"]] = entry["row"]
+    return found
 
 
 def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:

@@ -45,11 +45,10 @@ def run(
     from scenarios.run.load import load_scenario
 
     files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
-    outputs = None
     if any(files.values()):  # names are looked at before anything runs
-        from scenarios.report.outputs import Outputs
+        from scenarios.report.outputs import check_outputs
 
-        outputs = Outputs(**files)
+        check_outputs(files)
     loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
     cases = cases_of(loaded, policy)
     repeats = None if repeat is None else run_repeatedly(cases, repeat)
@@ -72,4 +71,4 @@ def run(
 
         write_graphs(results, show_graph)
         typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
-    finish(results, outputs)
+    finish(results, files)
