@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
-from policies.pipeline.family_options import require_choice
 from policies.pipeline.orders.action import Action, Slot
 from policies.pipeline.orders.pipeline_schedule import Schedule
+from sim.words.errors import UnknownNameError
 
 __all__ = ["Checkpoint", "with_recompute", "without_backward_dependency"]
 
@@ -53,7 +53,9 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     >>> print(*with_recompute(plain, "except_last").programs[0])
     0F0 0F1 0F2 0B2 0R1 0B1 0R0 0B0
     """
-    require_choice("checkpoint", checkpoint, get_args(Checkpoint))
+    known = get_args(Checkpoint)
+    if checkpoint not in known:
+        raise UnknownNameError("value of checkpoint", str(checkpoint), known)
     if checkpoint == "never":
         return schedule
     last = schedule.micro_batches - (checkpoint == "except_last")
