@@ -281,10 +281,7 @@ LINK_FIELDS: Final = _table(
     ),
     Field("duplex", "flag", "make one such link in each direction; default true"),
     Field(
-        "sources",
-        "anything",
-        "where its numbers come from; not used for anything else",
-        example="datasheet",
+        "sources", "anything", "where its numbers come from; not used for anything else", example="datasheet"
     ),
 )
 """Every key of a link."""

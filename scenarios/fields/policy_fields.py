@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    JsonValue,
-    WithJsonSchema,
-)
+from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema
 
 from devices.describe.quantities import Name, Shorthand, Strict
 from scenarios.fields.choices import AnyChoice

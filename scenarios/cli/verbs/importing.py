@@ -20,13 +20,11 @@ def import_(
         int | None, typer.Option("--batch", min=1, help="Batch size; default: the model's own.")
     ] = None,
     format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected."),
+        str | None, typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected.")
     ] = None,
     options: Annotated[list[str] | None, settings("An option of the importer, such as dtype=bf16.")] = None,
     note: Annotated[
-        str | None,
-        typer.Option("--note", help="The source and licence of the model, kept in the file."),
+        str | None, typer.Option("--note", help="The source and licence of the model, kept in the file.")
     ] = None,
 ) -> None:
     """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
