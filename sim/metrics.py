@@ -18,8 +18,7 @@ GPipe, arXiv:1811.06965, section 2.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ __all__ = ["SCHEMA", "DeviceUse", "LinkUse", "device_use", "link_use", "summary"
 SCHEMA: Final = "sim.result/1"
 
 
-@dataclass(frozen=True)
-class DeviceUse:
+class DeviceUse(NamedTuple):
     """How one device was used; times in ns.
 
     Attributes
@@ -72,8 +70,7 @@ class DeviceUse:
     core_ns: int = 0
 
 
-@dataclass(frozen=True)
-class LinkUse:
+class LinkUse(NamedTuple):
     """How one link was used.
 
     Attributes

@@ -10,10 +10,9 @@ import pytest
 
 from devices.cost.calibration import Calibration
 from sim.words.errors import RunError
-from validation.calibrate.blocks.model_steps import BATCHES, model_steps
+from validation.calibrate.blocks.gpu_costs import BATCHES, model_steps
 from validation.calibrate.session import Session
-from validation.cases.draws import draw
-from validation.cases.training_cases import step_case
+from validation.cases.draws import draw, step_case
 from validation.experiments.predict import predict_case
 from validation.gpu import cuda as backend
 from validation.gpu import torch_models

@@ -13,8 +13,7 @@ in the result, and means the ideal: no limit, no loss, no overhead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
 from sim.words.errors import UnknownNameError, located
@@ -34,8 +33,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One key that a description may have.
 
     Attributes
@@ -226,18 +224,18 @@ KEYS_OF: Final = {
     "cpu": """
         cores inter_op intra_op serial_fraction speedup oversubscription_cost core_bandwidth
         sharing host_memory staging_bandwidth
-    """,
+    """.split(),
     "gpu": """
         streams stream_priorities launch_latency gap event_hop event_record event_wait
         graph_launch graph_gap legacy_stream queue_depth sharing sms use_sms partitions
         stream_partitions partition_step fitted_grids max_resident blocks_per_sm copy_engines
-    """,
+    """.split(),
     "npu": """
         cores cores_per_op queues_per_core launch_latency gap event_hop queue_depth matrix_peak
         vector_peak matrix_block matrix_kinds scratchpad vector_scratchpad double_buffered
         dma_bandwidth dma_latency granule copy_engines
-    """,
-    "other": "streams launch_latency gap event_hop queue_depth",
+    """.split(),
+    "other": "streams launch_latency gap event_hop queue_depth".split(),
 }
 """Kind of device -> the keys that not every kind has; ``other`` are those that only have streams."""
 
@@ -245,17 +243,16 @@ OVERHEADS: Final = """
     serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
     event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
     half_flops half_bytes op_overhead cost sharing host_memory staging_bandwidth dma_latency
-"""
+""".split()
 """Overheads and losses that real devices have and ideal ones do not: ``ideal: true`` drops a preset's.
 
 Its costs are among them: what was measured and fitted holds losses, and what is left is the roofline."""
 
 DEVICE_FIELDS: Final = _table(
     *(
-        replace(
-            field,
-            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys.split()),
-            overhead=field.name in OVERHEADS.split(),
+        field._replace(
+            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys),
+            overhead=field.name in OVERHEADS,
         )
         for field in _DEVICE
     )

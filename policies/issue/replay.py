@@ -219,9 +219,7 @@ def _require_each_once(job: Job, keys: list[int]) -> None:
     n = len(job.graph)
     total = n * job.iterations
     count = Counter(keys)
-    wrong = next((key for key in range(total) if count[key] != 1), None)
-    if wrong is None:
-        wrong = next((key for key in keys if key >= total or key < 0), None)
+    wrong = next((key for key in (*range(total), *keys) if count[key] != 1 or not 0 <= key < total), None)
     if wrong is not None:
         iteration, op = divmod(wrong, n)
         times = {0: "leaves out", 1: "has"}.get(count[wrong], f"has {count[wrong]} times")

@@ -15,9 +15,8 @@ share of what it should equal, and nothing is compared with a hidden epsilon.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scenarios.fields.policy_fields import Condition
 from scenarios.file.document import Document, Loc
@@ -32,8 +31,7 @@ Summary = Mapping[str, Any]
 Value = int | float | str | list[str]
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(NamedTuple):
     """How values of a sort are read from a scenario and shown to a reader."""
 
     read: Callable[[Any], Value]
@@ -64,8 +62,7 @@ _WORD = _Unit(str, str)
 _ORDER = _Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 
-@dataclass(frozen=True)
-class _Result:
+class _Result(NamedTuple):
     """One thing that may be expected.
 
     Attributes
@@ -121,8 +118,7 @@ RESULTS: Final[Mapping[str, _Result]] = {
 """What may be expected: of the whole run, of ``.DEVICE``, of ``.LINK``, or of ``.OP``."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One expectation, and what came out.
 
     Attributes
@@ -148,8 +144,7 @@ class Outcome:
         return {"what": self.what, **self.condition, "actual": self.actual, "passed": self.passed}
 
 
-@dataclass(frozen=True)
-class Expectation:
+class Expectation(NamedTuple):
     """A condition on a result.
 
     Attributes

@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from scenarios.ops.control_flow import cond, while_loop
 from sim.graph.builder import GraphBuilder
 from sim.words.errors import GraphError, UnknownNameError
 
@@ -47,8 +46,7 @@ Record = Mapping[str, Any]
 """Arguments of `GraphBuilder.op`."""
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """Ops with inputs and results.
 
     Attributes
@@ -305,6 +303,8 @@ class _Scope:
 
             return write
 
+        from scenarios.ops.control_flow import cond
+
         switched = (
             list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
         )
@@ -346,6 +346,8 @@ class _Scope:
             assert test is not None
             results, _ = self._write(test, f"{name}/test/", given(inside), pivot=[inside[first]])
             return str(results[0])
+
+        from scenarios.ops.control_flow import while_loop
 
         out = while_loop(
             self.builder,

@@ -14,8 +14,8 @@ placement puts it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
@@ -38,8 +38,7 @@ class Rewrite(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A rewrite, and where the scenario names it."""
 
     name: str

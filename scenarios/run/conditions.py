@@ -14,7 +14,6 @@ counts in that run. Once ``--set`` has changed a scenario, the keys of its file 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Rule", "refuse_without_effect"]
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Some keys, and the condition under which they have an effect.
 
     Attributes

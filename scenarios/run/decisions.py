@@ -13,9 +13,8 @@ own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scenarios.fields.choices import Choice
 from scenarios.fields.policy_fields import Policy
@@ -30,8 +29,7 @@ from sim.words.options import arguments, parameters, require_call
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
 
 
-@dataclass(frozen=True)
-class Decisions:
+class Decisions(NamedTuple):
     """Everything that is decided, as objects.
 
     Attributes

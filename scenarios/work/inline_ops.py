@@ -26,7 +26,6 @@ from pydantic import Field, JsonValue, model_validator
 from devices.describe.quantities import Bytes, Count, Duration, Flops, Name, Shorthand, Strict, Whole, fault
 from scenarios.file.document import Document, Loc
 from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
-from scenarios.work.op_places import op_place
 from scenarios.work.workload import Workload
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -175,6 +174,8 @@ class InlineOps(Workload):
             add_ops(builder, records, functions)
             return builder.build()
         except GraphError as error:
+            from scenarios.work.op_places import op_place
+
             loc = op_place(str(error), document)
             raise document.error(loc, str(error), key=loc[-1] == "ops") from None
 

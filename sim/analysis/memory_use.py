@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from sim.analysis.critical_path import crossing_reads
 from sim.graph.csr import Csr
 from sim.graph.views import storage_of
+from sim.job.tensor_places import crossing_reads
 from sim.record.dependencies import dependencies
 from sim.record.record import Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import InputError
 
 __all__ = ["Holder", "Lifetimes", "MemoryUse", "lifetimes", "memory_use", "peak_bytes"]
@@ -45,7 +44,7 @@ class Lifetimes(NamedTuple):
     start_ns: IntArray
     end_ns: IntArray
 
-    def of(self, rows: IntArray | npt.NDArray[np.bool_]) -> Lifetimes:
+    def of(self, rows: IntArray | BoolArray) -> Lifetimes:
         """Return some of the rows."""
         return Lifetimes(*(column[rows] for column in self))
 
@@ -114,7 +113,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     if not graph.tensor_nbytes.any():
         return Lifetimes(*np.zeros((6, 0), np.int64))
     producer, consumer, carried = dependencies(trace)
-    over = np.concatenate((trace.tasks["end_ns"], moved["end_ns"]))
+    over = trace.of_rows("end_ns")
 
     # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
     op = trace.tasks["op"]

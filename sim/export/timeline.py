@@ -175,9 +175,7 @@ def rows_of(trace: Record, lanes: Lanes) -> Rows:
     lane += [None] * len(trace.transfers["tensor"])
     for row, place in zip(lanes.row, lanes.link, strict=True):
         lane[n + row] = lane[n + row] or place
-    start = np.concatenate((trace.tasks["start_ns"], trace.transfers["start_ns"]))
-    end = np.concatenate((trace.tasks["end_ns"], trace.transfers["end_ns"]))
-    return Rows(lane, start, end)
+    return Rows(lane, trace.of_rows("start_ns"), trace.of_rows("end_ns"))
 
 
 def arrows(trace: Record, rows: Rows, most: int) -> Iterator[tuple[int, int]]:

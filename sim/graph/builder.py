@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sim.graph.csr import Csr, _indptr
 from sim.graph.graph import Graph, Role
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, IntArray, by_first_use
 from sim.words.errors import GraphError, UnknownNameError, nearest
 
 __all__ = ["GraphBuilder"]
@@ -39,12 +39,9 @@ class _Vocabulary:
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
         """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` for a negative code."""
-        used, first = np.unique(codes, return_index=True)
-        own = np.full(len(words) + 1, UNSET, dtype=np.int64)
-        for code in used[np.argsort(first)].tolist():
-            if code >= 0:
-                own[code] = self(words[code])
-        return own[np.maximum(codes, UNSET)]
+        number, used, _ = by_first_use(codes)
+        own = [self(words[code]) if code >= 0 else UNSET for code in used.tolist()]
+        return np.array(own, np.int64)[number]
 
     @property
     def words(self) -> tuple[str, ...]:

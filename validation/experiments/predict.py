@@ -17,6 +17,7 @@ from sim.words.errors import InputError
 from validation.cases import step_files
 from validation.cases.case import Case, digest
 from validation.cases.draws import draw
+from validation.experiments import memory_experiment
 from validation.experiments.contexts import FloatArray, blended, durations_ns
 from validation.real.measured_kernels import HOLDS_HOST
 
@@ -28,19 +29,23 @@ CORUN_SIZES: Final = (512, 1024, 2048)
 
 def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
     """Write the cases of an experiment, with the plans that are executed."""
-    entries = []
-    for case in draw(experiment, backend, split):
-        plan = case.plan()
-        entries.append(
-            {
-                "name": case.name,
-                "case": case.to_json(),
-                "digest": case.digest,
-                "plan": None if plan is None else json.loads(plan.to_json()),
-                "plan_digest": None if plan is None else plan.digest,
-            }
-        )
+    if experiment == memory_experiment.NAME:
+        programs = memory_experiment.draw(backend, split)
+        entries = [{"name": name, "steps": steps} for name, steps in programs.items()]
+    else:
+        entries = [_entry(case) for case in draw(experiment, backend, split)]
     step_files.write(out, "plans", experiment, {"backend": backend, "split": split, "cases": entries})
+
+
+def _entry(case: Case) -> dict[str, Any]:
+    plan = case.plan()
+    return {
+        "name": case.name,
+        "case": case.to_json(),
+        "digest": case.digest,
+        "plan": None if plan is None else json.loads(plan.to_json()),
+        "plan_digest": None if plan is None else plan.digest,
+    }
 
 
 def with_interference(machine: Machine, case: Case, calibration: Calibration) -> Machine:
@@ -147,7 +152,13 @@ def by_op(trace: Trace, column: str) -> list[int]:
 def predict(experiment: str, out: Path, calibration: Calibration) -> None:
     """Predict all cases of an experiment that was drawn, and write it down with digests."""
     plans = step_files.read_plans(out, experiment)
-    predictions = [predict_or_say_why(case, calibration) for case in step_files.read_cases(plans)]
+    if experiment == memory_experiment.NAME:
+        predictions = [
+            {"name": entry["name"], **memory_experiment.predicted(entry["steps"])} for entry in plans["cases"]
+        ]
+    else:
+        cases = (step_files.read_case(entry)[0] for entry in plans["cases"])
+        predictions = [predict_or_say_why(case, calibration) for case in cases]
     content = {
         "plans": digest(plans),
         "calibration": digest([calibration.quantities, calibration.tables]),

@@ -6,7 +6,6 @@ producer leaves NaN or numbers of another op, and the comparison with a serial e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from sim.machine.task import Task
 from sim.words.errors import InputError
 from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
-from validation.real.driver import Brain
+from validation.real.driver import Driver
 from validation.real.lanes import LaneBackend
 from validation.real.measured_kernels import TIMED_KINDS, Kernel, MatrixWork
 from validation.real.work import Observation
@@ -152,11 +151,9 @@ class Threads(LaneBackend):
     def __init__(self) -> None:
         self._works: dict[int, tuple[Any, NumpyWork]] = {}
 
-    def _run(
-        self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
-    ) -> Observation:
+    def _run(self, driver: Driver) -> Observation:
         with single_threaded_blas():
-            return super()._run(job, make_brain, decided_by)
+            return super()._run(driver)
 
     def work(self, job: Job) -> NumpyWork:
         """Return the matrices of a graph, made once: their pages have to be touched before a measurement."""

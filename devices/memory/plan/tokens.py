@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from devices.memory.blocks import round_up
-from devices.memory.plan.plan_problem import Lifetime, Plan, checked
+from devices.memory.plan.plan_problem import Lifetime, Plan, checked, peak_live
 
 __all__ = ["TokenPool", "plan_tokens"]
 
@@ -94,4 +94,5 @@ def plan_tokens(lifetimes: Sequence[Lifetime], alignment: int = 1) -> Plan:
         for tensor in dead.get(step, ()):
             pool.release(token_of[tensor])
     starts = [0, *accumulate(round_up(nbytes, alignment) for nbytes in pool.sizes)]
-    return Plan.of(rows, (starts[token] for token in token_of), starts[-1], "tokens", alignment)
+    offsets = tuple(starts[token] for token in token_of)
+    return Plan(rows, offsets, starts[-1], peak_live(rows, alignment), "tokens", alignment)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -95,24 +94,6 @@ class Replay:
             else:
                 del live[event.id]
         return live
-
-    def summary(self, holders: int = 5) -> dict[str, Any]:
-        """Return the answer in plain numbers, as for ``--json``."""
-        at = self.peak_event
-        return {
-            "events": len(self.events),
-            "peak_in_use_bytes": self.peak_in_use,
-            "peak_requested_bytes": int(self.requested.max(initial=0)),
-            "peak_reserved_bytes": self.peak_reserved,
-            "peak_event": at,
-            "fragmentation_at_peak_bytes": int(self.fragmentation[at]) if at >= 0 else 0,
-            "peak_fragmentation_bytes": int(self.fragmentation.max(initial=0)),
-            "holders_at_peak": [{"id": i, "nbytes": nbytes} for i, nbytes in self.holders_at_peak(holders)],
-            "never_freed_bytes": sum(nbytes for _, nbytes in self.never_freed()),
-            "device_mallocs": self.device_mallocs,
-            "device_frees": self.device_frees,
-            "synchronisations": self.synchronisations,
-        }
 
 
 def replay(events: Sequence[MemoryEvent], allocator: Allocator) -> Replay:
