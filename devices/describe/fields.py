@@ -224,18 +224,18 @@ KEYS_OF: Final = {
     "cpu": """
         cores inter_op intra_op serial_fraction speedup oversubscription_cost core_bandwidth
         sharing host_memory staging_bandwidth
-    """.split(),
+    """,
     "gpu": """
         streams stream_priorities launch_latency gap event_hop event_record event_wait
         graph_launch graph_gap legacy_stream queue_depth sharing sms use_sms partitions
         stream_partitions partition_step fitted_grids max_resident blocks_per_sm copy_engines
-    """.split(),
+    """,
     "npu": """
         cores cores_per_op queues_per_core launch_latency gap event_hop queue_depth matrix_peak
         vector_peak matrix_block matrix_kinds scratchpad vector_scratchpad double_buffered
         dma_bandwidth dma_latency granule copy_engines
-    """.split(),
-    "other": "streams launch_latency gap event_hop queue_depth".split(),
+    """,
+    "other": "streams launch_latency gap event_hop queue_depth",
 }
 """Kind of device -> the keys that not every kind has; ``other`` are those that only have streams."""
 
@@ -243,7 +243,7 @@ OVERHEADS: Final = """
     serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
     event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
     half_flops half_bytes op_overhead cost sharing host_memory staging_bandwidth dma_latency
-""".split()
+"""
 """Overheads and losses that real devices have and ideal ones do not: ``ideal: true`` drops a preset's.
 
 Its costs are among them: what was measured and fitted holds losses, and what is left is the roofline."""
@@ -251,8 +251,8 @@ Its costs are among them: what was measured and fitted holds losses, and what is
 DEVICE_FIELDS: Final = _table(
     *(
         field._replace(
-            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys),
-            overhead=field.name in OVERHEADS,
+            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys.split()),
+            overhead=field.name in OVERHEADS.split(),
         )
         for field in _DEVICE
     )
