@@ -14,7 +14,7 @@ counts in that run. Once ``--set`` has changed a scenario, the keys of its file 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from scenarios.fields.memory_fields import MemoryFields
@@ -86,14 +86,11 @@ def refuse_without_effect(case: Case) -> None:
 def _others(case: Case) -> Iterator[Case]:
     """Yield the runs that the file describes besides; one that is wrong will say so when it is run."""
     base = case.base
-    makers: list[Callable[[], Case]] = [base.case, *(partial(base.entry, i) for _, i in base.variants)]
-    for make in makers:
-        try:
-            other = make()
-        except ScenarioError:
-            continue
-        if other.decisions.loc != case.decisions.loc:
-            yield other
+    for i in (None, *range(len(base.variants))):
+        with suppress(ScenarioError):
+            other = base.case() if i is None else base.entry(i)
+            if other.decisions.loc != case.decisions.loc:
+                yield other
 
 
 # -- what the conditions ask -----------------------------------------------------------------------

@@ -233,14 +233,10 @@ def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
     if not path.exists() or not points:
         return
     columns: list[str] = []
-    try:
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as file:
-                columns = next(csv.reader(file), [])
-        else:
-            columns = list(json.loads(path.read_text(encoding="utf-8"))[0])
-    except (ValueError, LookupError, TypeError, csv.Error):
-        pass  # no table at all: without columns it is refused below
+    with suppress(ValueError, LookupError, TypeError, csv.Error):  # no table at all is refused below
+        text = path.read_text(encoding="utf-8")
+        rows = csv.reader(io.StringIO(text)) if path.suffix == ".csv" else json.loads(text)
+        columns = list(next(iter(rows)))
     keys = [key for key, _ in points[0].settings]
     if columns[: len(keys) + 1] != [*keys, "policy"]:
         varied = ", ".join(columns[: columns.index("policy")]) if "policy" in columns else "something else"
