@@ -247,26 +247,17 @@ def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
-    """Write rows as ``.csv`` or ``.json``, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        Another ending.
-    """
-    kind = Path(path).suffix
-    if kind == ".json":
+    """Write rows as ``.json``, else as CSV, whole or not at all."""
+    if Path(path).suffix == ".json":
         write_text(path, json.dumps(list(rows), indent=1) + "\n")
-    elif kind == ".csv":
-        columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
-        columns += ["error"] * any("error" in row for row in rows)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, text.getvalue())
-    else:
-        raise InputError(f"{path}: the table of a sweep ends in .csv or .json")
+        return
+    columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
+    columns += ["error"] * any("error" in row for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 @contextmanager

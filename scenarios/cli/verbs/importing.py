@@ -31,10 +31,9 @@ def import_(
     from scenarios.cli.progress import progress
     from scenarios.file.document import key_and_value
     from scenarios.importers import convert
-    from sim.words.errors import InputError
+    from scenarios.report.outputs import check_path
 
-    if not out.endswith((".json", ".json.gz")):
-        raise InputError(f"{out}: a graph file ends in .json or .json.gz")
+    check_path("out", out, (".json", ".json.gz"))
     values = dict(key_and_value(option, "--set", "dtype=bf16") for option in options or ())
     with progress(f"importing {file}"):
         done = convert(file, out, batch=batch, format=format, note=note, **values)
