@@ -220,7 +220,7 @@ _DEVICE = [
     ),
 ]
 
-KEYS_OF: Final = {
+_KEYS_OF: Final = {
     "cpu": """
         cores inter_op intra_op serial_fraction speedup oversubscription_cost core_bandwidth
         sharing host_memory staging_bandwidth
@@ -237,13 +237,17 @@ KEYS_OF: Final = {
     """,
     "other": "streams launch_latency gap event_hop queue_depth",
 }
+
+KEYS_OF: Final = {kind: frozenset(keys.split()) for kind, keys in _KEYS_OF.items()}
 """Kind of device -> the keys that not every kind has; ``other`` are those that only have streams."""
 
-OVERHEADS: Final = """
+_OVERHEADS: Final = """
     serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
     event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
     half_flops half_bytes op_overhead cost sharing host_memory staging_bandwidth dma_latency
 """
+
+OVERHEADS: Final = frozenset(_OVERHEADS.split())
 """Overheads and losses that real devices have and ideal ones do not: ``ideal: true`` drops a preset's.
 
 Its costs are among them: what was measured and fitted holds losses, and what is left is the roofline."""
@@ -251,8 +255,8 @@ Its costs are among them: what was measured and fitted holds losses, and what is
 DEVICE_FIELDS: Final = _table(
     *(
         field._replace(
-            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys.split()),
-            overhead=field.name in OVERHEADS.split(),
+            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys),
+            overhead=field.name in OVERHEADS,
         )
         for field in _DEVICE
     )
