@@ -41,7 +41,7 @@ import numpy as np
 
 from sim.explain.derived_columns import Facts
 from sim.record.record import Record, Wait
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import complement, union
 
 __all__ = ["REASONS", "IdlePieces", "idle_pieces", "idle_reasons"]
@@ -127,42 +127,34 @@ def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]
 
     # The reasons follow one another; every bound is moved into the gap, so that the lengths add up.
-    worker, wait = f.by_worker[row], f.wait[row]
     cursor = start
 
-    def until(bound: IntArray) -> tuple[IntArray, IntArray]:
+    def until(bound: IntArray, **reasons: BoolArray | bool) -> None:
         nonlocal cursor
         begin, cursor = cursor, np.clip(bound, cursor, end)
-        return begin, cursor - begin
+        for reason, mine in reasons.items():
+            parts.append(_part(device, begin, np.where(mine, cursor - begin, 0), reason, row))
 
+    worker, starved = f.by_worker[row], f.wait[row] == Wait.MEMORY
     last = f.last_producer[row]
-    travels = last >= f.n
-    begin, length = until(np.where(travels, f.data[last], f.data[row]))
-    parts.append(_part(device, begin, length, "dependency", row))
-    begin, length = until(f.data[row])
-    parts.append(_part(device, begin, length, "transfer", row))
+    until(np.where(last >= f.n, f.data[last], f.data[row]), dependency=True)
+    until(f.data[row], transfer=True)
 
-    begin, length = until(f.taken[row])
-    busy = f.issuers_busy.between(begin, begin + length, f.machine.group_of[device])
+    begin = cursor
+    until(f.taken[row])
+    busy = f.issuers_busy.between(begin, cursor, f.machine.group_of[device])
     parts.append(_part(device, begin, busy, "issue", row))
-    parts.append(_part(device, begin, length - busy, "policy", row))
-    begin, length = until(f.taken[row] + f.calls[row])
-    parts.append(_part(device, begin, length, "memory", row))
-    begin, length = until(np.where(worker, f.taken[row] + f.calls[row] + f.cost[row], f.issue[row]))
-    starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
-    parts.append(_part(device, begin, np.where(starved, 0, length), "issue", row))
-    parts.append(_part(device, begin, np.where(starved, length, 0), "memory", row))
+    parts.append(_part(device, begin, cursor - begin - busy, "policy", row))
+    until(f.taken[row] + f.calls[row], memory=True)
+    # A launched one that is taken may not be issued before its memory is there.
+    issued = np.where(worker, f.taken[row] + f.calls[row] + f.cost[row], f.issue[row])
+    until(issued, issue=worker | ~starved, memory=~worker & starved)
 
-    begin, length = until(np.where(worker, 0, f.lane_end[row]))
-    parts.append(_part(device, begin, length, "stream", row))
-    begin, length = until(np.where(worker, 0, f.launch_end[row]))
-    parts.append(_part(device, begin, length, "launch", row))
+    until(np.where(worker, 0, f.lane_end[row]), stream=True)
+    until(np.where(worker, 0, f.launch_end[row]), launch=True)
 
-    begin, length = until(end)
-    event = ~worker & (wait != Wait.MEMORY) & (wait != Wait.RESOURCES)
-    parts.append(_part(device, begin, np.where(event, length, 0), "event", row))
-    parts.append(_part(device, begin, np.where(wait == Wait.MEMORY, length, 0), "memory", row))
-    parts.append(_part(device, begin, np.where(event | (wait == Wait.MEMORY), 0, length), "resources", row))
+    shared = ~starved & (worker | (f.wait[row] == Wait.RESOURCES))
+    until(end, event=~starved & ~shared, memory=starved, resources=shared)
 
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
