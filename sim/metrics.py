@@ -18,8 +18,7 @@ GPipe, arXiv:1811.06965, section 2.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -34,10 +33,10 @@ from sim.words.intervals import union
 __all__ = ["SCHEMA", "DeviceUse", "LinkUse", "device_use", "link_use", "summary"]
 
 SCHEMA: Final = "sim.result/1"
+_OF_DEVICES: Final = ("busy_ns", "span_ns", "idle_ns", "utilisation", "cores", "core_ns", "bubble")
 
 
-@dataclass(frozen=True)
-class DeviceUse:
+class DeviceUse(NamedTuple):
     """How one device was used; times in ns.
 
     Attributes
@@ -72,8 +71,7 @@ class DeviceUse:
     core_ns: int = 0
 
 
-@dataclass(frozen=True)
-class LinkUse:
+class LinkUse(NamedTuple):
     """How one link was used.
 
     Attributes
@@ -191,13 +189,7 @@ def summary(trace: Record) -> dict[str, Any]:
         "tasks": len(trace),
         "devices": {
             name: {
-                "busy_ns": use.busy_ns,
-                "span_ns": use.span_ns,
-                "idle_ns": use.idle_ns,
-                "utilisation": use.utilisation,
-                "cores": use.cores,
-                "core_ns": use.core_ns,
-                "bubble": use.bubble,
+                **{key: getattr(use, key) for key in _OF_DEVICES},
                 "peak_memory_bytes": peak[name][0],
                 "peak_reserved_bytes": peak[name][1],
                 "idle_reasons": reasons[name],
