@@ -28,7 +28,6 @@ from fractions import Fraction
 from scenarios.importers.files import StrPath, fixed_batch, read_bytes, stem
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.graph.walks import Dag, least_first
 from sim.words.errors import GraphError, InputError, hint
 from sim.words.units import round_half_up
 
@@ -135,8 +134,12 @@ def read_profile(path: StrPath) -> list[LayerProfile]:
         before[second].append(first)
     if not found:
         raise InputError(f"{path}: no layer in it")
-    layers = {name: _layer(match, before[name], path) for name, match in found.items()}
-    return _in_order(layers, path)
+    order = GraphBuilder(str(path))
+    for name in sorted(found, key=lambda name: (int(re.sub(r"\D", "", name) or 0), name)):
+        order.op(name, after=before[name])
+    graph = order.build()
+    names = [graph.op_names[op] for op in graph.topological_order.tolist()]
+    return [_layer(found[name], before[name], path) for name in names]
 
 
 def _layer(match: re.Match[str], predecessors: list[str], path: StrPath) -> LayerProfile:
@@ -167,27 +170,6 @@ def _number(text: str, where: str) -> Fraction:
     if number < 0:
         raise InputError(f"{where}: {text.strip()} is negative")
     return number
-
-
-def _in_order(layers: dict[str, LayerProfile], path: StrPath) -> list[LayerProfile]:
-    """Sort topologically; among layers that are free the one numbered lowest comes first."""
-
-    def key(name: str) -> tuple[int, str]:
-        digits = re.sub(r"\D", "", name)
-        return int(digits or 0), name
-
-    names = sorted(layers, key=key)
-    place = {name: k for k, name in enumerate(names)}
-    before = [[place[predecessor] for predecessor in layers[name].predecessors] for name in names]
-    after: list[list[int]] = [[] for _ in names]
-    for k, row in enumerate(before):
-        for predecessor in row:
-            after[predecessor].append(k)
-    order = least_first(Dag(after, before), range(len(names)))
-    if len(order) < len(names):
-        stuck = sorted(set(range(len(names))).difference(order))
-        raise GraphError(f"{path}: the layers {', '.join(names[k] for k in stuck[:6])} wait for each other")
-    return [layers[names[k]] for k in order]
 
 
 def load(path: StrPath, *, batch: int | None = None) -> Graph:
