@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.formulas.attention import AttentionParameters, attention_ns
+from devices.cost.formulas.attention import AttentionParameters, attention_axes, attention_ns
 from devices.cost.formulas.gemm import GemmParameters, gemm_ns
 from devices.cost.formulas.nccl import NcclParameters, collective_ns
 from devices.cost.formulas.parameters import from_mapping
 from devices.cost.formulas.roofline import KindEfficiency
-from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.tables.record_file import read_record, well_formed
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import UnknownNameError
