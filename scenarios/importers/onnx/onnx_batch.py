@@ -31,6 +31,7 @@ __all__ = [
     "check_elements",
     "check_scaled",
     "inputs_at",
+    "inputs_of",
     "retarget",
     "sizes_of",
 ]
@@ -89,6 +90,12 @@ def sizes_of(dims: Mapping[str, int] | str | None) -> dict[str, int]:
     return dict(dims or {})
 
 
+def inputs_of(model: Any) -> list[Any]:
+    """Return the inputs of a model that are no weights."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [given for given in model.graph.input if given.name not in weights]
+
+
 def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[Values | None, Values]:
     """Return the inputs of `model` at its own batch and at the one wanted.
 
@@ -114,13 +121,10 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
     """
     if batch is not None and batch < 1:
         raise InputError(f"a batch has at least 1 sample, not {batch}")
-    weights = {tensor.name for tensor in model.graph.initializer}
     shapes: dict[str, list[int | str]] = {}
     elems: dict[str, int] = {}
     symbols: set[str] = set()
-    for given in model.graph.input:
-        if given.name in weights:
-            continue
+    for given in inputs_of(model):
         if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
             raise InputError(f"input {given.name!r} is no tensor of a known rank")
         elems[given.name] = given.type.tensor_type.elem_type

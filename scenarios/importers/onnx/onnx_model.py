@@ -27,7 +27,7 @@ from typing import Any, Literal
 import yaml
 
 from scenarios.importers.files import StrPath, choice, in_file, read_bytes
-from scenarios.importers.onnx.onnx_batch import Rebatch, batches, check_scaled, inputs_at, sizes_of
+from scenarios.importers.onnx.onnx_batch import Rebatch, batches, check_scaled, inputs_at, inputs_of, sizes_of
 from scenarios.importers.onnx.onnx_nodes import kind_of
 from scenarios.importers.onnx.onnx_ops import build_graph
 from scenarios.importers.onnx.onnx_shapes import infer
@@ -119,9 +119,7 @@ load = import_onnx
 
 def own_batch(path: StrPath) -> int | None:
     """Return the batch size that a file fixes, if it does: the first axis of its first input."""
-    model = _parse(path)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    shapes = [given.type.tensor_type.shape.dim for given in model.graph.input if given.name not in weights]
+    shapes = [given.type.tensor_type.shape.dim for given in inputs_of(_parse(path))]
     first = next((shape[0] for shape in shapes if shape), None)
     return int(first.dim_value) if first is not None and first.HasField("dim_value") else None
 
