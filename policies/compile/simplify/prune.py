@@ -22,7 +22,7 @@ where another follows it by a control edge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from policies.compile.records import Edge, External, Record, Records, frames_given, read, write
@@ -99,7 +99,10 @@ class Prune:
                 f"graph {graph.name!r}: everything that is fetched is fed, nothing is left to run"
             )
         records.ops = {name: record for name, record in records.ops.items() if name in keep}
-        retvals = self._retvals(fetches, fed) if self.explicit else []
+        retvals = [
+            self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
+            for index, name in enumerate(dict.fromkeys(fetches) if self.explicit else ())
+        ]
         used = {tensor for record in (*records.ops.values(), *retvals) for tensor, _ in record.inputs}
         args = []
         for index, feed in enumerate(fed.values() if self.explicit else ()):
@@ -124,12 +127,6 @@ class Prune:
         for record in records.ops.values():
             record.inputs = [(fed.get(tensor, tensor), d) for tensor, d in record.inputs]
         return fed
-
-    def _retvals(self, fetches: Sequence[str], fed: Mapping[str, str]) -> list[Record]:
-        return [
-            self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
-            for index, name in enumerate(dict.fromkeys(fetches))
-        ]
 
     def _node(self, name: str, kind: str, inputs: list[Edge], nbytes: int = 0, **attributes: int) -> Record:
         node = Record(name, kind, inputs, [], (nbytes,), duration_ns=0, device=self.device)

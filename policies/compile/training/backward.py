@@ -204,10 +204,10 @@ class Backward:
             made.bytes_read = made.bytes_written = 0
 
     def _function(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        rule = gradients.FUNCTIONS[op.kind]
+        work, kept_of = gradients.FUNCTIONS[op.kind]
         kept = {"x": [tensor for tensor, _ in op.inputs], "y": [op.name]}
-        reads = [*dy, *(tensor for which in rule.reads for tensor in kept[which])]
-        self._together(op, rule.kind, reads, wanted, rule.work)
+        reads = [*dy, *(tensor for which in kept_of for tensor in kept[which])]
+        self._together(op, f"{op.kind}_grad", reads, wanted, work)
 
     def _batch_norm(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         if not op.attributes.get("training_mode"):
