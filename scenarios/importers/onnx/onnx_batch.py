@@ -24,17 +24,7 @@ import numpy as np
 from scenarios.importers.onnx.onnx_values import Scope, Value, Values, node_name, shape_text
 from sim.words.errors import InputError, UnknownNameError
 
-__all__ = [
-    "Rebatch",
-    "batch_first",
-    "batches",
-    "check_elements",
-    "check_scaled",
-    "inputs_at",
-    "inputs_of",
-    "retarget",
-    "sizes_of",
-]
+__all__ = ["Rebatch", "batch_first", "check_elements", "check_scaled", "inputs_at", "inputs_of", "retarget"]
 
 
 class Rebatch(NamedTuple):
@@ -55,6 +45,12 @@ class Rebatch(NamedTuple):
     wanted: int
     inside: Mapping[tuple[str, str], Scope] = {}
 
+    @classmethod
+    def between(cls, base: Scope, own: Values, wanted: Values) -> Rebatch:
+        """Return the change from inputs to others that differ in nothing but the batch."""
+        changed = next(name for name, value in own.items() if wanted[name].shape != value.shape)
+        return cls(base.values, own[changed].shape[0], wanted[changed].shape[0], base.inside)
+
     def of(self, subgraph: tuple[str, str]) -> Rebatch:
         """Return the same for a subgraph."""
         scope = self.inside[subgraph]
@@ -64,30 +60,6 @@ class Rebatch(NamedTuple):
     def factor(self) -> Fraction:
         """How many times as long the batch is."""
         return Fraction(self.wanted, self.own)
-
-
-def sizes_of(dims: Mapping[str, int] | str | None) -> dict[str, int]:
-    """Return the sizes of symbolic dimensions, from a mapping or from text.
-
-    Raises
-    ------
-    InputError
-        Text that is not of this form, or a size below 1.
-
-    Examples
-    --------
-    >>> sizes_of("sequence=128, past=7")
-    {'sequence': 128, 'past': 7}
-    """
-    if isinstance(dims, str):
-        pairs = [part.partition("=") for part in dims.split(",")]
-        if not all(equals and size.strip().isdigit() for _, equals, size in pairs):
-            raise InputError(f"dims: should be NAME=SIZE, as in sequence=128, not {dims!r}")
-        dims = {name.strip(): int(size) for name, _, size in pairs}
-    for name, size in (dims or {}).items():
-        if size < 1:
-            raise InputError(f"dims: {name} must be at least 1, not {size}")
-    return dict(dims or {})
 
 
 def inputs_of(model: Any) -> list[Any]:
@@ -162,12 +134,6 @@ def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
 
 def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values:
     return {name: Value(elems[name], tuple(shape)) for name, shape in shapes.items()}
-
-
-def batches(own: Values, wanted: Values) -> tuple[int, int]:
-    """Return the two batch sizes, from inputs that differ in nothing else."""
-    changed = next(name for name, value in own.items() if wanted[name].shape != value.shape)
-    return own[changed].shape[0], wanted[changed].shape[0]
 
 
 def check_scaled(scope: Scope, rebatch: Rebatch) -> None:

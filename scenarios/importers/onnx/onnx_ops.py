@@ -18,10 +18,9 @@ from typing import Any
 
 from scenarios.importers.onnx.onnx_control import BRANCHES, Told
 from scenarios.importers.onnx.onnx_nodes import (
-    BATCH_DEPENDENT,
-    attributes_of,
     compute_dtype,
     kind_of,
+    op_facts,
     op_name,
     operands_of,
     tensor_facts,
@@ -35,7 +34,7 @@ from scenarios.importers.onnx.onnx_values import (
     nodes_of,
 )
 from scenarios.ops.functions import Function, add_ops
-from scenarios.ops.op_costs import COSTS, VIEWS, OpFacts, TensorFacts, op_arguments
+from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -211,26 +210,17 @@ class _Ops:
         return name
 
     def _op(self, node: Any) -> None:
-        values, dtype = self.values, self.whole.dtype
-        kind, operands = kind_of(node.op_type), operands_of(node, values)
-        sources = [None if i in operands or not v else v for i, v in enumerate(node.input)]
         outputs = list(node.output)
         while len(outputs) > 1 and outputs[-1] not in self.read_here:
             outputs.pop()
-        facts = OpFacts(
-            kind,
-            tuple(None if v is None else tensor_facts(values[v], dtype) for v in sources),
-            tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
-            attributes_of(node)
-            | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
-        )
+        facts, sources = op_facts(node, outputs, self.values, self.whole.dtype)
         where = f"node {node_name(node)!r} ({node.op_type})"
-        inputs = [self.read(v) for v in sources if v is not None]
+        inputs = [self.read(value) for value in sources]
         name = self._add(
             self._name(node, len(outputs)),
             inputs=inputs,
-            **op_arguments(facts, where, facts.attributes, known=kind in COSTS),
-            dtype=compute_dtype(node, values, dtype),
+            **op_arguments(facts, where, facts.attributes, known=facts.kind in COSTS),
+            dtype=compute_dtype(node, self.values, self.whole.dtype),
         )
         self._refer(outputs, name)
 
