@@ -125,11 +125,9 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
 def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
     """Refuse dimensions that are still open."""
     sizes = [(f"{name}[{i}]", dim) for name, shape in shapes.items() for i, dim in enumerate(shape)]
-    still = ", ".join(where + (f" = {dim!r}" if dim else "") for where, dim in sizes if isinstance(dim, str))
-    if still:
-        raise InputError(
-            f"dimensions without a size: {still}; give the first axis as batch=, others as dims="
-        )
+    left = ", ".join(where + (f" = {dim!r}" if dim else "") for where, dim in sizes if isinstance(dim, str))
+    if left:
+        raise InputError(f"dimensions without a size: {left}; give the first axis as batch=, others as dims=")
 
 
 def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values:
