@@ -159,9 +159,8 @@ def attention_ns(
     """
     if sm_count < 1:
         raise InputError(f"a kernel on {sm_count} SMs never ends; sm_count is at least 1")
-    names = ("batch", "seq_len", "heads", "kv_heads", "head_dim", "window")
     sizes = [np.asarray(size) for size in (batch, seq_len, heads, kv_heads, head_dim, window)]
-    for name, size in zip(names, sizes, strict=True):
+    for name, size in zip(_Sizes._fields, sizes, strict=True):
         least = 0 if name == "window" else 1
         if size.size and (size.dtype.kind not in "iu" or int(size.min()) < least):
             raise InputError(f"{name} of attention must be whole numbers of at least {least}, not {size}")

@@ -167,7 +167,7 @@ def _in_chunks(
 
 
 def _gemm(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
-    on_sms = _candidates_ns(m, n, k, p, sm_count).min(axis=1)
+    on_sms = _each_ns(m, n, k, p, sm_count).min(axis=1)
     in_memory = _memory_ns(m, n, k, p)
     together: FloatArray = p.launch_ns + (on_sms**p.overlap + in_memory**p.overlap) ** (1 / p.overlap)
     return together
@@ -175,14 +175,12 @@ def _gemm(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_cou
 
 def _blocks(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
     """Return the thread blocks of the best tile and split, shape (shapes,)."""
-    tile_m, tile_n, split = _CANDIDATES[:, _candidates_ns(m, n, k, p, sm_count).argmin(axis=1)]
+    tile_m, tile_n, split = _CANDIDATES[:, _each_ns(m, n, k, p, sm_count).argmin(axis=1)]
     blocks: FloatArray = np.ceil(m / tile_m) * np.ceil(n / tile_n) * split
     return blocks
 
 
-def _candidates_ns(
-    m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int
-) -> FloatArray:
+def _each_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
     """Return the time on the SMs with each tile and split, shape (shapes, candidates)."""
     tile_m, tile_n, split = _CANDIDATES
     flops = 2 * m * n * k

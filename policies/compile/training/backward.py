@@ -116,11 +116,8 @@ class Backward:
         elif op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1:
             self._embedding(op, dy[0], wanted)
         else:
-            reads = [
-                *dy,
-                *(tensor for tensor, _ in op.inputs),
-                *([op.name] if op.kind in gradients.SEVERAL else []),
-            ]
+            output = [op.name] if op.kind in gradients.SEVERAL else []
+            reads = [*dy, *(tensor for tensor, _ in op.inputs), *output]
             work = gradients.SEVERAL.get(op.kind, Fraction(len(wanted)))
             self._together(op, f"{op.kind}_grad", reads, wanted, work)
 
