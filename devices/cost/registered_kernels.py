@@ -154,9 +154,7 @@ class KernelCost(CostModel):
                 key = (one.op, one.device, dtype)
                 if key in self.by_key:
                     what = f"{one.op} on {one.device}" + (f" in {dtype}" if dtype else "")
-                    raise InputError(
-                        f"there are two kernels for {what}; name those that count: {{kernels: [...]}}"
-                    )
+                    raise InputError(f"there are two kernels for {what}; name one: {{kernels: [...]}}")
                 self.by_key[key] = one
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:

@@ -23,9 +23,7 @@ from sim import Graph
 __all__ = ["Layout"]
 
 FORMATS: Final = ("NHWC", "NCHW")
-AGNOSTIC: Final = frozenset(
-    {"relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu"}
-)
+AGNOSTIC: Final = ("relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu")
 """Kinds that compute the same in any format (all inputs in one)."""
 
 

@@ -195,13 +195,12 @@ class _Cut:
                 continue  # a call in a frame of its own
             first_enter = next(op for op, child in structure.child_of.items() if child == frame)
             enter = self.records.ops[graph.op_names[first_enter]]
-            attributes = {k: v for k, v in enter.attributes.items() if k in ("frame", "parallel_iterations")}
             there = [*inside[frame], *deeper[frame]]
             for device in dict.fromkeys(str(record.device) for record in there):
                 if self.by_key or condition is None or device != condition.device:
                     first = next(record for record in there if record.device == device)
                     outer = self._outside(structure.parent[frame], first, enter)
-                    self._control_loop(frame, condition, attributes, first, outer)
+                    self._control_loop(frame, condition, enter, first, outer)
 
     def _outside(self, parent: int, first: Record, enter: Record) -> list[Edge]:
         """Return what starts a loop's control nodes: outside all loops nothing, else the outer iteration."""
@@ -216,18 +215,15 @@ class _Cut:
         return [(producer.name if here else self._follow(producer, first), 0)]
 
     def _control_loop(
-        self,
-        frame: int,
-        condition: Record | None,
-        attributes: dict[str, Any],
-        first: Record,
-        outer: list[Edge],
+        self, frame: int, condition: Record | None, opened: Record, first: Record, outer: list[Edge]
     ) -> None:
+        """Add the control nodes of a loop, which `opened` enters, to the device of its op `first`."""
+        attributes = {k: v for k, v in opened.attributes.items() if k in ("frame", "parallel_iterations")}
         device = str(first.device)
         base = f"{attributes['frame']}/on_{device}"
         const = self._add(first, f"{base}/const", "const", device, after=outer)
         given = [(const, 0)]
-        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes={**attributes})
+        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes=attributes)
         if condition is None:  # entered once
             self.starts[frame, device] = enter
             return

@@ -95,9 +95,7 @@ class Prune:
         wanted = [*fetches, *targets] or records.unused()
         keep = _ancestors(records, [name for name in wanted if name not in fed])
         if not keep:
-            raise GraphError(
-                f"graph {graph.name!r}: everything that is fetched is fed, nothing is left to run"
-            )
+            raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
         records.ops = {name: record for name, record in records.ops.items() if name in keep}
         retvals = [
             self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)

@@ -157,9 +157,7 @@ def _active(records: Records, order: Sequence[str], trained: set[str]) -> set[st
     active = set(trained)
     for name in order:
         record = records.ops[name]
-        if record.kind in CUT or not any(t in active and not d for t, d in record.inputs):
-            continue
-        if record.kind == "batch_norm" and not any(t in active for t, _ in differentiable(record)):
-            continue
-        active.update(record.tensor(k) for k in range(len(record.outputs)))
+        reached = any(tensor in active and not distance for tensor, distance in record.inputs)
+        if reached and record.kind not in CUT and any(t in active for t, _ in differentiable(record)):
+            active.update(record.tensor(k) for k in range(len(record.outputs)))
     return active

@@ -102,13 +102,8 @@ def _attributes_of(node: Any) -> dict[str, Any]:
     """Return the attributes that are numbers or words."""
     from onnx import AttributeProto, helper
 
-    skipped = {
-        AttributeProto.TENSOR,
-        AttributeProto.TENSORS,
-        AttributeProto.SPARSE_TENSOR,
-        AttributeProto.GRAPH,
-        AttributeProto.GRAPHS,
-    }
+    kinds = ("TENSOR", "TENSORS", "SPARSE_TENSOR", "GRAPH", "GRAPHS")
+    skipped = {AttributeProto.AttributeType.Value(kind) for kind in kinds}
     return {
         attribute.name: _plain(helper.get_attribute_value(attribute))
         for attribute in node.attribute
@@ -140,8 +135,7 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
     n_outputs : int
     """
     candidates = itertools.chain(
-        [node_name(node), first_output(node)],
-        (f"{node_name(node)}#{i}" for i in itertools.count(2)),
+        [node_name(node), first_output(node)], (f"{node_name(node)}#{i}" for i in itertools.count(2))
     )
     return next(
         name

@@ -112,13 +112,7 @@ class _Ops:
     """
 
     def __init__(
-        self,
-        graph: Any,
-        scope: Scope,
-        whole: _Whole,
-        prefix: str,
-        refs: dict[str, str],
-        parent: _Ops | None,
+        self, graph: Any, scope: Scope, whole: _Whole, prefix: str, refs: dict[str, str], parent: _Ops | None
     ) -> None:
         self.graph, self.scope, self.values = graph, scope, scope.values
         self.whole, self.prefix, self.refs, self.parent = whole, prefix, refs, parent
