@@ -111,6 +111,10 @@ class Records:
                     out[producer.name].append(record)
         return out
 
+    def is_followed(self, name: str) -> bool:
+        """Whether an op follows another by a control edge."""
+        return any(name == first for record in self.ops.values() for first, _ in record.after)
+
     def unused(self) -> list[str]:
         """Return the ops that no other reads or follows."""
         readers, followers = self.readers(), self.followers()
