@@ -17,6 +17,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ _ABSENT = ()  # JSON has no tuples
 _MOST = 2**63 - 1
 _KEYS = OpRecord.__annotations__.keys() - {"per_sample"}
 _AMOUNTS = ("flops", "bytes_read", "bytes_written", "duration_ns", "stage", "micro_batch")
-_WORDS = ("kind", "dtype", "device", "phase")
 
 
 class _UnusualError(Exception):
@@ -61,7 +61,7 @@ def read_columns(content: bytes) -> tuple[GraphFile, _Columns] | None:
         for begin, stop in _blocks(content, found.end(), end):
             columns.add(from_json(b"[%b]" % content[begin:stop], cache_strings="keys"))
         columns.resolve()
-    except (_UnusualError, TypeError, ValueError, OverflowError):
+    except (_UnusualError, KeyError, TypeError, ValueError, OverflowError):
         return None
     return file, columns
 
@@ -86,9 +86,11 @@ class _Columns:
     def __init__(self, externals: Iterable[str]) -> None:
         self._number = {name: -2 - k for k, name in enumerate(externals)}
         self._externals = list(self._number)
-        self._amounts = {key: array("q") for key in _AMOUNTS}
-        self._words = {key: _Words() for key in _WORDS}
+        self._n_ops = 0
+        self._amounts = {key: _Column(UNSET) for key in _AMOUNTS}
+        self._words = {"kind": _Words("op"), "dtype": _Words(), "device": _Words(), "phase": _Words()}
         self._sizes, self._inputs, self._after = _Rows(), _References(), _References()
+        self._rows = {"outputs": self._sizes, "inputs": self._inputs, "after": self._after}
         self._by_kind: dict[str, dict[int, int]] = {}
         self._attributes: dict[int, Any] = {}
 
@@ -97,30 +99,32 @@ class _Columns:
         _need(set(map(type, records)) == {dict})
         keys = set().union(*records)
         _need(keys <= _KEYS)
-        before, n = len(self._number) - len(self._externals), len(records)
+        before, n = self._n_ops, len(records)
 
         def values(key: str, kind: type, absent: object = _ABSENT) -> list[Any]:
             """Return one value a record."""
-            if key not in keys:
-                return [absent] * n
-            found = [record.get(key, absent) for record in records]
-            _need(set(map(type, found)) <= {kind, type(absent)})
+            try:
+                found = list(map(itemgetter(key), records))
+                _need(set(map(type, found)) == {kind})
+            except KeyError:
+                found = [record.get(key, absent) for record in records]
+                _need(set(map(type, found)) <= {kind, type(absent)})
             return found
 
-        names = values("name", str)
-        _need(_ABSENT not in names and "" not in names)
+        names = [record["name"] for record in records]
+        _need(set(map(type, names)) == {str})
         self._number.update(zip(names, range(before, before + n), strict=True))
-        _need(len(self._number) == len(self._externals) + before + n)
-        for key, column in self._amounts.items():
+        self._n_ops += n
+        _need(len(self._number) == len(self._externals) + self._n_ops)
+        for key in keys & self._amounts.keys():
             amounts = values(key, int, UNSET)
-            if key in keys and min(amounts) < 0:
+            if min(amounts) < 0:
                 _need(min(record.get(key, 0) for record in records) >= 0)
-            column.fromlist(amounts)
-        for key, words in self._words.items():
-            words.add(values(key, str, "op" if key == "kind" else _ABSENT))
-        self._sizes.add(values("outputs", list))
-        self._inputs.refer(values("inputs", list), self._number)
-        self._after.refer(values("after", list), self._number)
+            self._amounts[key].add(before, amounts)
+        for key in keys & self._words.keys():
+            self._words[key].add(before, values(key, str))
+        for key in keys & self._rows.keys():
+            self._rows[key].add(before, values(key, list), self._number)
         if "duration_by_kind_ns" in keys:
             self._add_durations(before, values("duration_by_kind_ns", dict))
         if "attributes" in keys:
@@ -135,12 +139,14 @@ class _Columns:
 
     def resolve(self) -> None:
         """Give every reference its number, now that all names are known."""
+        _need("" not in self._number)
         for name in self._number:
             if ":" in name:
                 base, _, k = name.rpartition(":")
                 _need(not (k.isdigit() and base in self._number))  # what it means depends on where it is read
         _need(not self._words["kind"].keys() & FUNCTIONAL_KINDS.keys())
-        self._at_least_one = np.maximum(self._sizes.row_counts(), 1)
+        self._n_sizes = self._sizes.counts.all(self._n_ops)
+        self._at_least_one = np.maximum(self._n_sizes, 1)
         first = np.cumsum(self._at_least_one) - self._at_least_one
         n_outputs = self._at_least_one.tolist()
 
@@ -168,22 +174,24 @@ class _Columns:
 
     def write(self, builder: GraphBuilder) -> None:
         """Add the ops to a builder that has the external tensors."""
-        amounts: dict[str, Any] = {key: np.array(column) for key, column in self._amounts.items()}
+        n = self._n_ops
+        amounts: dict[str, Any] = {key: column.all(n) for key, column in self._amounts.items()}
         amounts["flops"] = np.maximum(amounts["flops"], 0)
         words: dict[str, Any] = {
-            key: (list(words)[1:], np.array(words.codes)) for key, words in self._words.items()
+            key: ([word for word in words if word != _ABSENT], words.codes.all(n))
+            for key, words in self._words.items()
         }
         sizes = np.zeros(int(self._at_least_one.sum()), np.int64)
-        sizes[np.repeat(self._sizes.row_counts() > 0, self._at_least_one)] = self._sizes.numbers()
+        sizes[np.repeat(self._n_sizes > 0, self._at_least_one)] = self._sizes.numbers()
         for external in self._externals:
             del self._number[external]
         builder.extend(
             self._number,
             **words,
             **amounts,
-            inputs=Csr(_bounds(self._inputs.row_counts()), self._read),
+            inputs=Csr(_bounds(self._inputs.counts.all(n)), self._read),
             input_distance=self._inputs.distances(),
-            after=Csr(_bounds(self._after.row_counts()), self._followed),
+            after=Csr(_bounds(self._after.counts.all(n)), self._followed),
             after_distance=self._after.distances(),
             outputs=Csr(_bounds(self._at_least_one), sizes),
             duration_by_kind=self._by_kind,
@@ -191,40 +199,59 @@ class _Columns:
         )
 
 
-class _Words(dict[Any, int]):
-    """The words of a column, numbered in the order in which they appear, and their numbers."""
+class _Column:
+    """A whole number an op; `absent` where a record has none."""
 
-    def __init__(self) -> None:
-        super().__init__({_ABSENT: UNSET})
-        self.codes = array("q")
+    def __init__(self, absent: int) -> None:
+        self._absent, self._numbers = array("q", [absent]), array("q")
+
+    def add(self, before: int, numbers: list[int]) -> None:
+        """Add the numbers of some ops, of which there are so many before."""
+        self._numbers.extend(self._absent * (before - len(self._numbers)))
+        self._numbers.fromlist(numbers)
+
+    def all(self, n: int) -> IntArray:
+        """Return the numbers of all the ops that there are."""
+        self.add(n, [])
+        return np.array(self._numbers)
+
+
+class _Words(dict[Any, int]):
+    """The words of a column, numbered in the order in which they appear, and their numbers.
+
+    Parameters
+    ----------
+    *default : str
+        The word where a record has none.
+    """
+
+    def __init__(self, *default: str) -> None:
+        super().__init__(dict.fromkeys((*default, _ABSENT), len(default) - 1))
+        self.codes = _Column(self[_ABSENT])
 
     def __missing__(self, word: str) -> int:
         _need(word != "")
         return self.setdefault(word, len(self) - 1)
 
-    def add(self, words: list[Any]) -> None:
+    def add(self, before: int, words: list[Any]) -> None:
         """Add one word an op."""
-        self.codes.extend(map(self.__getitem__, words))
+        self.codes.add(before, list(map(self.__getitem__, words)))
 
 
 class _Rows:
     """Rows of whole numbers, one row an op."""
 
     def __init__(self) -> None:
-        self._row_counts, self._numbers = array("q"), array("q")
+        self.counts, self._numbers = _Column(0), array("q")
 
-    def add(self, rows: list[Any]) -> None:
-        """Add rows of amounts."""
-        flat = list(chain.from_iterable(rows))
-        _need(set(map(type, flat)) <= {int} and min(flat, default=0) >= 0)
-        self._extend(rows, flat)
+    def add(self, before: int, rows: list[Any], number: dict[str, int]) -> None:
+        """Add the rows of some ops, of which there are so many before; `number` is that of a name."""
+        self.counts.add(before, list(map(len, rows)))
+        self._numbers.fromlist(self._read(list(chain.from_iterable(rows)), number))
 
-    def _extend(self, rows: list[Any], numbers: list[int]) -> None:
-        self._row_counts.extend(map(len, rows))
-        self._numbers.fromlist(numbers)
-
-    def row_counts(self) -> IntArray:
-        return np.array(self._row_counts)
+    def _read(self, amounts: list[Any], number: dict[str, int]) -> list[int]:
+        _need(set(map(type, amounts)) <= {int} and min(amounts, default=0) >= 0)
+        return amounts
 
     def numbers(self) -> IntArray:
         return np.array(self._numbers)
@@ -238,10 +265,9 @@ class _References(_Rows):
         self.later: dict[int, str] = {}
         self._distant: dict[int, int] = {}
 
-    def refer(self, rows: list[Any], number: dict[str, int]) -> None:
-        """Add rows of names, or of [name, distance]."""
-        before, names = len(self._numbers), list(chain.from_iterable(rows))
-        kinds = set(map(type, names))
+    def _read(self, names: list[Any], number: dict[str, int]) -> list[int]:
+        """Return the numbers of names, or of [name, distance]."""
+        before, kinds = len(self._numbers), set(map(type, names))
         _need(kinds <= {str, list})
         if list in kinds:
             for position, reference in enumerate(names):
@@ -250,12 +276,12 @@ class _References(_Rows):
                     name, distance = reference
                     _need(type(name) is str and type(distance) is int and 0 <= distance <= _MOST)
                     names[position], self._distant[before + position] = name, distance
-        _need("" not in names)
-        found = [number.get(name, UNSET) for name in names]
-        if UNSET in found:
-            unknown = ((k, name) for k, name in enumerate(names) if found[k] == UNSET)
-            self.later.update((before + k, name) for k, name in unknown)
-        self._extend(rows, found)
+        found: list[Any] = list(map(number.get, names))
+        if None in found:
+            for k, name in enumerate(names):
+                if found[k] is None:
+                    found[k], self.later[before + k] = UNSET, name
+        return found
 
     def distances(self) -> IntArray:
         out = np.zeros(len(self._numbers), np.int64)
