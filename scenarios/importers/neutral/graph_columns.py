@@ -122,7 +122,7 @@ class _Columns:
                 _need(min(record.get(key, 0) for record in records) >= 0)
             self._amounts[key].add(before, amounts)
         for key in keys & self._words.keys():
-            self._words[key].add(before, values(key, str))
+            self._words[key].add(before, [record.get(key, _ABSENT) for record in records])
         for key in keys & self._rows.keys():
             self._rows[key].add(before, values(key, list), self._number)
         if "duration_by_kind_ns" in keys:
@@ -148,7 +148,6 @@ class _Columns:
         self._n_sizes = self._sizes.counts.all(self._n_ops)
         self._at_least_one = np.maximum(self._n_sizes, 1)
         first = np.cumsum(self._at_least_one) - self._at_least_one
-        n_outputs = self._at_least_one.tolist()
 
         def output(name: str) -> int:
             number = self._number.get(name)
@@ -156,7 +155,7 @@ class _Columns:
                 return int(first[number]) if number >= 0 else number
             base, colon, k = name.rpartition(":")
             op = self._number.get(base, UNSET)
-            _need(bool(colon) and k.isdigit() and op >= 0 and int(k) < n_outputs[op])
+            _need(bool(colon) and k.isdigit() and op >= 0 and int(k) < self._at_least_one[op])
             return int(first[op]) + int(k)
 
         def control(name: str) -> int:
@@ -213,7 +212,7 @@ class _Column:
     def all(self, n: int) -> IntArray:
         """Return the numbers of all the ops that there are."""
         self.add(n, [])
-        return np.array(self._numbers)
+        return np.asarray(self._numbers)
 
 
 class _Words(dict[Any, int]):
@@ -230,7 +229,7 @@ class _Words(dict[Any, int]):
         self.codes = _Column(self[_ABSENT])
 
     def __missing__(self, word: str) -> int:
-        _need(word != "")
+        _need(type(word) is str and word != "")
         return self.setdefault(word, len(self) - 1)
 
     def add(self, before: int, words: list[Any]) -> None:
@@ -254,7 +253,7 @@ class _Rows:
         return amounts
 
     def numbers(self) -> IntArray:
-        return np.array(self._numbers)
+        return np.asarray(self._numbers)
 
 
 class _References(_Rows):
@@ -267,19 +266,20 @@ class _References(_Rows):
 
     def _read(self, names: list[Any], number: dict[str, int]) -> list[int]:
         """Return the numbers of names, or of [name, distance]."""
-        before, kinds = len(self._numbers), set(map(type, names))
-        _need(kinds <= {str, list})
-        if list in kinds:
-            for position, reference in enumerate(names):
+        before, found = len(self._numbers), list[Any]()
+        try:
+            found += map(number.get, names)
+        except TypeError:  # a list is no key of a dict
+            for k, reference in enumerate(names):
                 if type(reference) is list:
-                    _need(len(reference) == 2)
-                    name, distance = reference
-                    _need(type(name) is str and type(distance) is int and 0 <= distance <= _MOST)
-                    names[position], self._distant[before + position] = name, distance
-        found: list[Any] = list(map(number.get, names))
+                    names[k], distance = reference
+                    _need(type(distance) is int and 0 <= distance <= _MOST)
+                    self._distant[before + k] = distance
+            found = list(map(number.get, names))
         if None in found:
             for k, name in enumerate(names):
                 if found[k] is None:
+                    _need(type(name) is str)
                     found[k], self.later[before + k] = UNSET, name
         return found
 
