@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema, create_model
 
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, read_field
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES
 from devices.describe.fields import Field as Row
 from devices.describe.quantities import Name, Shorthand, Strict, reader
 from sim.words.errors import InputError
@@ -28,10 +28,6 @@ __all__ = ["PRESET", "AnyMachine", "machine_model"]
 
 def _json_schema(row: Row) -> dict[str, Any]:
     schema = dict(TYPES[row.type].schema)
-    if row.most:
-        schema["maximum"] = row.most
-    if row.choices:
-        schema["enum"] = list(row.choices)
     kinds = f" ({', '.join(row.kinds)})" if row.kinds else ""
     return {**schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
 
@@ -42,11 +38,7 @@ def _checked(row: Row) -> Any:
     def check(value: Any) -> Any:
         if value is None:
             raise InputError(f"has no value; accepted: {row.shown}")
-        try:
-            read_field(row, value)
-        except InputError as error:  # pydantic says the field itself
-            error.path = error.path[1:]
-            raise
+        TYPES[row.type].read(value)
         return value
 
     return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(_json_schema(row))]

@@ -27,7 +27,7 @@ from sim.words.errors import InputError, ScenarioError
 if TYPE_CHECKING:
     from scenarios.file.document import Document, Loc
 
-__all__ = ["Compiled", "Rewrite", "Step", "compile_graph", "pinned"]
+__all__ = ["Rewrite", "Step", "compile_graph", "pinned"]
 
 
 class Rewrite(Protocol):
@@ -46,17 +46,10 @@ class Step(NamedTuple):
     loc: Loc
 
 
-class Compiled(NamedTuple):
-    """A compiled graph, and the placement that is still to be made (None: ops run where they are pinned)."""
-
-    graph: Graph
-    placement: Placement | None
-
-
 def compile_graph(
     graph: Graph, steps: Sequence[Step], machine: Machine, placement: Placement | None, document: Document
-) -> Compiled:
-    """Apply the steps in order.
+) -> tuple[Graph, Placement | None]:
+    """Apply the steps in order; return what runs, and the placement that is left to make.
 
     Parameters
     ----------
@@ -83,7 +76,7 @@ def compile_graph(
             raise
         except InputError as error:
             raise document.error(step.loc, f"{step.name}: {error}") from error
-    return Compiled(graph, placement)
+    return graph, placement
 
 
 def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:

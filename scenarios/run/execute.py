@@ -183,18 +183,18 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
     scenario, decisions = case.scenario, case.decisions
     machine, content = case.work.machine, scenario.content
     try:
-        compiled = compile_graph(
+        graph, placement = compile_graph(
             case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
         )
-        tasks = content.iterations * len(compiled.graph)
+        tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
-            message = f"{content.iterations:,} iterations of {len(compiled.graph):,} ops are {tasks:,} tasks"
+            message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, compiled.graph, machine)
+        _check_names(scenario, graph, machine)
         job = make_job(
-            compiled.graph,
+            graph,
             machine,
-            placement=compiled.placement,
+            placement=placement,
             streams=decisions.streams,
             linearize=decisions.linearize,
             iterations=content.iterations,

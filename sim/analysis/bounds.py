@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.analysis.critical_path import crossing_reads, distinct_moves, longest_chain_ns
+from sim.analysis.critical_path import longest_chain_ns
 from sim.graph.frames import has_control_flow
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.job.travel import Travel
+from sim.job.tensor_places import crossing_reads
+from sim.job.travel import Travel, distinct_moves
 from sim.record.record import Record
 from sim.words.arrays import IntArray
 from sim.words.units import NS_PER_S

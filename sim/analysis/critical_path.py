@@ -19,62 +19,26 @@ import numpy as np
 
 from sim.graph.frames import has_control_flow
 from sim.job.job import Job
-from sim.job.tensor_places import tensor_devices
-from sim.job.travel import Travel
+from sim.job.tensor_places import crossing_reads
+from sim.job.travel import travel_ns
 from sim.native import longest
 from sim.native.compiled import load
 from sim.readiness.strictness import non_strict_ops
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import IntArray
 
-__all__ = ["crossing_reads", "distinct_moves", "longest_chain_ns"]
+__all__ = ["longest_chain_ns"]
 
 _MOST: Final = 2**62
-
-
-def crossing_reads(job: Job) -> tuple[IntArray, IntArray]:
-    """Return which entries of ``graph.inputs`` cross links, and the device where each tensor comes to be.
-
-    The second array has one entry per tensor, -1 for what is there wherever it is read: parameters,
-    and graph inputs that are not pinned. A machine without links crosses none.
-    """
-    graph, home = job.graph, tensor_devices(job)
-    there = np.repeat(job.device_of, graph.inputs.counts())
-    tensor = graph.inputs.indices
-    away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
-    return away, home
-
-
-def distinct_moves(
-    source: IntArray, destination: IntArray, nbytes: IntArray
-) -> tuple[list[tuple[int, int, int]], IntArray]:
-    """Return the different (source, destination, bytes), sorted, and which of them each row is.
-
-    Examples
-    --------
-    >>> moves, which = distinct_moves(np.array([1, 0, 1]), np.array([0, 1, 0]), np.array([8, 4, 8]))
-    >>> moves, which.tolist()
-    ([(0, 1, 4), (1, 0, 8)], [1, 0, 1])
-    """
-    sizes, size = np.unique(nbytes, return_inverse=True)
-    n = int(max(source.max(initial=0), destination.max(initial=0))) + 1
-    _, first, which = np.unique(
-        (source * n + destination) * max(1, len(sizes)) + size, return_index=True, return_inverse=True
-    )
-    columns = (source[first].tolist(), destination[first].tolist(), nbytes[first].tolist())
-    return list(zip(*columns, strict=True)), which
 
 
 def _delays(job: Job) -> IntArray:
     """Return for each entry of ``graph.inputs`` how long the tensor travels, at least."""
     graph = job.graph
     crossing, home = crossing_reads(job)
-    delay = np.zeros(len(graph.inputs.indices), np.int64)
-    if crossing.any():
-        tensor = graph.inputs.indices[crossing]
-        there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
-        moves, which = distinct_moves(home[tensor], there, graph.tensor_nbytes[tensor])
-        times = [Travel.between(job.machine, a, b).ns(nbytes) for a, b, nbytes in moves]
-        delay[crossing] = np.array(times, np.int64)[which]
+    tensor = graph.inputs.indices[crossing]
+    there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
+    delay = np.zeros(len(crossing), np.int64)
+    delay[crossing] = travel_ns(job.machine, home[tensor], there, graph.tensor_nbytes[tensor])
     return delay
 
 

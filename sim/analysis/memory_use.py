@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from sim.analysis.critical_path import crossing_reads
 from sim.graph.csr import Csr
 from sim.graph.views import storage_of
+from sim.job.tensor_places import crossing_reads
 from sim.record.dependencies import dependencies
 from sim.record.record import Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import InputError
+from sim.words.intervals import in_use
 
 __all__ = ["Holder", "Lifetimes", "MemoryUse", "lifetimes", "memory_use", "peak_bytes"]
 
@@ -45,16 +45,13 @@ class Lifetimes(NamedTuple):
     start_ns: IntArray
     end_ns: IntArray
 
-    def of(self, rows: IntArray | npt.NDArray[np.bool_]) -> Lifetimes:
+    def of(self, rows: IntArray | BoolArray) -> Lifetimes:
         """Return some of the rows."""
         return Lifetimes(*(column[rows] for column in self))
 
     def levels(self) -> tuple[IntArray, IntArray]:
         """Return instants, and how much is alive from each on; frees of an instant come first."""
-        times, which = np.unique(np.concatenate((self.start_ns, self.end_ns)), return_inverse=True)
-        change = np.zeros(len(times), np.int64)
-        np.add.at(change, which, np.concatenate((self.nbytes, -self.nbytes)))
-        return times, np.cumsum(change)
+        return in_use(self.start_ns, self.end_ns, self.nbytes)
 
 
 class Holder(NamedTuple):
@@ -114,7 +111,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     if not graph.tensor_nbytes.any():
         return Lifetimes(*np.zeros((6, 0), np.int64))
     producer, consumer, carried = dependencies(trace)
-    over = np.concatenate((trace.tasks["end_ns"], moved["end_ns"]))
+    over = trace.of_rows("end_ns")
 
     # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
     op = trace.tasks["op"]
@@ -221,18 +218,18 @@ def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dic
 
 def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
     """Sweep over the births and deaths on one device."""
-    times, in_use = lives.levels()
-    peak = int(in_use.argmax()) if len(in_use) else -1
-    peak_ns = int(times[peak]) if len(in_use) else 0
+    times, held = lives.levels()
+    peak = int(held.argmax()) if len(held) else -1
+    peak_ns = int(times[peak]) if len(held) else 0
     alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
     largest = alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders]
     return MemoryUse(
         name,
-        int(in_use[peak]) if len(in_use) else 0,
+        int(held[peak]) if len(held) else 0,
         peak_ns,
         int(lives.nbytes[lives.iteration == UNSET].sum()),
         times,
-        in_use,
+        held,
         tuple(
             Holder(
                 trace.job.graph.tensor_name(int(lives.tensor[k])),

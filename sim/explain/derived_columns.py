@@ -15,7 +15,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.explain.iterations import with_iterations
 from sim.graph.csr import Csr
@@ -23,7 +22,7 @@ from sim.job.costs import issue_costs_ns
 from sim.job.pageable import host_groups
 from sim.record.dependencies import Dependencies, dependencies, waited_for
 from sim.record.record import Record, Wait
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import Cover, stacked
 
 __all__ = ["Facts"]
@@ -64,7 +63,12 @@ class Facts:
     @cached_property
     def row_end(self) -> IntArray:
         """End of every row, tasks then transfers."""
-        return np.concatenate((self.end, self.trace.transfers["end_ns"]))
+        return self.trace.of_rows("end_ns")
+
+    @cached_property
+    def row_start(self) -> IntArray:
+        """Start of every row."""
+        return self.trace.of_rows("start_ns")
 
     @cached_property
     def producers(self) -> Csr:
@@ -112,14 +116,14 @@ class Facts:
         return launch_end
 
     @cached_property
-    def keeps_issuer(self) -> npt.NDArray[np.bool_]:
+    def keeps_issuer(self) -> BoolArray:
         """Whether its issuer is busy with each task until it ends.
 
         A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
         """
         attributes = self.job.graph.attributes
         waits = [op for op, given in attributes.items() if given.get("host_waits") or given.get("pageable")]
-        keeps: npt.NDArray[np.bool_] = self.by_worker
+        keeps: BoolArray = self.by_worker
         if waits:
             keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))
         return keeps
@@ -167,7 +171,7 @@ class Facts:
         return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
 
     @cached_property
-    def queue_was_full(self) -> npt.NDArray[np.bool_]:
+    def queue_was_full(self) -> BoolArray:
         """Whether a launch was put on its stream at the moment when another one left a full queue."""
         full = np.zeros(self.n, dtype=bool)
         for d, device in enumerate(self.devices):
@@ -182,22 +186,18 @@ class Facts:
     # -- who made room ------------------------------------------------------------------------
 
     @cached_property
-    def ends_by_device(self) -> list[tuple[list[int], list[int]]]:
-        """Per device (ends, rows) of the tasks that took some time, by end."""
-        out = []
-        for d in range(len(self.devices)):
-            rows = np.flatnonzero((self.device == d) & (self.end > self.start))
-            rows = rows[np.argsort(self.end[rows], kind="stable")]
-            out.append((self.end[rows].tolist(), rows.tolist()))
-        return out
+    def _by_end(self) -> tuple[IntArray, IntArray]:
+        """(ends, rows) of everything that took some time, by end."""
+        rows = np.flatnonzero(self.row_end > self.row_start)
+        rows = rows[np.argsort(self.row_end[rows], kind="stable")]
+        return self.row_end[rows], rows
 
-    @cached_property
-    def ends_of_transfers(self) -> tuple[list[int], list[int]]:
-        """(ends, rows) of the transfers that took some time, by end."""
-        moved = self.trace.transfers
-        rows = np.flatnonzero(moved["end_ns"] > moved["start_ns"])
-        rows = rows[np.argsort(moved["end_ns"][rows], kind="stable")]
-        return moved["end_ns"][rows].tolist(), rows.tolist()
+    def ended_at(self, time_ns: int) -> list[int]:
+        """Return the rows that took some time and ended at an instant, in their order."""
+        ends, rows = self._by_end
+        first, last = np.searchsorted(ends, (time_ns, time_ns + 1))
+        found: list[int] = rows[first:last].tolist()
+        return found
 
     def way(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""

@@ -37,7 +37,7 @@ def with_iterations(trace: Record, edges: Dependencies) -> Dependencies:
     """
     if not trace.frames:
         return edges
-    ends = np.concatenate((trace.tasks["end_ns"], trace.transfers["end_ns"]))
+    ends = trace.of_rows("end_ns")
     fed = np.zeros(len(ends), np.int64)
     np.maximum.at(fed, edges.consumer, ends[edges.producer])
     ready, frame = trace.tasks["ready_ns"], trace.tasks["frame"]

@@ -14,8 +14,8 @@ Where several causes end at the same instant, data comes first, then the lane, t
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,14 @@ from sim.words.arrays import UNSET
 from sim.words.errors import InvariantError
 
 __all__ = ["Step", "executed_path"]
+
+_Place = tuple[int, bool]
+"""A row, and whether its execution has to be explained (else its issue)."""
+_READ: Final = (
+    *("row_start", "row_end", "data", "last_producer", "device", "wait", "by_worker", "keeps_issuer"),
+    *("ready", "taken", "calls", "cost", "issue", "let_go", "before_at_issuer"),
+    *("before_on_lane", "lane_end", "launch_end"),
+)
 
 
 class Step(NamedTuple):
@@ -78,41 +86,30 @@ def executed_path(trace: Record, facts: Facts | None = None) -> list[Step]:
 
 
 class _Walk:
-    """Walks back in time. A place is (row, whether its execution, not its issue, has to be explained)."""
+    """Walks back in time."""
 
     def __init__(self, facts: Facts) -> None:
-        f = self.f = facts
-        moved = f.trace.transfers
-        self.steps: list[Step] = []
+        self.f = facts
         # Lists, because a walk reads single entries.
-        self.start = np.concatenate((f.start, moved["start_ns"])).tolist()
-        self.end, self.data = f.row_end.tolist(), f.data.tolist()
-        self.last_producer = f.last_producer.tolist()
-        self.ready, self.issue = f.ready.tolist(), f.issue.tolist()
-        self.cost, self.calls, self.taken = f.cost.tolist(), f.calls.tolist(), f.taken.tolist()
-        self.by_worker, self.wait = f.by_worker.tolist(), f.wait.tolist()
-        self.keeps_issuer = f.keeps_issuer.tolist()
-        self.lane_end, self.launch_end = f.lane_end.tolist(), f.launch_end.tolist()
-        self.before_on_lane = f.before_on_lane.tolist()
-        self.before_at_issuer, self.let_go = f.before_at_issuer.tolist(), f.let_go.tolist()
-        self.latency = [d.launch_latency_ns for d in f.devices]
-        self.device = f.device.tolist()
+        self.at = SimpleNamespace(**{name: getattr(facts, name).tolist() for name in _READ})
+        self.steps: list[Step] = []
 
     def back(self) -> list[Step]:
         """Walk from the makespan to time 0."""
-        if not self.end or max(self.end) == 0:
+        at, f = self.at, self.f
+        if not f.row_end.any():
             return []
-        place: tuple[int, bool] | None = (self.end.index(max(self.end)), True)
+        place: _Place | None = (int(f.row_end.argmax()), True)
         seen = set()
         while place is not None:
             if place in seen:
-                raise InvariantError(f"row {place[0]} is its own cause at {self.end[place[0]]} ns")
+                raise InvariantError(f"row {place[0]} is its own cause at {at.row_end[place[0]]} ns")
             seen.add(place)
             row, executes = place
-            if row >= self.f.n:
+            if row >= f.n:
                 place = self.transfer(row)
             elif executes:
-                place = self.worker(row) if self.by_worker[row] else self.launched(row)
+                place = self.worker(row) if at.by_worker[row] else self.launched(row)
             else:
                 place = self.issued(row)
         self.steps.reverse()
@@ -121,100 +118,106 @@ class _Walk:
     def add(self, kind: str, row: int, start_ns: int, end_ns: int, reason: str = "") -> None:
         self.steps.append(Step(kind, reason, row, start_ns, end_ns))
 
-    def producer(self, row: int) -> tuple[int, bool] | None:
+    def producer(self, row: int) -> _Place | None:
         """Go to the last producer; without any, the path is at its beginning."""
-        return None if self.last_producer[row] == UNSET else (self.last_producer[row], True)
+        last = self.at.last_producer[row]
+        return None if last == UNSET else (last, True)
 
     # -- places -------------------------------------------------------------------------------
 
-    def worker(self, row: int) -> tuple[int, bool] | None:
+    def worker(self, row: int) -> _Place | None:
         """Go back from a task that a worker executed, or a dead one that was passed by."""
-        self.add("task", row, self.start[row], self.end[row])
-        called = self.issue[row] + self.calls[row]
-        paid = called + self.cost[row]
-        if self.start[row] > paid:
-            other = self.task_that_ended(self.device[row], self.start[row])
+        at = self.at
+        self.add("task", row, at.row_start[row], at.row_end[row])
+        called = at.issue[row] + at.calls[row]
+        paid = called + at.cost[row]
+        if at.row_start[row] > paid:
+            other = self.task_that_ended(at.device[row], at.row_start[row])
             if other is not None:
                 return other, True
-            self.add("wait", row, paid, self.start[row], self.shortage(row))
+            self.add("wait", row, paid, at.row_start[row], self.shortage(row))
         self.add("issue", row, called, paid)
-        self.add("wait", row, self.issue[row], called, "memory")
+        self.add("wait", row, at.issue[row], called, "memory")
         return self.taking(row)
 
-    def launched(self, row: int) -> tuple[int, bool] | None:
+    def launched(self, row: int) -> _Place | None:
         """Go back from a task that was launched on a stream."""
-        start, data, lane = self.start[row], self.data[row], self.lane_end[row]
-        self.add("task", row, start, self.end[row])
-        bound = max(data, self.launch_end[row])
+        at, f = self.at, self.f
+        start, data, lane = at.row_start[row], at.data[row], at.lane_end[row]
+        device = f.devices[at.device[row]]
+        self.add("task", row, start, at.row_end[row])
+        bound = max(data, at.launch_end[row])
         if start > bound:
-            hop = self.f.devices[self.device[row]].event_ns
-            if hop and data + hop == start:
+            if device.event_ns and data + device.event_ns == start:
                 self.add("wait", row, data, start, "event")
                 return self.producer(row)
-            other = self.task_that_ended(self.device[row], start)
+            other = self.task_that_ended(at.device[row], start)
             if other is not None:
                 return other, True
             self.add("wait", row, bound, start, self.shortage(row))
-        if data == bound and self.last_producer[row] != UNSET:
+        if data == bound and at.last_producer[row] != UNSET:
             return self.producer(row)
-        launch = self.issue[row] + self.latency[self.device[row]]
-        if self.before_on_lane[row] != UNSET and launch < bound:
+        launch = at.issue[row] + device.launch_latency_ns
+        if at.before_on_lane[row] != UNSET and launch < bound:
             self.add("wait", row, lane, bound, "launch")
-            return self.before_on_lane[row], True
-        self.add("wait", row, self.issue[row], launch, "launch")
+            return at.before_on_lane[row], True
+        self.add("wait", row, at.issue[row], launch, "launch")
         return row, False
 
-    def issued(self, row: int) -> tuple[int, bool] | None:
+    def issued(self, row: int) -> _Place | None:
         """Go back from the moment at which a task was put on its stream."""
-        called = self.issue[row] - self.cost[row]
-        paid_from = called - self.calls[row]
-        if self.taken[row] < paid_from:  # it was blocked until somebody made room
-            starved = self.wait[row] == Wait.MEMORY
-            other = self.task_that_ended(self.device[row], paid_from if starved else self.issue[row])
+        at = self.at
+        called = at.issue[row] - at.cost[row]
+        paid_from = called - at.calls[row]
+        if at.taken[row] < paid_from:  # it was blocked until somebody made room
+            starved = at.wait[row] == Wait.MEMORY
+            other = self.task_that_ended(at.device[row], paid_from if starved else at.issue[row])
             if other is not None:
                 if starved:
                     self.paying(row, paid_from, called)
                 return other, True
         self.paying(row, paid_from, called)
-        blocked = "memory" if self.wait[row] == Wait.MEMORY else "issue"
-        self.add("wait", row, self.taken[row], paid_from, blocked)
+        blocked = "memory" if at.wait[row] == Wait.MEMORY else "issue"
+        self.add("wait", row, at.taken[row], paid_from, blocked)
         return self.taking(row)
 
     def paying(self, row: int, paid_from: int, called: int) -> None:
         """Put down what the issuer of a launched task spent on it: on calls for memory, then on the issue."""
-        self.add("issue", row, called, self.issue[row])
+        self.add("issue", row, called, self.at.issue[row])
         self.add("wait", row, paid_from, called, "memory")
 
-    def taking(self, row: int) -> tuple[int, bool] | None:
+    def taking(self, row: int) -> _Place | None:
         """Go back from the moment at which an issuer took a task."""
-        before = self.before_at_issuer[row]
-        free_since = 0 if before == UNSET else self.let_go[before]
-        ready = self.ready[row]
+        at, f = self.at, self.f
+        before = at.before_at_issuer[row]
+        free_since = 0 if before == UNSET else at.let_go[before]
+        ready, taken = at.ready[row], at.taken[row]
         bound = max(ready, free_since)
-        copied = self.copy_that_ended(row) if self.taken[row] > bound else None
+        copied = self.copy_that_ended(row) if taken > bound else None
         if copied is not None:
             return copied, True
-        self.add("wait", row, bound, self.taken[row], "policy")
+        self.add("wait", row, bound, taken, "policy")
         if bound == 0:
             return None
         if bound > ready:
-            return before, self.keeps_issuer[before]
-        if self.data[row] == ready:
+            return before, at.keeps_issuer[before]
+        if at.data[row] == ready:
             return self.producer(row)
         # It was ready when its last producer was issued; or had ended, where one of the two is a worker's.
-        for producer in self.f.producers.row(row).tolist():
-            for cause in (producer, self.last_producer[producer] if producer >= self.f.n else producer):
-                if cause != UNSET and self.end[cause] == ready:
+        for producer in f.producers.row(row).tolist():
+            for cause in (producer, at.last_producer[producer] if producer >= f.n else producer):
+                if cause != UNSET and at.row_end[cause] == ready:
                     return cause, True
-                if 0 <= cause < self.f.n and not self.by_worker[cause] and self.issue[cause] == ready:
+                if 0 <= cause < f.n and not at.by_worker[cause] and at.issue[cause] == ready:
                     return cause, False
         self.add("wait", row, 0, ready, "dependency")
         return None
 
-    def transfer(self, row: int) -> tuple[int, bool] | None:
+    def transfer(self, row: int) -> _Place | None:
         """Go back from a transfer: to its tensor, or to the transfer that held one of its links."""
-        start, made = self.start[row], self.data[row]
-        self.add("transfer", row, start, self.end[row])
+        at = self.at
+        start, made = at.row_start[row], at.data[row]
+        self.add("transfer", row, start, at.row_end[row])
         if start > made:
             other = self.transfer_that_ended(row, start)
             if other is not None:
@@ -226,33 +229,31 @@ class _Walk:
 
     def shortage(self, row: int) -> str:
         """Return what a task waited for that was issued, and had its data, its lane and its launch."""
-        if self.wait[row] == Wait.MEMORY:
+        at = self.at
+        if at.wait[row] == Wait.MEMORY:
             return "memory"
-        return "resources" if self.by_worker[row] or self.wait[row] == Wait.RESOURCES else "event"
+        return "resources" if at.by_worker[row] or at.wait[row] == Wait.RESOURCES else "event"
 
     def task_that_ended(self, device: int, time_ns: int) -> int | None:
         """Return a task of a device that took some time and ended at an instant."""
-        times, rows = self.f.ends_by_device[device]
-        k = bisect_right(times, time_ns) - 1
-        return rows[k] if k >= 0 and times[k] == time_ns else None
+        at, f = self.at, self.f
+        ended = (row for row in reversed(f.ended_at(time_ns)) if row < f.n and at.device[row] == device)
+        return next(ended, None)
 
     def copy_that_ended(self, row: int) -> int | None:
         """Return a transfer that the host of a task made itself until it took the task."""
-        f = self.f
+        at, f = self.at, self.f
         if (f.copied_by < 0).all():
             return None
-        group = f.issuers[int(f.issuer[row])].group
-        ended = np.flatnonzero((f.copied_by == group) & (f.trace.transfers["end_ns"] == self.taken[row]))
+        group = f.issuers[f.issuer[row]].group
+        ended = np.flatnonzero((f.copied_by == group) & (f.trace.transfers["end_ns"] == at.taken[row]))
         return f.n + int(ended[0]) if len(ended) else None
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int | None:
         """Return a transfer that took some time, ended at an instant, and met this one on its way."""
         f = self.f
-        times, rows = f.ends_of_transfers
         way = f.way(row - f.n)
-        k = bisect_right(times, time_ns) - 1
-        while k >= 0 and times[k] == time_ns:
-            if way & f.way(rows[k]):
-                return f.n + rows[k]
-            k -= 1
-        return None
+        ended = (
+            other for other in reversed(f.ended_at(time_ns)) if other >= f.n and way & f.way(other - f.n)
+        )
+        return next(ended, None)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sim.graph.csr import Csr, _indptr
 from sim.graph.graph import Graph, Role
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, IntArray, by_first_use
 from sim.words.errors import GraphError, UnknownNameError, nearest
 
 __all__ = ["GraphBuilder"]
@@ -39,12 +39,9 @@ class _Vocabulary:
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
         """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` for a negative code."""
-        used, first = np.unique(codes, return_index=True)
-        own = np.full(len(words) + 1, UNSET, dtype=np.int64)
-        for code in used[np.argsort(first)].tolist():
-            if code >= 0:
-                own[code] = self(words[code])
-        return own[np.maximum(codes, UNSET)]
+        number, used, _ = by_first_use(codes)
+        own = [self(words[code]) if code >= 0 else UNSET for code in used.tolist()]
+        return np.array(own, np.int64)[number]
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -400,8 +397,8 @@ class GraphBuilder:
             pins=self._pins.words,
             pin_code=pin,
             flops=flops,
-            bytes_read=np.where(read == UNSET, _row_sums(inputs, nbytes), read),
-            bytes_written=np.where(written == UNSET, _row_sums(outputs, nbytes), written),
+            bytes_read=np.where(read == UNSET, inputs.sums(nbytes), read),
+            bytes_written=np.where(written == UNSET, outputs.sums(nbytes), written),
             duration_ns=duration,
             duration_by_kind={k: _dense(v, n) for k, v in self._duration_by_kind.items()},
             stage=stage,
@@ -483,12 +480,6 @@ class GraphBuilder:
 
 def _bytes(values: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(values, dtype=np.int64).view(np.uint8).data
-
-
-def _row_sums(rows: Csr, values: IntArray) -> IntArray:
-    """Sum ``values[indices]`` over each row."""
-    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(values[rows.indices], dtype=np.int64)))
-    return total[rows.indptr[1:]] - total[rows.indptr[:-1]]
 
 
 def _dense(sparse: Mapping[int, int], n: int) -> IntArray:

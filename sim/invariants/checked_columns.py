@@ -6,19 +6,16 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys, sent_nbytes
 from sim.job.costs import issue_costs_ns
 from sim.readiness.strictness import non_strict_ops
 from sim.record.record import Record
-from sim.words.arrays import IntArray
+from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InvariantError
 
-__all__ = ["BoolArray", "Columns", "refuse"]
-
-BoolArray = npt.NDArray[np.bool_]
+__all__ = ["Columns", "neighbours", "refuse"]
 
 
 class Columns:
@@ -119,3 +116,10 @@ def refuse(bad: BoolArray, tell: Callable[[int], str]) -> None:
     """
     if bad.any():
         raise InvariantError(tell(int(bad.argmax())))
+
+
+def neighbours(order: IntArray, key: IntArray) -> tuple[IntArray, IntArray]:
+    """Return (one, next) for rows that are neighbours in `order` and have the same `key`."""
+    one, following = order[:-1], order[1:]
+    same = key[one] == key[following]
+    return one[same], following[same]

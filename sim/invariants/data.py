@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.analysis.critical_path import distinct_moves
 from sim.graph.graph import Role
-from sim.invariants.checked_columns import BoolArray, Columns, refuse
-from sim.job.travel import Travel
+from sim.invariants.checked_columns import Columns, refuse
+from sim.job.travel import travel_ns
 from sim.record.dependencies import unroll
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["DATA"]
 
@@ -109,8 +108,7 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     refuse(wrong, lambda r: f"{c.transfer(r)} comes from the wrong device or has the wrong size")
     late = (m["ready_ns"] < 0) | (m["start_ns"] < m["ready_ns"])
     refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
-    moves, which = distinct_moves(m["source"], m["destination"], m["nbytes"])
-    least = np.array([Travel.between(c.machine, a, b).ns(nbytes) for a, b, nbytes in moves], np.int64)[which]
+    least = travel_ns(c.machine, m["source"], m["destination"], m["nbytes"])
     took = m["end_ns"] - m["start_ns"]
     dead = (took == 0) & (not c.static)  # what a branch not taken sends weighs nothing
     refuse(

@@ -16,9 +16,7 @@ def pairs_have_one_key(c: Columns) -> None:
     n, moved = len(c.op), c.moved
     recvs = np.flatnonzero(np.isin(c.op, list(c.keys.recvs)))
     carried = np.isin(moved["tensor"], list(c.sent))
-    ids = np.concatenate((c.trace.tasks["id"], moved["id"]))
-    by_id = np.argsort(ids)
-    source, recv = by_id[np.searchsorted(ids[by_id], c.trace.met)].T
+    source, recv = c.trace.met_rows.T
     refuse(~np.isin(recvs, recv), lambda k: f"{c.started(int(recvs[k]))} and met no send")
     both = np.concatenate((source, recv))
     again = np.ones(len(both), dtype=bool)
@@ -30,7 +28,7 @@ def pairs_have_one_key(c: Columns) -> None:
     key_of = {**c.keys.sends, **c.keys.recvs}
     made_by = c.graph.tensor_producer[moved["tensor"]]
     op = np.concatenate((c.op, made_by))
-    iteration = np.concatenate((c.iteration, moved["iteration"]))
+    iteration = c.trace.of_rows("iteration")
     frame = c.trace.tasks.get("frame", np.zeros(n, np.int64))
     sender = source < n  # a transfer has no frame of its own in a trace
     wrong = np.array(
@@ -39,7 +37,7 @@ def pairs_have_one_key(c: Columns) -> None:
     wrong |= iteration[source] != iteration[recv]
     wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
     refuse(wrong, lambda k: f"{c.started(int(recv[k]))} and met {_name(c, int(source[k]))}, of another key")
-    over = np.concatenate((c.end, moved["end_ns"]))[source]
+    over = c.trace.of_rows("end_ns")[source]
     refuse(
         (c.start[recv] < over) & c.live[recv],
         lambda k: f"{c.started(int(recv[k]))}, before {_name(c, int(source[k]))} ended at {over[k]} ns",

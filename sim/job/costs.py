@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["costs_ns", "issue_costs_ns"]
 
@@ -60,7 +59,7 @@ def _by_identity(columns: Sequence[IntArray]) -> list[tuple[IntArray, list[int]]
     return list(found.values())
 
 
-def _timed(cost_ns: Sequence[IntArray]) -> npt.NDArray[np.bool_]:
+def _timed(cost_ns: Sequence[IntArray]) -> BoolArray:
     """Return, per device and op, whether the device can time the op."""
     able = np.empty((len(cost_ns), len(cost_ns[0])), dtype=bool)
     for column, devices in _by_identity(cost_ns):

@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.graph import Graph, longest_path_ns
 from sim.machine.machine import Machine
-from sim.words.arrays import IntArray
+from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError
 
 __all__ = ["Job", "Linearizer", "Placement", "StreamAssignment"]
@@ -70,7 +69,7 @@ class Job:
         return np.random.default_rng([self.seed, *purpose.encode()])
 
     @cached_property
-    def launched(self) -> npt.NDArray[np.bool_]:
+    def launched(self) -> BoolArray:
         """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
         return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
 

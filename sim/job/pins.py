@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.graph import Graph
 from sim.job.costs import _timed
 from sim.job.job import Placement
 from sim.machine.machine import Machine
-from sim.words.arrays import IntArray
+from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError
 
 __all__ = ["PinnedPlacement", "allowed_devices"]
@@ -30,7 +29,7 @@ class PinnedPlacement(Placement):
         return device_of.tolist()
 
 
-def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
+def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
     """Return, per device and op, whether the op's pin (a device's name or kind) allows the device.
 
     Raises
@@ -50,5 +49,5 @@ def allowed_devices(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
                 f"op {op!r} is pinned to {pin!r}, which is no device of the machine; "
                 f"known: {', '.join(known)}"
             )
-    allowed: npt.NDArray[np.bool_] = fits[:, graph.pin_code]
+    allowed: BoolArray = fits[:, graph.pin_code]
     return allowed

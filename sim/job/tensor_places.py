@@ -7,9 +7,9 @@ import numpy as np
 from sim.graph.graph import Graph, Role
 from sim.job.job import Job
 from sim.machine.machine import Machine
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
-__all__ = ["input_devices", "tensor_devices"]
+__all__ = ["crossing_reads", "input_devices", "tensor_devices"]
 
 
 def input_devices(graph: Graph, machine: Machine) -> IntArray:
@@ -48,3 +48,16 @@ def tensor_devices(job: Job) -> IntArray:
     made = job.graph.tensor_producer != UNSET
     home[made] = job.device_of[job.graph.tensor_producer[made]]
     return home
+
+
+def crossing_reads(job: Job) -> tuple[BoolArray, IntArray]:
+    """Return which entries of ``graph.inputs`` cross links, and the device where each tensor comes to be.
+
+    The second array has one entry per tensor, -1 for what is there wherever it is read: parameters,
+    and graph inputs that are not pinned. A machine without links crosses none.
+    """
+    graph, home = job.graph, tensor_devices(job)
+    there = np.repeat(job.device_of, graph.inputs.counts())
+    tensor = graph.inputs.indices
+    away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
+    return away, home

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.job.job import Job
-from sim.job.tensor_places import tensor_devices
-from sim.words.arrays import UNSET, IntArray
+from sim.job.tensor_places import crossing_reads
+from sim.words.arrays import UNSET, IntArray, by_first_use
 from sim.words.errors import InfeasibleError
 
 __all__ = ["Flow", "check_routes", "make_flow", "node_name"]
@@ -84,44 +84,33 @@ def make_flow(job: Job) -> Flow:
     n = len(graph)
     if not job.machine.links:  # the ideal: data is everywhere at once, and nothing needs to be simulated
         none = np.zeros(0, np.int64)
-        edges = graph.edges
-        return Flow(
-            n, n, edges.producer, edges.consumer, edges.distance, edges.tensor, none, none, none, none
-        )
+        return Flow(n, n, *graph.edges, none, none, none, none)
     consumer = graph.inputs.rows()
-    tensor = graph.inputs.indices
+    tensor, distance = graph.inputs.indices, graph.input_distance
     producer = graph.tensor_producer[tensor]
-    home = tensor_devices(job)
     there = job.device_of[consumer]
-    crossing = (home[tensor] != UNSET) & (home[tensor] != there)
-    local = ~crossing & (producer != UNSET)
+    crossing, home = crossing_reads(job)
 
     # One transfer per (tensor, destination), numbered by first use.
     n_devices = len(job.machine.devices)
-    key = tensor[crossing] * n_devices + there[crossing]
-    unique, first_use, inverse = np.unique(key, return_index=True, return_inverse=True)
-    rank = np.empty(len(unique), dtype=np.int64)
-    by_use = np.argsort(first_use, kind="stable")
-    rank[by_use] = np.arange(len(unique))
-    moved, destination = np.divmod(unique[by_use], n_devices)
-    transfer = n + np.arange(len(moved))
-    produced = graph.tensor_producer[moved] != UNSET
+    which, keys, first_use = by_first_use(tensor[crossing] * n_devices + there[crossing])
+    moved, destination = np.divmod(keys, n_devices)
+    transfer = np.full(len(tensor), UNSET)
+    transfer[crossing] = n + which
 
     # Data edges keep the order in which consumers were added; a transfer stands where its first user did.
-    data = np.concatenate((np.flatnonzero(local), np.flatnonzero(crossing)[np.sort(first_use)][produced]))
-    edge_producer = np.concatenate((producer[local], graph.tensor_producer[moved[produced]]))
-    edge_consumer = np.concatenate((consumer[local], transfer[produced]))
-    edge_distance = np.concatenate((graph.input_distance[local], np.zeros(int(produced.sum()), np.int64)))
-    data_tensor = np.concatenate((tensor[local], moved[produced]))
-    order = np.argsort(data, kind="stable")
+    begins = ~crossing
+    begins[np.flatnonzero(crossing)[first_use]] = True
+    edge = np.flatnonzero(begins & (producer != UNSET))
+    into, behind = np.where(crossing, transfer, consumer), np.where(crossing, 0, distance)
     follower = graph.after.rows()
     return Flow(
         n_ops=n,
-        n_nodes=n + len(moved),
-        producer=np.concatenate((edge_producer[order], n + rank[inverse], graph.after.indices)),
-        consumer=np.concatenate((edge_consumer[order], consumer[crossing], follower)),
-        carries=np.concatenate((data_tensor[order], tensor[crossing], np.full(len(follower), UNSET))),
-        distance=np.concatenate((edge_distance[order], graph.input_distance[crossing], graph.after_distance)),
+        n_nodes=n + len(keys),
+        producer=np.concatenate((producer[edge], transfer[crossing], graph.after.indices)),
+        consumer=np.concatenate((into[edge], consumer[crossing], follower)),
+        carries=np.concatenate((tensor[edge], tensor[crossing], np.full(len(follower), UNSET))),
+        distance=np.concatenate((behind[edge], distance[crossing], graph.after_distance)),
         tensor=moved,
         source=home[moved],
         destination=destination,

@@ -21,19 +21,19 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from sim.plot.bars import LAUNCH, Bars, bars_of, name_of
 from sim.plot.figure import OTHER, time_unit
 from sim.plot.gantt import colours_of, legend_of
-from sim.plot.html_memory import LINES, strip_areas, strip_axis, strip_marks
-from sim.plot.strips import Scale, Strip, Strips, alike, band_colours, band_labels, scales_of, strips_of
+from sim.plot.html_memory import LINES, PLAIN_AXIS, peak_label, strip_areas, strip_axis
+from sim.plot.strips import Strips, alike, band_colours, band_labels, scales_of, strips_of
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET
 from sim.words.atomic_files import write_text
-from sim.words.errors import MissingExtraError
+from sim.words.errors import extra
 from sim.words.units import format_bytes
 
 __all__ = ["html_figure", "need_plotly", "save_html"]
@@ -65,10 +65,8 @@ def need_plotly() -> Callable[..., str]:
     MissingExtraError
         Plotly is not installed.
     """
-    try:
+    with extra("html", "an interactive Gantt chart (.html)"):
         from plotly.io import to_html
-    except ImportError:
-        raise MissingExtraError("an interactive Gantt chart (.html)", "html") from None
     make: Callable[..., str] = to_html
     return make
 
@@ -156,67 +154,112 @@ def html_figure(
     ]
     named = sum(map(len, shown)) <= _NAMES
     others = labels.index(("other", OTHER)) if ("other", OTHER) in labels else UNSET
-    rows = _rows(traces, shown, held)
     columns = _INSTANTS // max(1, sum(len(run.shown) for run in held))
-    data: list[_Figure] = []
-
-    def add(label: str, axis: str, look: _Figure) -> None:
-        rank = entries.index(label)
-        first = all(each["legendgroup"] != str(rank) for each in data)
-        legend = {"legendgroup": str(rank), "legendrank": rank + 1, "showlegend": first}
-        data.append({"name": html.escape(label, quote=False), "yaxis": axis} | legend | look)
-
-    for place, row in enumerate(rows):
-        axis = _axis(place)
-        if isinstance(row, _Below):
-            size = sizes[row.strip.kind]
-            for label, look in strip_areas(row.strip, axis, colours, size, until, columns):
-                add(label, axis, look)
-            continue
-        trace, bars = row.trace, row.bars
+    page = _Page(entries, until)
+    for (name, trace), bars, strips in zip(traces.items(), shown, held, strict=True):
+        title = f"{name}: " * bool(name) + f"{trace.makespan_ns / page.unit:,.4g} {page.word}"
+        gap = _GAP if page.rows else 0
+        axis = page.row(_LANE * max(2, len(bars.lanes)), gap, _lanes_axis(bars.lanes), {"text": title})
+        page.mark(axis, trace.makespan_ns)
         own = [(kind, colours[kind]) for kind in bars.kinds]
         of_kind = np.array([labels.index(each) if each in labels else others for each in own])
         for rank, (label, colour) in enumerate(labels):
             mine = bars.some(np.flatnonzero(of_kind[bars.kind] == rank))
             if len(mine):
-                add(label, axis, _bars(trace, mine, colour, until, named=named))
-    explained = len(labels) > 1 or len(rows) > len(every)
-    return {"data": data, "layout": _layout(rows, sizes, until) | {"showlegend": explained}}
+                page.add(label, axis, _bars(trace, mine, colour, until, named=named))
+        note = strips.note
+        for strip in strips.shown:
+            size, gap = sizes[strip.kind], _GAP if note else _STRIP_GAP
+            axis = page.row(_STRIP, gap, strip_axis(strip, size), {"text": note, "font": {"size": 11}})
+            page.mark(axis, strip.peak_ns, peak_label(strip, until))
+            for label, look in strip_areas(strip, axis, colours, size, until, columns):
+                page.add(label, axis, look)
+            note = ""
+    return page.figure(explained=len(labels) > 1 or len(page.rows) > len(every))
 
 
-class _Lanes(NamedTuple):
-    """A row of the page: the Gantt chart of a run."""
+class _Page:
+    """A page that is filled from top to bottom, above one time axis that all its rows share."""
 
-    name: str
-    trace: Record
-    bars: Bars
-    pixels: int
-    gap: int
+    def __init__(self, entries: list[str], until: int) -> None:
+        self.unit, self.word = time_unit(until)
+        self.until = until / self.unit
+        self.entries = entries  # of the legend
+        self.data: list[_Figure] = []
+        self.rows: list[tuple[str, _Figure, int, int]] = []  # vertical axis, pixels of its top and bottom
+        self.annotations: list[_Figure] = []
+        self.shapes: list[_Figure] = []
+
+    def row(self, pixels: int, gap: int, look: _Figure, title: _Figure) -> str:
+        """Begin a row with a title above it, if there is a text; return the name of its axis."""
+        top = gap + (self.rows[-1][-1] if self.rows else 0)
+        axis = f"y{len(self.rows) + 1}" if self.rows else "y"
+        self.rows.append((axis, look, top, top + pixels))
+        if title["text"]:
+            corner = {"x": 0, "y": 1, "xref": "paper", "yref": f"{axis} domain"}
+            corner |= {"xanchor": "left", "yanchor": "bottom", "showarrow": False}
+            text = html.escape(title["text"], quote=False)
+            self.annotations.append(corner | title | {"text": text})
+        return axis
+
+    def mark(self, axis: str, at_ns: int, label: _Figure | None = None) -> None:
+        """Draw a dotted line through a row, and write a label at its upper end."""
+        at = at_ns / self.unit
+        line = {"color": "black", "width": 1, "dash": "dot"}
+        place = {"xref": "x", "yref": f"{axis} domain"}
+        where = {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1}
+        self.shapes.append({"line": line} | place | where)
+        if label is not None:
+            self.annotations.append(label | place | {"x": at, "y": 1, "showarrow": False})
+
+    def add(self, label: str, axis: str, look: _Figure) -> None:
+        """Draw one entry of the legend in a row."""
+        rank = self.entries.index(label)
+        first = all(each["legendgroup"] != str(rank) for each in self.data)
+        legend = {"legendgroup": str(rank), "legendrank": rank + 1, "showlegend": first}
+        self.data.append({"name": html.escape(label, quote=False), "yaxis": axis} | legend | look)
+
+    def figure(self, *, explained: bool) -> _Figure:
+        """Return the whole page, with a legend if there is something to explain."""
+        lowest, _, _, total = self.rows[-1]
+        axes = {
+            f"yaxis{axis[1:]}": look | {"domain": [1 - bottom / total, 1 - top / total]}
+            for axis, look, top, bottom in self.rows
+        }
+        layout = {
+            "barmode": "overlay",
+            "height": total + _TOP + _BOTTOM,
+            "margin": {"t": _TOP, "b": _BOTTOM, "l": 20, "r": 20},
+            "plot_bgcolor": "white",
+            "hovermode": "closest",
+            "dragmode": "pan",
+            "hoverlabel": {"align": "left"},
+            "uniformtext": {"minsize": 8, "mode": "hide"},
+            "xaxis": {
+                "title": {"text": f"time ({self.word})"},
+                "range": [0, self.until],
+                "minallowed": 0,
+                "maxallowed": self.until,
+                "anchor": lowest,
+                "gridcolor": "#DDDDDD",
+                "showspikes": True,
+                "spikemode": "across",
+                "spikesnap": "cursor",
+                "spikethickness": 1,
+            },
+            "annotations": self.annotations,
+            "shapes": self.shapes,
+            "showlegend": explained,
+        }
+        return {"data": self.data, "layout": layout | axes}
 
 
-class _Below(NamedTuple):
-    """A row of the page: the memory of one device, with what is to be said above the first of a run."""
-
-    note: str
-    strip: Strip
-    pixels: int
-    gap: int
-
-
-def _rows(traces: Mapping[str, Record], shown: list[Bars], held: list[Strips]) -> list[_Lanes | _Below]:
-    """Return what stands where, from top to bottom, with the room that it and the gap above it take."""
-    rows: list[_Lanes | _Below] = []
-    for (name, trace), bars, strips in zip(traces.items(), shown, held, strict=True):
-        rows.append(_Lanes(name, trace, bars, _LANE * max(2, len(bars.lanes)), _GAP if rows else 0))
-        for k, strip in enumerate(strips.shown):
-            note = strips.note if k == 0 else ""
-            rows.append(_Below(note, strip, _STRIP, _GAP if note else _STRIP_GAP))
-    return rows
-
-
-def _axis(place: int, word: str = "y") -> str:
-    """Return the name of a row's vertical axis (``y``, ``y2``, ...), or its key in the layout."""
-    return word if place == 0 else f"{word}{place + 1}"
+def _lanes_axis(lanes: list[str]) -> _Figure:
+    return PLAIN_AXIS | {
+        "range": [len(lanes) - 0.5, -0.5],
+        "tickvals": list(range(len(lanes))),
+        "ticktext": [html.escape(lane, quote=False) for lane in lanes],
+    }
 
 
 def _bars(trace: Record, bars: Bars, colour: str, until: int, *, named: bool) -> _Figure:
@@ -288,67 +331,3 @@ def _exact(at_ns: int) -> str:
     unit, word = time_unit(2 * at_ns)  # a time axis wants at least two of its unit, a number one
     whole, part = divmod(at_ns, unit)
     return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") + f" {word}" if part else f"{whole} {word}"
-
-
-def _layout(rows: list[_Lanes | _Below], sizes: Mapping[str, Scale], until: int) -> _Figure:
-    """Return lanes, strips and titles from top to bottom, above one time axis that all share."""
-    unit, word = time_unit(until)
-    total = sum(row.gap + row.pixels for row in rows)
-    layout: _Figure = {
-        "barmode": "overlay",
-        "height": total + _TOP + _BOTTOM,
-        "margin": {"t": _TOP, "b": _BOTTOM, "l": 20, "r": 20},
-        "plot_bgcolor": "white",
-        "hovermode": "closest",
-        "dragmode": "pan",
-        "hoverlabel": {"align": "left"},
-        "uniformtext": {"minsize": 8, "mode": "hide"},
-        "xaxis": {
-            "title": {"text": f"time ({word})"},
-            "range": [0, until / unit],
-            "minallowed": 0,
-            "maxallowed": until / unit,
-            "anchor": _axis(len(rows) - 1),
-            "gridcolor": "#DDDDDD",
-            "showspikes": True,
-            "spikemode": "across",
-            "spikesnap": "cursor",
-            "spikethickness": 1,
-        },
-        "annotations": [],
-        "shapes": [],
-    }
-    above = 0
-    for place, row in enumerate(rows):
-        above += row.gap
-        top = 1 - above / total
-        above += row.pixels
-        axis, domain = _axis(place), {"domain": [max(0.0, top - row.pixels / total), top]}
-        corner = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        if isinstance(row, _Below):
-            layout[_axis(place, "yaxis")] = domain | strip_axis(row.strip, sizes[row.strip.kind])
-            if row.note:
-                note = {"text": html.escape(row.note, quote=False), "showarrow": False, "font": {"size": 11}}
-                layout["annotations"].append(corner | note)
-            line, text = strip_marks(row.strip, axis, until)
-            layout["shapes"].append(line)
-            layout["annotations"].append(text)
-            continue
-        name, trace, lanes = row.name, row.trace, row.bars.lanes
-        layout[_axis(place, "yaxis")] = domain | {
-            "range": [len(lanes) - 0.5, -0.5],
-            "tickvals": list(range(len(lanes))),
-            "ticktext": [html.escape(lane, quote=False) for lane in lanes],
-            "automargin": True,
-            "fixedrange": True,
-            "showgrid": False,
-            "zeroline": False,
-        }
-        title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}"
-        text = {"text": html.escape(title, quote=False), "showarrow": False}
-        layout["annotations"].append(corner | text)
-        end = trace.makespan_ns / unit
-        line = {"color": "black", "width": 1, "dash": "dot"}
-        where = {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": "x", "yref": f"{axis} domain"}
-        layout["shapes"].append({"type": "line", "line": line} | where)
-    return layout

@@ -16,12 +16,14 @@ from sim.plot.figure import time_unit
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip
 from sim.words.units import format_bytes
 
-__all__ = ["LINES", "strip_areas", "strip_axis", "strip_marks"]
+__all__ = ["LINES", "PLAIN_AXIS", "peak_label", "strip_areas", "strip_axis"]
 
 LINES: Final = {"reserved": RESERVED, "reserved, not in use": IN_VAIN, "capacity": CAPACITY}
 """Labels that stand in the legend below those of kinds, and their colours."""
 
 _Figure = dict[str, Any]
+PLAIN_AXIS: Final[_Figure] = {"automargin": True, "fixedrange": True, "showgrid": False, "zeroline": False}
+"""What the vertical axes of lanes and of memory have in common."""
 
 
 def strip_areas(
@@ -74,29 +76,20 @@ def strip_areas(
 
 def strip_axis(strip: Strip, size: Scale) -> _Figure:
     """Return the vertical axis of a strip, without its place."""
-    return {
+    return PLAIN_AXIS | {
         "range": [0, 1.35 * size.top_bytes / size.unit],  # room for the peak's label
         "nticks": 4,
         "title": {"text": f"{html.escape(strip.device, quote=False)}<br>({size.name})", "font": {"size": 11}},
         "tickfont": {"size": 10},
-        "automargin": True,
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
     }
 
 
-def strip_marks(strip: Strip, axis: str, until_ns: int) -> tuple[_Figure, _Figure]:
-    """Return the line at the instant at which most is in use, and what is written beside it."""
-    ns, _ = time_unit(until_ns)
-    peak, late = strip.peak_ns / ns, strip.peak_ns > until_ns / 2
-    place = {"xref": "x", "yref": f"{axis} domain"}
-    line = {"type": "line", "line": {"color": "black", "width": 1, "dash": "dot"}}
-    text = {
+def peak_label(strip: Strip, until_ns: int) -> _Figure:
+    """Return what is written beside the line at the peak."""
+    late = strip.peak_ns > until_ns / 2
+    return {
         "text": f"peak {format_bytes(strip.peak_bytes, iec=True)}",
         "font": {"size": 10},
-        "showarrow": False,
         "xanchor": "right" if late else "left",
         "yanchor": "top",
     }
-    return line | place | {"x0": peak, "x1": peak, "y0": 0, "y1": 1}, text | place | {"x": peak, "y": 1}

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Set
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.csr import Csr
 from sim.job.job import Job
@@ -26,7 +25,7 @@ from sim.job.transfers import Flow, node_name
 from sim.machine.task import Task
 from sim.readiness.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
 from sim.readiness.synchronisations import edges_at_issue
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["CounterReadiness", "Readiness"]
 
@@ -120,7 +119,7 @@ class CounterReadiness:
         self.stream_of = [*job.stream_of.tolist(), *([-2] * more)] if hop.any() else []
         self.floor_ns: dict[int, int] = {}
 
-    def _edges(self, which: npt.NDArray[np.bool_]) -> _Edges:
+    def _edges(self, which: BoolArray) -> _Edges:
         flow = self.flow
         producer, consumer = flow.producer[which], flow.consumer[which]
         offset = flow.distance[which] * self.n + consumer
@@ -131,7 +130,7 @@ class CounterReadiness:
         step = np.where(to_non_strict, np.where(flow.carries[which] == UNSET, 2, 0), 1)
         return _Edges(offsets, Csr.group(producer, step, self.n).lists())
 
-    def _counts(self, edges: npt.NDArray[np.bool_]) -> list[int]:
+    def _counts(self, edges: BoolArray) -> list[int]:
         """Return one count per task; an edge of distance d does not hold back the first d iterations."""
         consumer, distance = self.flow.consumer[edges], self.flow.distance[edges]
         farthest = int(distance.max(initial=0))

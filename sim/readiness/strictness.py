@@ -21,17 +21,14 @@ are waited for one after another; so launched ops are strict.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.words.arrays import UNSET
+from sim.words.arrays import UNSET, BoolArray
 from sim.words.errors import GraphError, InfeasibleError
 
 __all__ = ["inputs_from_the_start", "non_strict_ops", "refuse_launched"]
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def non_strict_ops(graph: Graph) -> BoolArray:

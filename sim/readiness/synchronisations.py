@@ -20,15 +20,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.job.job import Job
 from sim.job.transfers import Flow
+from sim.words.arrays import BoolArray
 from sim.words.errors import UnknownNameError
 
 __all__ = ["edges_at_issue", "launched_nodes"]
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def launched_nodes(job: Job, flow: Flow) -> BoolArray:

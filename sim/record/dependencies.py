@@ -21,13 +21,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
 from sim.readiness.strictness import inputs_from_the_start, non_strict_ops
 from sim.record.record import Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["Dependencies", "dependencies", "unroll", "waited_for"]
 
@@ -102,7 +101,7 @@ def _dependencies(trace: Record) -> Dependencies:
     by_key = np.argsort(key)
     which = np.searchsorted(key[by_key], moved["tensor"] * n_devices + moved["destination"])
     node = np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which]))
-    iteration = np.concatenate((trace.tasks["iteration"], moved["iteration"]))
+    iteration = trace.of_rows("iteration")
     if has_control_flow(trace.job.graph):
         return _with_met(trace, _latest_before(trace, node, iteration))
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
@@ -114,7 +113,7 @@ def _dependencies(trace: Record) -> Dependencies:
     found = Dependencies(producer[both], consumer[both], flow.carries[edge[both]])
     data = _into_non_strict(trace, found)
     if data.any():
-        _, end = _times(trace)
+        end = trace.of_rows("end_ns")
         late = data.copy()
         late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
         found = Dependencies(*(column[~late] for column in found))
@@ -125,9 +124,7 @@ def _with_met(trace: Record, found: Dependencies) -> Dependencies:
     """Add who met by key: the Send, or the transfer that it caused, feeds the Recv."""
     if not len(trace.met):
         return found
-    ids = np.concatenate((trace.tasks["id"], trace.transfers["id"]))
-    by_id = np.argsort(ids)
-    source, recv = by_id[np.searchsorted(ids[by_id], trace.met)].T
+    source, recv = trace.met_rows.T
     graph, n = trace.job.graph, len(trace)
     sent = graph.first_output[trace.tasks["op"][np.minimum(source, n - 1)]]
     moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
@@ -154,7 +151,7 @@ def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
     flow, iterations = trace.flow, trace.job.iterations
     rows = min(iterations, int(flow.distance.max(initial=0)) + 1)
     there = np.array([inputs_from_the_start(trace.job.graph, flow, i) for i in range(rows)])
-    _, end = _times(trace)
+    end = trace.of_rows("end_ns")
     consumer = edges.consumer[data]
     by_arrival = np.lexsort((data, end[edges.producer[data]], consumer))
     _, first = np.unique(consumer[by_arrival], return_index=True)
@@ -167,23 +164,14 @@ def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
     return Dependencies(*(column[keep] for column in edges))
 
 
-def _into_non_strict(trace: Record, edges: Dependencies) -> npt.NDArray[np.bool_]:
+def _into_non_strict(trace: Record, edges: Dependencies) -> BoolArray:
     """Return which edges carry data to a non-strict op."""
     non_strict = non_strict_ops(trace.job.graph)
     if not non_strict.any():
         return np.zeros(len(edges.producer), dtype=bool)
-    into: npt.NDArray[np.bool_] = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
+    into: BoolArray = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
     into[into] = non_strict[trace.tasks["op"][edges.consumer[into]]]
     return into
-
-
-def _times(trace: Record) -> tuple[IntArray, IntArray]:
-    """Return start and end of every row."""
-    moved = trace.transfers
-    return (
-        np.concatenate((trace.tasks["start_ns"], moved["start_ns"])),
-        np.concatenate((trace.tasks["end_ns"], moved["end_ns"])),
-    )
 
 
 def _latest_before(trace: Record, node: IntArray, iteration: IntArray) -> Dependencies:
@@ -193,12 +181,9 @@ def _latest_before(trace: Record, node: IntArray, iteration: IntArray) -> Depend
     together; the answer is the nearest entry above the question.
     """
     flow = trace.flow
-    start, end = _times(trace)
-    runs = Csr.group(node, np.arange(len(node)), flow.n_nodes)
-    count = runs.counts()[flow.consumer]
-    edge = np.repeat(np.arange(len(flow.consumer)), count)
-    nth = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
-    consumer = runs.indices[runs.indptr[flow.consumer[edge]] + nth]
+    start, end = trace.of_rows("start_ns"), trace.of_rows("end_ns")
+    runs_of_edge = Csr.group(node, np.arange(len(node)), flow.n_nodes).take(flow.consumer)
+    edge, consumer = runs_of_edge.rows(), runs_of_edge.indices
 
     entry = np.arange(len(node))
     owner = np.concatenate(

@@ -27,10 +27,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.graph.csr import Csr
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray, by_first_use
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Plan:
         return map(self.__getitem__, range(len(self)))
 
     @cached_property
-    def records(self) -> npt.NDArray[np.bool_]:
+    def records(self) -> BoolArray:
         """Whether some task waits for each one, so that its event has to be recorded."""
         records = np.zeros(len(self), dtype=bool)
         records[self.waits.indices] = True
@@ -251,9 +250,9 @@ def plan_of(trace: Record) -> Plan:
     producer, consumer = number[edges.producer[~sent]], number[edges.consumer[~sent]]
     made = producer != UNSET
 
-    op, ops = _by_first_use(tasks["op"][in_order])
-    stream, streams = _by_first_use(tasks["stream"][in_order])
-    issuer, issuers = _by_first_use(tasks["issuer"][in_order])
+    op, ops, _ = by_first_use(tasks["op"][in_order])
+    stream, streams, _ = by_first_use(tasks["stream"][in_order])
+    issuer, issuers, _ = by_first_use(tasks["issuer"][in_order])
     issuer_names = [each.name for each in job.machine.issuers()]
     lanes = np.array(job.machine.first_stream)
     device = np.searchsorted(lanes, streams, side="right") - 1
@@ -269,15 +268,6 @@ def plan_of(trace: Record) -> Plan:
         issuer=issuer,
         waits=_needed_waits(producer[made], consumer[made], stream),
     )
-
-
-def _by_first_use(codes: IntArray) -> tuple[IntArray, IntArray]:
-    """Return (new codes, old code of each new one), numbered in order of first appearance."""
-    old, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(len(old), np.int64)
-    rank[order] = np.arange(len(old))
-    return rank[inverse], old[order]
 
 
 def _needed_waits(producer: IntArray, consumer: IntArray, stream: IntArray) -> Csr:

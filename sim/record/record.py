@@ -134,6 +134,17 @@ class Record:
         """Device index of every task."""
         return self.job.device_of[self.tasks["op"]]
 
+    def of_rows(self, column: str) -> IntArray:
+        """Return a column that tasks and transfers have, of all rows: tasks first, then transfers."""
+        return np.concatenate((self.tasks[column], self.transfers[column]))
+
+    @cached_property
+    def met_rows(self) -> IntArray:
+        """The pairs of `met` as rows."""
+        ids = self.of_rows("id")
+        by_id = np.argsort(ids)
+        return by_id[np.searchsorted(ids[by_id], self.met)]
+
 
 def _complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
     """Add what follows from the columns of an engine, and why late tasks waited where it did not say.

@@ -5,11 +5,28 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["UNSET", "IntArray"]
+__all__ = ["UNSET", "BoolArray", "IntArray", "by_first_use"]
 
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 UNSET = -1
 """In a column of sizes, times or codes: nothing was given."""
+
+
+def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Number values in the order of first use: the number of each, the values, where each is first.
+
+    Examples
+    --------
+    >>> number, different, first = by_first_use(np.array([7, 3, 7, 5]))
+    >>> number.tolist(), different.tolist(), first.tolist()
+    ([0, 1, 0, 2], [7, 3, 5], [0, 1, 3])
+    """
+    different, first, which = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return number[which], different[order], first[order]
