@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, chain
+from operator import itemgetter
 
 import numpy as np
 
@@ -31,10 +32,9 @@ class Actions:
         plain = set(map(type, slots)) <= {Action}  # without overlaps a slot is an action
         parts = 1 if plain else [len(slot.parts) for slot in slots]
         actions = slots if plain else [action for slot in slots for action in slot.parts]
-        columns = list(zip(*actions, strict=True)) or [(), (), ()]
         self.first = [0, *accumulate(map(len, schedule.programs))]
         self.slot = np.repeat(np.arange(len(slots)), parts)
         self.rank = np.searchsorted(self.first, self.slot, side="right") - 1
-        self.stage = np.array(columns[0], dtype=np.int64)
-        self.phase = np.array(columns[1], dtype="<U1")
-        self.micro_batch = np.array(columns[2], dtype=np.int64)
+        self.stage = np.fromiter(map(itemgetter(0), actions), np.int64)
+        self.phase = np.array(list(map(itemgetter(1), actions)), dtype="<U1")
+        self.micro_batch = np.fromiter(map(itemgetter(2), actions), np.int64)
