@@ -1,4 +1,4 @@
-"""What ``experiments.toml`` says by backend: what is calibrated, how long steps may take, what is aimed at."""
+"""What ``experiments.toml`` says by backend: what is calibrated, how long steps take, what is aimed at."""
 
 from __future__ import annotations
 
