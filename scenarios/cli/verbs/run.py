@@ -49,11 +49,11 @@ def run(
 
         check_outputs(files)
     cases = cases_of(scenario, policy, sets, allow_code)
-    repeats = None if repeat is None else run_repeatedly(cases, repeat)
-    results = run_all(cases) if repeats is None else [each.result for each in repeats]
+    repeats = [] if repeat is None else run_repeatedly(cases, repeat)
+    results = [each.result for each in repeats] or run_all(cases)
     if json:
         objects = [result.to_json() for result in results]
-        for one, each in zip(objects, repeats or (), strict=False):
+        for one, each in zip(objects, repeats, strict=False):
             one["repeats"] = each.to_json()
         print_json(objects[0] if len(objects) == 1 else objects)
     else:
@@ -61,7 +61,7 @@ def run(
             if i:
                 typer.echo()
             print_result(result)
-        if repeats is not None:
+        if repeats:
             typer.echo()
             print_repeats(repeats)
     if show_graph is not None:
