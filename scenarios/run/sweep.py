@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.words.atomic_files import write_text
-from sim.words.errors import InputError, MissingExtraError, SimError
+from sim.words.errors import InputError, SimError, extra
 
 __all__ = ["Point", "dask_executor", "points_of", "run_point", "sweep", "write_rows"]
 
@@ -271,10 +271,8 @@ def dask_executor(address: str) -> Iterator[Executor]:
     InputError
         `address` is none.
     """
-    try:
+    with extra("dask", "a sweep on a Dask cluster"):
         from distributed import Client
-    except ImportError:
-        raise MissingExtraError("a sweep on a Dask cluster", "dask") from None
     try:
         client = Client(address)
     except ValueError as error:

@@ -24,7 +24,7 @@ from sim.job.job import Job
 from sim.machine.task import Task
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
-from sim.words.errors import InfeasibleError, InputError, MissingExtraError, RunError, StuckError
+from sim.words.errors import InfeasibleError, InputError, RunError, StuckError, extra
 from validation.gpu.gpu_probes import elapsed_ns
 from validation.gpu.partitions import partition_streams
 from validation.gpu.torch_device import CYCLES_PER_NS, DeviceState, smi_facts
@@ -77,10 +77,8 @@ class Cuda:
 
     def __init__(self, torch: Any = None, driver: Any = None) -> None:
         if torch is None:
-            try:
+            with extra("torch", "executing on a GPU"):
                 import torch  # type: ignore[no-redef]
-            except ImportError as error:
-                raise MissingExtraError("executing on a GPU", "torch") from error
         if not torch.cuda.is_available():
             raise InfeasibleError("torch finds no CUDA device here")
         self.torch, self.driver = torch, driver

@@ -17,7 +17,7 @@ from devices.memory.memory_event import MemoryEvent
 from devices.memory.plan import PLANNERS
 from devices.memory.plan.plan_oom import plan_too_large
 from devices.memory.plan.plan_problem import Lifetime, Plan
-from sim.words.errors import InputError, UnknownNameError, nearest
+from sim.words.errors import InputError, UnknownNameError, hint
 
 __all__ = ["PlannedAllocator", "lifetimes_of_events"]
 
@@ -182,9 +182,8 @@ class PlannedAllocator(Allocator):
         """Return address and size of what the owner gets next."""
         places = self._places.get(owner)
         if places is None:
-            near = nearest(str(owner), (str(known) for known in self._places))
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{hint}")
+            near = hint(str(owner), map(str, self._places))
+            raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{near}")
         return places[self._turn[owner] % len(places)]
 
     def _occupant(self, address: int, at: int) -> Block | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from devices.memory.allocator import Allocator
 from devices.memory.best_fit import FreeList, Segment
-from devices.memory.blocks import FREE, Block, Span
+from devices.memory.blocks import FREE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
 
 __all__ = ["SegmentedAllocator"]
@@ -16,7 +16,7 @@ __all__ = ["SegmentedAllocator"]
 class SegmentedAllocator(Allocator):
     """An allocator that takes segments from the device and deals out blocks of them.
 
-    A subclass implements `try_alloc`, `fits_empty` and `_free_lists`.
+    A subclass implements `fits_empty`, `_free_lists` and `_rule`, and `_grow` if it may take more segments.
     """
 
     def __init__(
@@ -28,6 +28,29 @@ class SegmentedAllocator(Allocator):
     @abstractmethod
     def _free_lists(self) -> Iterable[FreeList]:
         """Return every free list, in a fixed order."""
+
+    @abstractmethod
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
+        """Return which list serves a request, and `min_remainder` and `below` for its `FreeList.take`."""
+
+    def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
+        """Take a segment from the device for a request, and return its one block; None: there is none."""
+        return None
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate by the rule, or return None; see `Allocator.alloc`."""
+        if nbytes <= 0:
+            return self._empty(nbytes, stream, owner)
+        need = self.rounded(nbytes)
+        free, min_remainder, below = self._rule(need, stream)
+        block = free.take(need, min_remainder, below, nbytes, stream, owner)
+        if block is None:
+            whole = self._grow(need, stream, free)
+            if whole is None:
+                return None
+            block = free.carve(whole, need, min_remainder, nbytes, stream, owner)
+        self._took(block)
+        return block
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from devices.memory.blocks import round_up
 from devices.memory.plan.greedy_by_size import plan_greedy
 from devices.memory.plan.plan_problem import Lifetime, Plan
-from sim.words.errors import MissingExtraError
+from sim.words.errors import MissingExtraError, extra
 
 __all__ = ["plan_branch_and_bound", "plan_cp_sat", "plan_optimal"]
 
@@ -58,10 +58,8 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: fl
     MissingExtraError
         OR-Tools is not installed.
     """
-    try:
+    with extra("opt", "planning memory with CP-SAT"):
         from ortools.sat.python import cp_model
-    except ImportError:
-        raise MissingExtraError("planning memory with CP-SAT", "opt") from None
     start = plan_greedy(lifetimes, alignment)
     if start.optimal:
         return replace(start, planner="cp-sat")

@@ -129,18 +129,11 @@ def replay(events: Sequence[MemoryEvent], allocator: Allocator) -> Replay:
                 where = f"at event {i + 1} of {len(events)}"
                 raise allocator.out_of_memory(event.nbytes, stream=event.stream, owner=event.id, where=where)
             live[event.id] = block
-            address = block.address
         else:
             block = live.pop(event.id)
-            address = block.address
             allocator.free(block)
-        columns[:, i] = (
-            address,
-            allocator.in_use,
-            allocator.requested,
-            allocator.reserved,
-            allocator.largest_free(),
-        )
+        counters = (allocator.in_use, allocator.requested, allocator.reserved)
+        columns[:, i] = (block.address, *counters, allocator.largest_free())
     calls = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations)
-    address_column, in_use, requested, reserved, largest_free = columns
-    return Replay(events, address_column, in_use, requested, reserved, largest_free, *calls)
+    address, in_use, requested, reserved, largest_free = columns
+    return Replay(events, address, in_use, requested, reserved, largest_free, *calls)

@@ -144,11 +144,9 @@ def _device(segments: list[Any], traces: list[Any], device: int | None, source: 
     with_events = {i for i, trace in enumerate(traces) if trace}
     with_events.update(_field(segment, "device", int, f"{source}: a segment") for segment in segments)
     known = sorted(with_events)
-    if device is None and len(known) == 1:
-        return known[0]
-    if device in with_events:
-        assert device is not None
-        return device
+    chosen = known[0] if device is None and len(known) == 1 else device
+    if chosen is not None and chosen in known:
+        return chosen
     names = ", ".join(map(str, known))
     if device is not None:
         raise InputError(

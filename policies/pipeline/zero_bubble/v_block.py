@@ -154,18 +154,15 @@ class _Writer:
         while any(done[3] < self.micro_batches for done in self.done):
             self.shown = [done.copy() for done in self.done]
             for rank in ranks:
-                self._tick(rank)
+                leg = self._choose(rank)
+                if leg is not None:
+                    self._run(rank, leg)
+                elif self.pending[rank]:
+                    self.program[rank].append(self.pending[rank].popleft())
+                    self.alive[rank] -= 1
         for rank in ranks:
             self.program[rank] += self.pending[rank]
         return self.program
-
-    def _tick(self, rank: int) -> None:
-        leg = self._choose(rank)
-        if leg is not None:
-            self._run(rank, leg)
-        elif self.pending[rank]:
-            self.program[rank].append(self.pending[rank].popleft())
-            self.alive[rank] -= 1
 
     def _choose(self, rank: int) -> int | None:
         """Return the leg to run now, or None for a W (or nothing)."""
@@ -181,14 +178,12 @@ class _Writer:
             return head
         if not self.early or (full and self.pending[rank]):
             return None
-        for leg in open_legs:
-            if leg >= 2 and self._ready(rank, leg):
-                return leg
-        if self.early == "IF" and not full:
-            for leg in open_legs:
-                if leg < 2 and self._ready(rank, leg) and self._room_until_due(rank, leg):
-                    return leg
-        return None
+        ready = [leg for leg in open_legs if self._ready(rank, leg)]
+        gradients = [leg for leg in ready if leg >= 2]
+        if gradients:
+            return gradients[0]
+        forwards = ready if self.early == "IF" and not full else []
+        return next((leg for leg in forwards if self._room_until_due(rank, leg)), None)
 
     def _ready(self, rank: int, leg: int) -> bool:
         """Tell whether the input of the next action of `leg` was there when this tick began."""

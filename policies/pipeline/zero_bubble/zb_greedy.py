@@ -26,26 +26,16 @@ Source: Qi et al., arXiv 2401.10241, section 3.1 (the rules, in words).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from policies.pipeline.orders.pipeline_schedule import Programs
 from policies.pipeline.zero_bubble.greedy_ranks import GreedyRanks
 from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
 
-__all__ = ["Switches", "greedy_programs"]
+__all__ = ["greedy_programs"]
 
 _F, _I = 0, 1
 """The legs of a straight pipeline."""
-
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """The three choices that the search tries both ways."""
-
-    delay_first_gradient: bool
-    skip_forwards: bool
-    fill_small_gaps: bool
 
 
 def greedy_programs(problem: Problem) -> Iterator[Programs]:
@@ -56,17 +46,18 @@ def greedy_programs(problem: Problem) -> Iterator[Programs]:
     InfeasibleError
         No setting finds an order within the memory limit.
     """
-    return those_found(
-        _Search(problem, Switches(*setting)).run for setting in product((False, True), repeat=3)
-    )
+    return those_found(_Search(problem, *setting).run for setting in product((False, True), repeat=3))
 
 
 class _Search(GreedyRanks):
     """One greedy run. Everything is indexed by rank, which is also the stage."""
 
-    def __init__(self, problem: Problem, switches: Switches) -> None:
+    def __init__(
+        self, problem: Problem, delay_first_gradient: bool, skip_forwards: bool, fill_small_gaps: bool
+    ) -> None:
         super().__init__(problem)
-        self.switches = switches
+        self.delay_first_gradient, self.skip_forwards = delay_first_gradient, skip_forwards
+        self.fill_small_gaps = fill_small_gaps
 
     def run(self) -> Programs:
         ranks, micro_batches = range(self.problem.ranks), self.problem.micro_batches
@@ -107,7 +98,7 @@ class _Search(GreedyRanks):
             arrival, now = gradient + problem.transfer, self.clock[rank]
             forward, size = problem.duration(rank, "F"), problem.memory_change(rank, "F")
             while 1 + extra[rank] < problem.micro_batches:
-                too_late = now >= arrival if self.switches.delay_first_gradient else now + forward > arrival
+                too_late = now >= arrival if self.delay_first_gradient else now + forward > arrival
                 if too_late or self.memory[rank] + (extra[rank] + 1) * size > problem.limit:
                     break
                 now += forward
@@ -124,7 +115,7 @@ class _Search(GreedyRanks):
         """Decide for each rank whether it runs a forward in this turn."""
         problem = self.problem
         going = [self.count(_F, rank) < problem.micro_batches for rank in range(problem.ranks)]
-        if self.switches.skip_forwards:
+        if self.skip_forwards:
             for rank in range(problem.ranks - 1):
                 ahead = self.count(_F, rank) - self.count(_F, rank + 1)
                 going[rank] = going[rank] and not (ahead >= 2 and self._skip_is_cheaper(rank))
@@ -153,4 +144,4 @@ class _Search(GreedyRanks):
         return pending * self.problem.duration(rank, "W")
 
     def _allowed_gap(self, rank: int) -> int:
-        return 0 if self.switches.fill_small_gaps else self.longest_bubble - self.bubble[rank]
+        return 0 if self.fill_small_gaps else self.longest_bubble - self.bubble[rank]
