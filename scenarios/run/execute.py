@@ -217,12 +217,13 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
 
 
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
-    """Refuse a slow device, or a model with memory of its own, that nobody has: a slip of the pen."""
+    """Refuse a device, or a model with memory of its own, that nobody has: a slip of the pen."""
     content, document = scenario.content, scenario.document
     devices = [device.name for device in machine.devices]
-    for name in content.noise.devices if content.noise is not None else ():
-        if name not in devices:
-            raise document.wrong(UnknownNameError("device", name, devices), ("noise", "devices", name))
+    for key, part in (("noise", content.noise), ("memory", content.memory)):
+        for name in part.devices if part is not None else ():
+            if name not in devices:
+                raise document.wrong(UnknownNameError("device", name, devices), (key, "devices", name))
     patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
     for loc in (loc for pattern in patterns for loc in document.matching(pattern)):
         from devices.memory.groups import Groups
