@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.shared_options import (
-    AllowCode,
-    Gantt,
-    Json,
-    MemoryFile,
-    Ops,
-    Policies,
-    Repeat,
-    ScenarioPath,
-    Sets,
-    ShowGraph,
-    TraceFile,
-)
+from scenarios.cli import shared_options as shared
 
 __all__ = ["run"]
 
 
 def run(
-    scenario: ScenarioPath,
-    policy: Policies = None,
-    sets: Sets = None,
-    gantt: Gantt = None,
-    trace: TraceFile = None,
-    ops: Ops = None,
-    memory: MemoryFile = None,
-    repeat: Repeat = None,
-    json: Json = False,
-    show_graph: ShowGraph = None,
-    allow_code: AllowCode = False,
+    scenario: shared.ScenarioPath,
+    policy: shared.Policies = None,
+    sets: shared.Sets = None,
+    gantt: shared.Gantt = None,
+    trace: shared.TraceFile = None,
+    ops: shared.Ops = None,
+    memory: shared.MemoryFile = None,
+    repeat: shared.Repeat = None,
+    json: shared.Json = False,
+    show_graph: shared.ShowGraph = None,
+    allow_code: shared.AllowCode = False,
 ) -> None:
     """Run a scenario under its own policy, or under those given by `--policy`.
 
