@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pytest
 
 from devices.cost.fitted import load_fit, read_fit
-from devices.cost.formulas.attention import AttentionParameters, attention_ns
+from devices.cost.formulas.attention import AttentionParameters, attention_axes, attention_ns
 from devices.cost.formulas.gemm import GemmParameters, gemm_ns
 from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters
 from devices.cost.formulas.parameters import from_mapping, from_vector, ranges, to_mapping
-from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import InputError, UnknownNameError
 from studies.h200.crossval import cross_validate, errors, folds_by

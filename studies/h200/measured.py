@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from devices.cost.formulas.attention import attention_axes
 from devices.cost.formulas.nccl import COLLECTIVES
-from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.tables.cost_table import Axis, CostTable
 from sim.words.errors import InputError
 
