@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Final
 from sim.words.lazy import lazy
 
 if TYPE_CHECKING:
-    from sim.graph.builder import GraphBuilder
-    from sim.graph.graph import Graph
-    from sim.job.job import Job
-    from sim.machine.device import Device
-    from sim.machine.link import Link
-    from sim.machine.machine import Host, Machine
-    from sim.machine.task import Issuer, Task
-    from sim.policy.policy import Policy
-    from sim.record.plan import Plan
-    from sim.simulation import simulate
-    from sim.trace import Trace
+    from sim.graph.builder import GraphBuilder as GraphBuilder
+    from sim.graph.graph import Graph as Graph
+    from sim.job.job import Job as Job
+    from sim.machine.device import Device as Device
+    from sim.machine.link import Link as Link
+    from sim.machine.machine import Host as Host
+    from sim.machine.machine import Machine as Machine
+    from sim.machine.task import Issuer as Issuer
+    from sim.machine.task import Task as Task
+    from sim.policy.policy import Policy as Policy
+    from sim.record.plan import Plan as Plan
+    from sim.simulation import simulate as simulate
+    from sim.trace import Trace as Trace
 
 _WHERE: Final = {
     "Device": "sim.machine.device",
@@ -41,21 +43,7 @@ _WHERE: Final = {
     "simulate": "sim.simulation",
 }
 
-__all__ = [
-    "Device",
-    "Graph",
-    "GraphBuilder",
-    "Host",
-    "Issuer",
-    "Job",
-    "Link",
-    "Machine",
-    "Plan",
-    "Policy",
-    "Task",
-    "Trace",
-    "simulate",
-]
+__all__ = sorted(_WHERE)
 
 __getattr__ = lazy(__name__, _WHERE)
 

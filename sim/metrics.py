@@ -33,6 +33,7 @@ from sim.words.intervals import union
 __all__ = ["SCHEMA", "DeviceUse", "LinkUse", "device_use", "link_use", "summary"]
 
 SCHEMA: Final = "sim.result/1"
+_OF_DEVICES: Final = ("busy_ns", "span_ns", "idle_ns", "utilisation", "cores", "core_ns", "bubble")
 
 
 class DeviceUse(NamedTuple):
@@ -188,13 +189,7 @@ def summary(trace: Record) -> dict[str, Any]:
         "tasks": len(trace),
         "devices": {
             name: {
-                "busy_ns": use.busy_ns,
-                "span_ns": use.span_ns,
-                "idle_ns": use.idle_ns,
-                "utilisation": use.utilisation,
-                "cores": use.cores,
-                "core_ns": use.core_ns,
-                "bubble": use.bubble,
+                **{key: getattr(use, key) for key in _OF_DEVICES},
                 "peak_memory_bytes": peak[name][0],
                 "peak_reserved_bytes": peak[name][1],
                 "idle_reasons": reasons[name],

@@ -127,7 +127,7 @@ def test_of_two_plugins_with_one_name_the_first_distribution_is_used(install: In
 
 def test_a_built_in_wins_over_a_plugin(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sim.words.plugins, "_checkout_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
+        sim.words.plugins, "_own_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
     )
     install("a-first-by-name", "things_a", {"good": "things_a:Good"})
     with warnings.catch_warnings():
@@ -142,18 +142,26 @@ def test_in_a_checkout_its_pyproject_counts_and_not_the_installed_copy(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sim.words.plugins, "_checkout_entry_points", lambda: {GROUP: {"new": "fractions:Fraction"}}
+        sim.words.plugins, "_own_entry_points", lambda: {GROUP: {"new": "fractions:Fraction"}}
     )
     install("graph-schedule-sim", "things_a", {"old": "things_a:Good"})
     assert names(GROUP) == ["new"]
-    monkeypatch.setattr(sim.words.plugins, "_checkout_entry_points", lambda: None)
+    monkeypatch.setattr(sim.words.plugins, "_own_entry_points", dict)
     sim.words.plugins._plugins.cache_clear()
     assert names(GROUP) == ["old"]
 
 
+def test_where_it_is_installed_the_built_ins_are_read_beside_the_packages(tmp_path: Path) -> None:
+    info = tmp_path / "graph_schedule_sim-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[sim.policies]\nready-queue = a.b:C\n")
+    assert sim.words.plugins._own_entry_points(tmp_path) == {"sim.policies": {"ready-queue": "a.b:C"}}
+    assert (sim.words.plugins._ROOT / "sim" / "words" / "plugins.py").is_file()
+
+
 def test_every_built_in_can_be_loaded_and_says_what_it_is() -> None:
-    declared = sim.words.plugins._checkout_entry_points()
-    assert declared is not None
+    declared = sim.words.plugins._own_entry_points()
+    assert declared
     with warnings.catch_warnings():
         warnings.simplefilter("error", PluginWarning)
         for group in declared:

@@ -460,7 +460,7 @@ def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[s
 def test_wrong_words() -> None:
     with pytest.raises(InputError, match="bytes_per_ns and flop_per_ns are rates > 0, given together"):
         Fusion(bytes_per_ns=3)
-    with pytest.raises(InputError, match="patterns must be remapper, elementwise or all; found 'some'"):
+    with pytest.raises(InputError, match="patterns must be one of remapper, elementwise, all; found 'some'"):
         Fusion("some")
     with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
         Layout("CHWN")

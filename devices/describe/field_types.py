@@ -119,19 +119,12 @@ def mapping_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": schema}
 
 
-def _count(value: object) -> int:
+def _positive(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{value!r} is not a count; accepted: a whole number without a unit")
-    if value < 0:
-        raise InputError(f"{value} is negative")
+    if value < 1:
+        raise InputError("must be at least 1" if value == 0 else f"{value} is negative")
     return value
-
-
-def _positive(value: object) -> int:
-    count = _count(value)
-    if count == 0:
-        raise InputError("must be at least 1")
-    return count
 
 
 def at_most(most: int) -> Type:
@@ -170,16 +163,16 @@ def _word(value: object) -> str:
     return value
 
 
-def _share(value: object) -> Fraction:
+def _part(value: object) -> Fraction:
     """Read a fraction exactly: 0.1 is one tenth, not the binary number next to it."""
-    share = Fraction(repr(units.parse_fraction(value, what="")))
+    return Fraction(repr(units.parse_fraction(value, what="")))
+
+
+def _share(value: object) -> Fraction:
+    share = _part(value)
     if share == 0:
         raise InputError("must be more than 0")
     return share
-
-
-def _part(value: object) -> Fraction:
-    return Fraction(repr(units.parse_fraction(value, what="")))
 
 
 def _factor(value: object) -> Fraction:
@@ -235,14 +228,6 @@ def _counts(value: object) -> dict[str, int]:
     return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
 
 
-def _anything(value: object) -> object:
-    return value
-
-
-def _at_least_one(value: object, *, what: str) -> int:
-    return _positive(value)
-
-
 def read_sizes(value: object) -> dict[str, int]:
     """Read sizes by name: of models that share a pool, of virtual devices.
 
@@ -288,7 +273,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "number of devices": at_most(16_384),  # the largest machines that train one model have about as many
     "number of lanes": at_most(65_536),  # cores, streams or host threads of one device: more than any has
     "count or unlimited": Type(
-        lambda value: units.parse_limit(value, _at_least_one, what=""),
+        lambda value: units.parse_limit(value, lambda count, what: _positive(count)),
         "4 or unlimited",
         {"anyOf": [_COUNT, {"const": "unlimited"}]},
     ),
@@ -304,7 +289,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "counts by name": Type(_counts, "{a: 64, b: 68}", {"anyOf": [_COUNT, mapping_of(_COUNT)]}),
     "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}", mapping_of(quantity_schema(BYTES))),
     "mapping": Type(read_mapping, "{...}", {"type": "object"}),
-    "anything": Type(_anything, "...", {}),
+    "anything": Type(lambda value: value, "...", {}),
 }
 """The types of values in files. Those "by" something also take a mapping with `DEFAULT`."""
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from sim import Graph, GraphBuilder
 from sim.graph.csr import Csr
-from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure
 from sim.graph.graph import Role
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["External", "Record", "Records", "read", "write"]
+__all__ = ["External", "Record", "Records", "frames_given", "read", "write"]
 
 
 @dataclass
@@ -228,3 +228,14 @@ def write(records: Records) -> Graph:
     for r in records.ops.values():
         builder.op(**vars(r))
     return builder.build()
+
+
+def frames_given(graph: Graph, structure: FrameStructure) -> list[int]:
+    """Return for each op the frame into which it gives its outputs: of an enter the one that it opens."""
+    frames = list(structure.frame_of)
+    for op in range(len(graph)):
+        if graph.kind(op) == "exit":
+            frames[op] = structure.parent[frames[op]]
+    for enter, frame in structure.child_of.items():
+        frames[enter] = frame
+    return frames

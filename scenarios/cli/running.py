@@ -9,7 +9,7 @@ import typer
 
 from scenarios.cli.progress import progress
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case, Scenario
+from scenarios.run.load import Case, load_scenario
 from sim.words.errors import InputError, SimError
 
 if TYPE_CHECKING:
@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["cases_of", "finish", "run_all", "run_repeatedly"]
 
 
-def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
-    """Return the runs that ``--policy`` names, each once; the scenario's own when it names none.
+def cases_of(
+    path: str,
+    policies: Sequence[str] | None,
+    sets: Sequence[str] | None,
+    allow_code: bool,
+    *,
+    compare: bool = False,
+) -> list[Case]:
+    """Return the runs that ``--policy`` names, each once; by default the scenario's own, or all it compares.
 
     Raises
     ------
@@ -29,7 +36,10 @@ def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
     for i, name in enumerate(policies or ()):
         if policies and name in policies[:i]:
             raise InputError(f"--policy {name} is given twice")
-    return [scenario.case(name) for name in policies] if policies else [scenario.case()]
+    scenario = load_scenario(path, sets=sets or (), allow_code=allow_code)
+    if policies:
+        return [scenario.case(name) for name in policies]
+    return scenario.cases() if compare else [scenario.case()]
 
 
 def run_all(cases: Sequence[Case]) -> list[Result]:

@@ -22,7 +22,7 @@ from sim.graph.graph import Graph
 from sim.words.arrays import IntArray
 from sim.words.errors import GraphError, InputError
 
-__all__ = ["BatchSlope", "at_batch", "is_straight", "row_sums", "slope_between"]
+__all__ = ["BatchSlope", "at_batch", "is_straight", "slope_between"]
 
 _STRAIGHT = ("flops", "bytes_read", "bytes_written", "tensor_nbytes")
 """The columns that change with the batch; all others must not."""
@@ -47,12 +47,6 @@ class BatchSlope(NamedTuple):
     bytes_written: IntArray
     tensor_nbytes: IntArray
     attributes: Mapping[int, Mapping[str, int]] = {}
-
-
-def row_sums(rows: Csr, values: IntArray) -> IntArray:
-    """Return the sum of ``values[indices]`` over each row."""
-    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(values[rows.indices], dtype=np.int64)))
-    return total[rows.indptr[1:]] - total[rows.indptr[:-1]]
 
 
 def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> BatchSlope:

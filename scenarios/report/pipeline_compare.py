@@ -156,20 +156,15 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     device = result.summary["pipeline"]["devices"][rank]
     times, bands = bands_over_time(result.trace, device)
     scale = scale_time(ax, max(result.trace.makespan_ns, 1))
-    unit = 1 << 20
-    below = times * 0
     colours = dict(zip(reversed(BANDS), (*OKABE_ITO, OTHER, "#444444"), strict=True))
-    for name, held in bands.items():
-        ax.fill_between(
-            times / scale,
-            below / unit,
-            (below + held) / unit,
-            step="post",
-            color=colours[name],  # the same for all runs, whatever else they hold
-            label=name,
-            linewidth=0,
-        )
-        below = below + held
+    ax.stackplot(
+        times / scale,
+        [held / (1 << 20) for held in bands.values()],
+        labels=list(bands),
+        colors=[colours[name] for name in bands],  # the same for all runs, whatever else they hold
+        step="post",
+        linewidth=0,
+    )
     ax.set_ylabel(f"{device} (MiB)")
     ax.margins(x=0)
     ax.update_datalim(

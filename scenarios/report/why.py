@@ -14,14 +14,14 @@ asks not who, but what for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from sim.analysis.bounds import bounds
 from sim.explain.derived_columns import Facts
-from sim.record.record import Wait
+from sim.explain.idle import held_up
 from sim.trace import Trace
 from sim.words.arrays import UNSET, IntArray
 from sim.words.units import format_duration
@@ -69,8 +69,8 @@ def makespan_parts(trace: Trace) -> dict[str, int]:
     started = trace.transfers["start_ns"][moves - f.n]
     parts["transfer"] = _sum(f.row_end[moves] - started)
     parts["link"] = _sum(started - f.data[moves])
-    for part, ns in _waits(f, tasks):
-        parts[part] += _sum(ns)
+    for reason, _, ns in held_up(f, tasks, f.data[tasks], f.start[tasks]):
+        parts["issuer" if reason == "issue" else reason] += _sum(ns)
     return {part: ns for part, ns in parts.items() if ns}
 
 
@@ -82,35 +82,6 @@ def _chain(f: Facts) -> IntArray:
         rows.append(row)
         row = int(f.last_producer[row])
     return np.array(rows, dtype=np.int64)
-
-
-def _waits(f: Facts, tasks: IntArray) -> Iterator[tuple[str, IntArray]]:
-    """Cut the time from data to start of some tasks into its parts (see `sim.explain.derived_columns`)."""
-    worker, wait = f.by_worker[tasks], f.wait[tasks]
-    cursor, start = f.data[tasks], f.start[tasks]
-
-    def until(bound: IntArray) -> IntArray:
-        nonlocal cursor
-        begin, cursor = cursor, np.clip(bound, cursor, start)
-        return cursor - begin
-
-    begin, taken = cursor, until(f.taken[tasks])
-    busy = f.issuers_busy.between(begin, begin + taken, f.machine.group_of[f.device[tasks]])
-    yield "issuer", busy
-    yield "policy", taken - busy
-    called = f.taken[tasks] + f.calls[tasks]
-    yield "memory", until(called)
-    issued = until(np.where(worker, called + f.cost[tasks], f.issue[tasks]))
-    starved = ~worker & (wait == Wait.MEMORY)
-    yield "issuer", np.where(starved, 0, issued)
-    yield "memory", np.where(starved, issued, 0)
-    yield "stream", until(np.where(worker, 0, f.lane_end[tasks]))
-    yield "launch", until(np.where(worker, 0, f.launch_end[tasks]))
-    rest = until(start)
-    memory, resources = wait == Wait.MEMORY, worker | (wait == Wait.RESOURCES)
-    yield "memory", np.where(memory, rest, 0)
-    yield "resources", np.where(resources & ~memory, rest, 0)
-    yield "event", np.where(resources | memory, 0, rest)
 
 
 def _sum(ns: IntArray) -> int:

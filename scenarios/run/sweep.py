@@ -233,14 +233,10 @@ def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
     if not path.exists() or not points:
         return
     columns: list[str] = []
-    try:
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as file:
-                columns = next(csv.reader(file), [])
-        else:
-            columns = list(json.loads(path.read_text(encoding="utf-8"))[0])
-    except (ValueError, LookupError, TypeError, csv.Error):
-        pass  # no table at all: without columns it is refused below
+    with suppress(ValueError, LookupError, TypeError, csv.Error):  # no table at all is refused below
+        text = path.read_text(encoding="utf-8")
+        rows = csv.reader(io.StringIO(text)) if path.suffix == ".csv" else json.loads(text)
+        columns = list(next(iter(rows)))
     keys = [key for key, _ in points[0].settings]
     if columns[: len(keys) + 1] != [*keys, "policy"]:
         varied = ", ".join(columns[: columns.index("policy")]) if "policy" in columns else "something else"
@@ -251,26 +247,17 @@ def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
-    """Write rows as ``.csv`` or ``.json``, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        Another ending.
-    """
-    kind = Path(path).suffix
-    if kind == ".json":
+    """Write rows as ``.json``, else as CSV, whole or not at all."""
+    if Path(path).suffix == ".json":
         write_text(path, json.dumps(list(rows), indent=1) + "\n")
-    elif kind == ".csv":
-        columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
-        columns += ["error"] * any("error" in row for row in rows)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, text.getvalue())
-    else:
-        raise InputError(f"{path}: the table of a sweep ends in .csv or .json")
+        return
+    columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
+    columns += ["error"] * any("error" in row for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 @contextmanager

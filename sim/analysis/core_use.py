@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.analysis.bounds import cores_of_ops
+from sim.words.intervals import in_use
 
 if TYPE_CHECKING:
     from sim.machine.device import Device
@@ -48,8 +49,6 @@ def used_core_ns(trace: Record) -> IntArray:
             continue
         rows = np.flatnonzero(trace.device == d)
         taken = cores[trace.tasks["op"][rows]] if device.cores else np.ones(len(rows), np.int64)
-        time = np.concatenate((trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]))
-        order = np.argsort(time, kind="stable")
-        at_once = np.cumsum(np.concatenate((taken, -taken))[order])[:-1]
-        used[d] = int((np.diff(time[order]) * np.minimum(at_once, cores_of(device))).sum())
+        times, at_once = in_use(trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows], taken)
+        used[d] = int((np.diff(times) * np.minimum(at_once[:-1], cores_of(device))).sum())
     return used

@@ -30,6 +30,7 @@ from sim.record.dependencies import dependencies
 from sim.record.record import Record
 from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import InputError
+from sim.words.intervals import in_use
 
 __all__ = ["Holder", "Lifetimes", "MemoryUse", "lifetimes", "memory_use", "peak_bytes"]
 
@@ -50,10 +51,7 @@ class Lifetimes(NamedTuple):
 
     def levels(self) -> tuple[IntArray, IntArray]:
         """Return instants, and how much is alive from each on; frees of an instant come first."""
-        times, which = np.unique(np.concatenate((self.start_ns, self.end_ns)), return_inverse=True)
-        change = np.zeros(len(times), np.int64)
-        np.add.at(change, which, np.concatenate((self.nbytes, -self.nbytes)))
-        return times, np.cumsum(change)
+        return in_use(self.start_ns, self.end_ns, self.nbytes)
 
 
 class Holder(NamedTuple):
@@ -220,18 +218,18 @@ def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dic
 
 def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
     """Sweep over the births and deaths on one device."""
-    times, in_use = lives.levels()
-    peak = int(in_use.argmax()) if len(in_use) else -1
-    peak_ns = int(times[peak]) if len(in_use) else 0
+    times, held = lives.levels()
+    peak = int(held.argmax()) if len(held) else -1
+    peak_ns = int(times[peak]) if len(held) else 0
     alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
     largest = alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders]
     return MemoryUse(
         name,
-        int(in_use[peak]) if len(in_use) else 0,
+        int(held[peak]) if len(held) else 0,
         peak_ns,
         int(lives.nbytes[lives.iteration == UNSET].sum()),
         times,
-        in_use,
+        held,
         tuple(
             Holder(
                 trace.job.graph.tensor_name(int(lives.tensor[k])),

@@ -14,7 +14,7 @@ import numpy as np
 from sim.analysis.bounds import Bounds, bounds
 from sim.analysis.core_use import cores_of, used_core_ns
 from sim.explain.derived_columns import Facts
-from sim.explain.idle import REASONS, IdlePieces, idle_pieces
+from sim.explain.idle import REASONS, idle_pieces
 from sim.explain.path import Step, executed_path
 from sim.record.record import Record
 from sim.words.arrays import UNSET
@@ -59,13 +59,11 @@ def largest_gaps(trace: Record, limit: int = 5, facts: Facts | None = None) -> l
     pieces = idle_pieces(trace, f)
     real = np.flatnonzero(pieces.row != UNSET)
     longest = real[np.lexsort((pieces.start_ns[real], pieces.device[real], -pieces.length_ns[real]))][:limit]
-    return [_gap(f, pieces, k) for k in longest.tolist()]
-
-
-def _gap(f: Facts, pieces: IdlePieces, k: int) -> Gap:
-    reason, row, start = REASONS[pieces.reason[k]], int(pieces.row[k]), int(pieces.start_ns[k])
-    device = f.devices[int(pieces.device[k])].name
-    return Gap(device, start, int(pieces.length_ns[k]), reason, blame(f, reason, row, start))
+    gaps = zip(*(column[longest].tolist() for column in pieces), strict=True)
+    return [
+        Gap(f.devices[device].name, start, length, REASONS[reason], blame(f, REASONS[reason], row, start))
+        for device, start, length, reason, row in gaps
+    ]
 
 
 def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:

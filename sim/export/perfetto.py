@@ -35,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.export.timeline import Lane, Lanes, arrows, counters, groups, launch_call, rows_of, tasks_of
+from sim.export.timeline import Lane, Timeline, launch_call
 from sim.job.costs import issue_costs_ns
 from sim.record.record import WAITS, Record
 from sim.words.atomic_files import atomic_path
@@ -90,7 +90,7 @@ def write_perfetto(
     with atomic_path(path) as beside, beside.open("wb") as file:
         packets = _Packets(file, TraceProtoBuilder)
         for run, (label, each) in enumerate(traces.items()):
-            _write_run(packets, each, Lanes(each, run), label, arrows)
+            _write_run(packets, Timeline(each, run), label, arrows)
         packets.flush()
 
 
@@ -135,16 +135,16 @@ class _Packets:
         return track
 
 
-def _write_run(packets: _Packets, trace: Record, lanes: Lanes, label: str, most: int) -> None:
+def _write_run(packets: _Packets, timeline: Timeline, label: str, most: int) -> None:
     run = packets.track(label)
     tracks: dict[Lane, int] = {}
     places: dict[int, int] = {}
-    for rank, group in enumerate(groups(trace, lanes)):
+    for rank, group in enumerate(timeline.groups()):
         places[group.pid] = packets.track(group.name, parent=run, rank=rank)
         for below, (lane, name) in enumerate(group.lanes):
             tracks[lane] = packets.track(name, parent=places[group.pid], rank=below)
-    _write_slices(packets, trace, lanes, most, tracks)
-    _write_counters(packets, trace, lanes, places)
+    _write_slices(packets, timeline, most, tracks)
+    _write_counters(packets, timeline, places)
 
 
 # -- slices -------------------------------------------------------------------------------------
@@ -165,20 +165,19 @@ class _Slice(NamedTuple):
 _LAUNCH, _RUN, _ON_FURTHER_LINK = 0, 1, 2
 
 
-def _slices(trace: Record, lanes: Lanes) -> Iterator[_Slice]:
+def _slices(timeline: Timeline) -> Iterator[_Slice]:
     """Yield the slices of every task, of its launch where it has one, and of every link crossed."""
-    graph, machine = trace.job.graph, trace.job.machine
-    cost = issue_costs_ns(trace.job).tolist()
-    facts = _facts_of_ops(trace)
+    job = timeline.trace.job
+    graph, devices = job.graph, job.machine.devices
+    cost = issue_costs_ns(job).tolist()
+    facts, facts_of = timeline.facts_of_ops()
     is_copy = [graph.kinds[k] == "copy" for k in graph.kind_code.tolist()]
-    calls = [tuple(launch_call(d, copy=copy) for copy in (False, True)) for d in machine.devices]
-    worker = [d.workers > 0 for d in machine.devices]
-    several = trace.job.iterations > 1
-    for row, (op, n, stream, issuer, ready, issue, start, end, dead, wait, d) in enumerate(tasks_of(trace)):
-        if dead:
-            continue
+    calls = [tuple(launch_call(d, copy=copy) for copy in (False, True)) for d in devices]
+    worker = [d.workers > 0 for d in devices]
+    several = job.iterations > 1
+    for row, op, n, stream, issuer, ready, issue, start, end, wait, d in timeline.tasks():
         name = graph.op_names[op]
-        mine: dict[str, str | int] = {**facts[op], "ready_ns": ready}
+        mine: dict[str, str | int] = {**facts[facts_of[op]], "ready_ns": ready}
         if several:
             mine["iteration"] = n
         if WAITS[wait]:
@@ -189,29 +188,18 @@ def _slices(trace: Record, lanes: Lanes) -> Iterator[_Slice]:
             category = "gpu_memcpy" if is_copy[op] else "kernel"
             call = calls[d][is_copy[op]]
             begin = issue - cost[op]
-            yield _Slice(
-                (row, _LAUNCH), lanes.issuer[issuer], "cuda_runtime", call, begin, issue, {"op": name}
-            )
-        yield _Slice((row, _RUN), lanes.stream[stream], category, name, start, end, mine)
-    yield from _transfer_slices(trace, lanes)
+            who = timeline.issuer[issuer]
+            yield _Slice((row, _LAUNCH), who, "cuda_runtime", call, begin, issue, {"op": name})
+        yield _Slice((row, _RUN), timeline.stream[stream], category, name, start, end, mine)
+    yield from _transfer_slices(timeline)
 
 
-def _facts_of_ops(trace: Record) -> list[dict[str, str | int]]:
-    """Return what a click on a slice shows, by op: kind, and its place in a pipeline if it has one."""
-    graph = trace.job.graph
-    facts: list[dict[str, str | int]] = [{"kind": graph.kinds[k]} for k in graph.kind_code.tolist()]
-    for name, column in (("stage", graph.stage), ("micro_batch", graph.micro_batch)):
-        for op in np.flatnonzero(column >= 0).tolist():
-            facts[op][name] = int(column[op])
-    return facts
-
-
-def _transfer_slices(trace: Record, lanes: Lanes) -> Iterator[_Slice]:
-    moved, n = trace.transfers, len(trace)
+def _transfer_slices(timeline: Timeline) -> Iterator[_Slice]:
+    moved, n, graph = timeline.trace.transfers, len(timeline.trace), timeline.trace.job.graph
     tensor, nbytes, start, end = (moved[c].tolist() for c in ("tensor", "nbytes", "start_ns", "end_ns"))
     seen: set[int] = set()
-    for row, lane in zip(lanes.row, lanes.link, strict=True):
-        name = f"transfer {trace.job.graph.tensor_name(tensor[row])}"
+    for row, lane in zip(timeline.row, timeline.link, strict=True):
+        name = f"transfer {graph.tensor_name(tensor[row])}"
         key = (n + row, _ON_FURTHER_LINK if row in seen else _RUN)  # arrows lead to the first link
         seen.add(row)
         yield _Slice(key, lane, "gpu_memcpy", name, start[row], end[row], {"bytes": nbytes[row]})
@@ -234,25 +222,25 @@ def _in_order(slices: list[_Slice]) -> list[tuple[int, bool]]:
     return list(zip(which[order].tolist(), ends[order].tolist(), strict=True))
 
 
-def _arrows(trace: Record, lanes: Lanes, slices: list[_Slice], most: int) -> Iterator[tuple[int, int]]:
+def _arrows(timeline: Timeline, slices: list[_Slice], most: int) -> Iterator[tuple[int, int]]:
     """Yield (slice, slice): from every launch to its task, and from producers to consumers."""
     at = {each.key: number for number, each in enumerate(slices)}
-    for row in range(len(trace)):
-        if (row, _LAUNCH) in at:
+    for row, which in at:
+        if which == _LAUNCH:
             yield at[row, _LAUNCH], at[row, _RUN]
-    for p, c in arrows(trace, rows_of(trace, lanes), most):
+    for p, c in timeline.arrows(most):
         yield at[p, _RUN], at[c, _RUN]
 
 
 # -- packets ------------------------------------------------------------------------------------
 
 
-def _write_slices(packets: _Packets, trace: Record, lanes: Lanes, most: int, tracks: dict[Lane, int]) -> None:
-    slices = list(_slices(trace, lanes))
+def _write_slices(packets: _Packets, timeline: Timeline, most: int, tracks: dict[Lane, int]) -> None:
+    slices = list(_slices(timeline))
     order = _in_order(slices)
     begun = {number: position for position, (number, ends) in enumerate(order) if not ends}
     leaving, ending = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for source, target in _arrows(trace, lanes, slices, most):
+    for source, target in _arrows(timeline, slices, most):
         # Where nothing takes time a loop may go round within an instant: an arrow back is left out.
         if begun[source] < begun[target]:
             flow = next(packets.flows)
@@ -280,9 +268,9 @@ def _write_slices(packets: _Packets, trace: Record, lanes: Lanes, most: int, tra
                 event.debug_annotations.add(name=name, int_value=value)
 
 
-def _write_counters(packets: _Packets, trace: Record, lanes: Lanes, places: dict[int, int]) -> None:
-    for each in counters(trace):
-        place = places[lanes.device(each.device).pid]
+def _write_counters(packets: _Packets, timeline: Timeline, places: dict[int, int]) -> None:
+    for each in timeline.counters():
+        place = places[timeline.device(each.device).pid]
         uuid = packets.counter(each.title, place, in_bytes=each.title == "memory")
         for at, value in zip(each.times_ns.tolist(), each.values.tolist(), strict=True):
             packet = packets.add()

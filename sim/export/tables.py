@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -56,27 +57,36 @@ def task_table(trace: Record) -> pd.DataFrame:
     """
     import pandas as pd
 
+    def words(code: IntArray, known: Iterable[str]) -> pd.Categorical:
+        """Return codes as words, of which -1 is missing; a million rows take a megabyte, not strings."""
+        found: pd.Categorical = pd.Categorical.from_codes(code, list(known))  # type: ignore[call-overload]
+        return found
+
+    def whole(values: IntArray) -> pd.arrays.IntegerArray:
+        """Return whole numbers of which -1 is missing."""
+        return pd.arrays.IntegerArray(values.astype(np.int64), values == UNSET)
+
     graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
     op = tasks["op"]
     lanes = [machine.stream_name(s) for s in range(machine.first_stream[-1])]
     issuers = [issuer.name for issuer in machine.issuers()]
     columns: dict[str, object] = {
         "op": np.array(graph.op_names, dtype=object)[op],
-        "kind": _words(graph.kind_code[op], graph.kinds),
-        "device": _words(trace.device, [device.name for device in machine.devices]),
-        "stream": _words(tasks["stream"], lanes),
-        "issuer": _words(tasks["issuer"], issuers),
+        "kind": words(graph.kind_code[op], graph.kinds),
+        "device": words(trace.device, [device.name for device in machine.devices]),
+        "stream": words(tasks["stream"], lanes),
+        "issuer": words(tasks["issuer"], issuers),
         "iteration": tasks["iteration"],
-        "micro_batch": _whole(graph.micro_batch[op]),
-        "stage": _whole(graph.stage[op]),
-        "phase": _words(graph.phase_code[op], graph.phases),
+        "micro_batch": whole(graph.micro_batch[op]),
+        "stage": whole(graph.stage[op]),
+        "phase": words(graph.phase_code[op], graph.phases),
         **{name: tasks[name] for name in ("ready_ns", "issue_ns", "start_ns", "end_ns")},
-        "nbytes": _output_bytes(trace)[op],
+        "nbytes": graph.outputs.sums(graph.tensor_nbytes)[op],
         "flops": graph.flops[op],
-        "wait": _words(final_waits(trace), WAITS),
+        "wait": words(final_waits(trace), WAITS),
     }
     if "frame" in tasks:
-        columns["frame"] = _words(tasks["frame"], trace.frames)
+        columns["frame"] = words(tasks["frame"], trace.frames)
         columns["dead"] = tasks["dead"] != 0
     return pd.DataFrame(columns)
 
@@ -112,26 +122,3 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
             table.to_parquet(beside, engine="pyarrow", index=False)
     else:
         raise InputError(f"{path}: a table's name ends in {', '.join(TABLE_ENDINGS)}")
-
-
-def _words(code: IntArray, words: object) -> pd.Categorical:
-    """Return codes as words, of which -1 is missing; a million rows take a megabyte, not strings."""
-    import pandas as pd
-
-    return pd.Categorical.from_codes(code, list(words))  # type: ignore[call-overload]
-
-
-def _whole(values: IntArray) -> pd.arrays.IntegerArray:
-    """Return whole numbers of which -1 is missing."""
-    import pandas as pd
-
-    return pd.arrays.IntegerArray(values.astype(np.int64), values == UNSET)
-
-
-def _output_bytes(trace: Record) -> IntArray:
-    """Return the size of all outputs of each op."""
-    graph = trace.job.graph
-    made = graph.tensor_producer != UNSET
-    total = np.zeros(len(graph), np.int64)
-    np.add.at(total, graph.tensor_producer[made], graph.tensor_nbytes[made])
-    return total

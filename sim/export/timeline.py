@@ -3,17 +3,19 @@
 ::
 
     trace ──► lanes      hosts, devices, links; the streams, workers, threads under them
-              rows       lane, start and end of every task and transfer
+              tasks      what ran, and which call launched it
               arrows     (producer, consumer) on different lanes, the earliest ones
               counters   bytes in use and tasks running, by device
                  │
-                 ├──► sim.export.chrome_lines   JSON, for many tools
-                 └──► sim.export.perfetto       protobuf, for Perfetto
+                 ├──► sim.export.chrome      JSON, for many tools
+                 └──► sim.export.perfetto    protobuf, for Perfetto
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,21 +27,9 @@ from sim.machine.device import Device
 from sim.record.dependencies import dependencies
 from sim.record.record import Record
 from sim.words.arrays import IntArray
-from sim.words.intervals import levels
+from sim.words.intervals import in_use, levels
 
-__all__ = [
-    "Counter",
-    "Group",
-    "Lane",
-    "Lanes",
-    "Rows",
-    "arrows",
-    "counters",
-    "groups",
-    "launch_call",
-    "rows_of",
-    "tasks_of",
-]
+__all__ = ["Counter", "Group", "Lane", "Timeline", "launch_call"]
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
 _APART: Final = 10_000
@@ -59,8 +49,26 @@ class Lane(NamedTuple):
         return f'"pid":{self.pid},"tid":{self.tid}'
 
 
-class Lanes:
-    """Process and thread of every stream, issuer and link.
+class Group(NamedTuple):
+    """Lanes that belong together, named, in the order in which they are shown."""
+
+    pid: int
+    name: str
+    lanes: list[tuple[Lane, str]]
+
+
+class Counter(NamedTuple):
+    """A number over time; in the words of Chrome traces the counter `title` counts `key`."""
+
+    device: int
+    title: str
+    key: str
+    times_ns: IntArray
+    values: IntArray
+
+
+class Timeline:
+    """A run with the process and thread of every stream, issuer and link.
 
     Parameters
     ----------
@@ -71,7 +79,7 @@ class Lanes:
 
     def __init__(self, trace: Record, run: int = 0) -> None:
         machine = trace.job.machine
-        self.base = run * _APART
+        self.trace, self.base = trace, run * _APART
         self.stream = [
             Lane(self.base + _FIRST_DEVICE + d, lane + 1)
             for d, device in enumerate(machine.devices)
@@ -83,61 +91,102 @@ class Lanes:
             for issuer in self.issuers
         ]
         # Where transfers overlap on a shared link, each goes to the first thread that is free.
-        self.row, link = (column.tolist() for column in transfers_on_links(trace))
-        self.link: list[Lane] = []
-        self.link_names: list[str] = []
-        start, end = trace.transfers["start_ns"].tolist(), trace.transfers["end_ns"].tolist()
-        for k, each in enumerate(machine.links):
-            rows = [row for row, used in zip(self.row, link, strict=True) if used == k]
-            depth = levels([(start[row], end[row]) for row in rows])
-            first = len(self.link_names) + 1
-            self.link += [Lane(self.base + _LINKS, first + d) for d in depth]
-            for d in range(max(depth, default=-1) + 1):
-                self.link_names.append(each.name if d == 0 else f"{each.name} ({d + 1})")
+        row, link = transfers_on_links(trace)
+        moved = trace.transfers
+        depth, threads = levels(moved["start_ns"][row], moved["end_ns"][row], link, len(machine.links))
+        first = np.cumsum(threads) - threads + 1
+        thread = first[link] + depth
+        self.row = row.tolist()
+        self.link = [Lane(self.base + _LINKS, k) for k in thread.tolist()]
+        self.link_names = [
+            each.name if d == 0 else f"{each.name} ({d + 1})"
+            for each, n in zip(machine.links, threads.tolist(), strict=True)
+            for d in range(n)
+        ]
 
     def device(self, d: int) -> Lane:
         """Return the process of a device, as a lane that no stream has."""
         return Lane(self.base + _FIRST_DEVICE + d, 0)
 
+    def groups(self) -> list[Group]:
+        """Return the hosts that issued something, the devices, and the links, each with its lanes."""
+        machine = self.trace.job.machine
+        used = set(self.trace.tasks["issuer"].tolist())
+        hosts = [
+            (self.issuer[issuer.index], issuer.name)
+            for issuer in self.issuers
+            if not issuer.executes and issuer.index in used
+        ]
+        found = [Group(self.base + _HOSTS, "hosts", hosts)] if hosts else []
+        for d, device in enumerate(machine.devices):
+            what = "worker" if device.workers else "stream"
+            first = machine.first_stream[d]
+            named = [(self.stream[first + lane], f"{what} {lane}") for lane in range(device.lanes)]
+            found.append(Group(self.device(d).pid, device.name, named))
+        if self.link_names:
+            pid = self.base + _LINKS
+            found.append(Group(pid, "links", [(Lane(pid, k), n) for k, n in enumerate(self.link_names, 1)]))
+        return found
 
-class Group(NamedTuple):
-    """Lanes that belong together, named, in the order in which they are shown."""
+    def tasks(self) -> Iterator[tuple[int, ...]]:
+        """Return row, op, iteration, stream, issuer, ready, issue, start, end, wait, device of what ran."""
+        trace = self.trace
+        live = np.flatnonzero(trace.tasks["dead"] == 0)
+        columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns")
+        return zip(
+            live.tolist(),
+            *(trace.tasks[name][live].tolist() for name in columns),
+            final_waits(trace)[live].tolist(),
+            trace.device[live].tolist(),
+            strict=True,
+        )
 
-    pid: int
-    name: str
-    lanes: list[tuple[Lane, str]]
+    def facts_of_ops(self) -> tuple[list[dict[str, str | int]], list[int]]:
+        """Return what a click on a task shows of its op (kind, place in a pipeline); which of them, by op."""
+        graph = self.trace.job.graph
+        columns = (graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
+        shape = [int(column.max()) + 1 for column in columns]
+        different, which = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
+        facts = []
+        for kind, stage, micro_batch in np.transpose(np.unravel_index(different, shape)).tolist():
+            place = {"stage": stage - 1, "micro_batch": micro_batch - 1}
+            given = {name: k for name, k in place.items() if k >= 0}
+            facts.append({"kind": graph.kinds[kind], **given})
+        return facts, which.tolist()
 
+    @cached_property
+    def lanes(self) -> list[Lane | None]:
+        """Where the tasks and, behind them, the transfers are shown; None: nowhere.
 
-def groups(trace: Record, lanes: Lanes) -> list[Group]:
-    """Return the hosts that issued something, the devices, and the links, each with its lanes."""
-    machine = trace.job.machine
-    used = set(trace.tasks["issuer"].tolist())
-    hosts = [
-        (lanes.issuer[issuer.index], issuer.name)
-        for issuer in lanes.issuers
-        if not issuer.executes and issuer.index in used
-    ]
-    found = [Group(lanes.base + _HOSTS, "hosts", hosts)] if hosts else []
-    for d, device in enumerate(machine.devices):
-        what = "worker" if device.workers else "stream"
-        first = machine.first_stream[d]
-        named = [(lanes.stream[first + lane], f"{what} {lane}") for lane in range(device.lanes)]
-        found.append(Group(lanes.device(d).pid, device.name, named))
-    if lanes.link_names:
-        pid = lanes.base + _LINKS
-        found.append(Group(pid, "links", [(Lane(pid, k + 1), n) for k, n in enumerate(lanes.link_names)]))
-    return found
+        Of the several links that a transfer crosses, it is the first.
+        """
+        live = self.trace.tasks["dead"] == 0
+        streams = zip(self.trace.tasks["stream"].tolist(), live.tolist(), strict=True)
+        links = dict(zip(reversed(self.row), reversed(self.link), strict=True))
+        transfers = range(len(self.trace.transfers["tensor"]))
+        return [self.stream[s] if ran else None for s, ran in streams] + [links.get(k) for k in transfers]
 
+    def arrows(self, most: int) -> Iterator[tuple[int, int]]:
+        """Yield (producer, consumer) on different lanes, through transfers, by start; the earliest `most`."""
+        producer, consumer, _ = dependencies(self.trace)
+        by_start = np.argsort(self.trace.of_rows("start_ns")[consumer], kind="stable")
+        edges = zip(producer[by_start].tolist(), consumer[by_start].tolist(), strict=True)
+        lanes = self.lanes
+        apart = ((p, c) for p, c in edges if lanes[p] and lanes[c] and lanes[p] != lanes[c])
+        return islice(apart, most)
 
-def tasks_of(trace: Record) -> Iterator[tuple[int, ...]]:
-    """Return for each task: op, iteration, stream, issuer, ready, issue, start, end, dead, wait, device."""
-    columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns", "dead")
-    return zip(
-        *(trace.tasks[name].tolist() for name in columns),
-        final_waits(trace).tolist(),
-        trace.device.tolist(),
-        strict=True,
-    )
+    def counters(self) -> Iterator[Counter]:
+        """Yield, for every device, the bytes in use (if any) and the number of tasks running."""
+        trace = self.trace
+        for d, (name, use) in enumerate(memory_use(trace, holders=0).items()):
+            if use.peak_bytes:
+                yield Counter(d, "memory", "in use (bytes)", use.times_ns, use.in_use_bytes)
+            here = np.flatnonzero(trace.device == d)
+            start, end = trace.tasks["start_ns"][here], trace.tasks["end_ns"][here]
+            times, running = in_use(start, end, np.ones(len(here), np.int64))
+            moves = np.diff(running, prepend=0) != 0
+            if moves.any():
+                yield Counter(d, "running", f"tasks on {name}", times[moves], running[moves])
 
 
 def launch_call(device: Device, *, copy: bool) -> str:
@@ -149,77 +198,3 @@ def launch_call(device: Device, *, copy: bool) -> str:
     ('cudaMemcpyAsync', 'launch')
     """
     return _LAUNCHES.get(device.kind, ("launch", "launch"))[copy]
-
-
-class Rows(NamedTuple):
-    """Tasks, and behind them transfers, numbered as in `sim.record.dependencies`.
-
-    Attributes
-    ----------
-    lane : list of Lane or None
-        None: not shown. Of the several links that a transfer crosses, the first.
-    start_ns, end_ns : array of int64
-    """
-
-    lane: list[Lane | None]
-    start_ns: IntArray
-    end_ns: IntArray
-
-
-def rows_of(trace: Record, lanes: Lanes) -> Rows:
-    """Return where and when everything is shown that arrows join."""
-    n = len(trace)
-    lane: list[Lane | None] = [lanes.stream[s] if s >= 0 else None for s in trace.tasks["stream"].tolist()]
-    for row in np.flatnonzero(trace.tasks["dead"]).tolist():
-        lane[row] = None
-    lane += [None] * len(trace.transfers["tensor"])
-    for row, place in zip(lanes.row, lanes.link, strict=True):
-        lane[n + row] = lane[n + row] or place
-    return Rows(lane, trace.of_rows("start_ns"), trace.of_rows("end_ns"))
-
-
-def arrows(trace: Record, rows: Rows, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (producer, consumer) on different lanes, through transfers, by start; the earliest `most`."""
-    if not most:
-        return
-    producer, consumer, _ = dependencies(trace)
-    drawn = 0
-    for edge in np.argsort(rows.start_ns[consumer], kind="stable").tolist():
-        p, c = int(producer[edge]), int(consumer[edge])
-        source, target = rows.lane[p], rows.lane[c]
-        if source is None or target is None or source == target:
-            continue
-        if drawn == most:
-            return
-        drawn += 1
-        yield p, c
-
-
-class Counter(NamedTuple):
-    """A number over time, on a device: `values[k]` from `times_ns[k]` on."""
-
-    device: int
-    title: str
-    key: str
-    times_ns: IntArray
-    values: IntArray
-
-
-def counters(trace: Record) -> Iterator[Counter]:
-    """Yield, for every device, the bytes in use (if any) and the number of tasks running."""
-    for d, (name, use) in enumerate(memory_use(trace, holders=0).items()):
-        if use.peak_bytes:
-            yield Counter(d, "memory", "in use (bytes)", use.times_ns, use.in_use_bytes)
-        here = np.flatnonzero(trace.device == d)
-        times, running = _running(trace.tasks["start_ns"][here], trace.tasks["end_ns"][here])
-        if len(times):
-            yield Counter(d, "running", f"tasks on {name}", times, running)
-
-
-def _running(start: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the instants at which the number of running tasks changes, and the number from then on."""
-    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
-    change = np.zeros(len(times), np.int64)
-    np.add.at(change, which, np.repeat(np.array([1, -1]), len(start)))
-    moves = change != 0
-    return times[moves], np.cumsum(change)[moves]

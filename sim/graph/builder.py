@@ -397,8 +397,8 @@ class GraphBuilder:
             pins=self._pins.words,
             pin_code=pin,
             flops=flops,
-            bytes_read=np.where(read == UNSET, _row_sums(inputs, nbytes), read),
-            bytes_written=np.where(written == UNSET, _row_sums(outputs, nbytes), written),
+            bytes_read=np.where(read == UNSET, inputs.sums(nbytes), read),
+            bytes_written=np.where(written == UNSET, outputs.sums(nbytes), written),
             duration_ns=duration,
             duration_by_kind={k: _dense(v, n) for k, v in self._duration_by_kind.items()},
             stage=stage,
@@ -480,12 +480,6 @@ class GraphBuilder:
 
 def _bytes(values: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(values, dtype=np.int64).view(np.uint8).data
-
-
-def _row_sums(rows: Csr, values: IntArray) -> IntArray:
-    """Sum ``values[indices]`` over each row."""
-    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(values[rows.indices], dtype=np.int64)))
-    return total[rows.indptr[1:]] - total[rows.indptr[:-1]]
 
 
 def _dense(sparse: Mapping[int, int], n: int) -> IntArray:

@@ -57,6 +57,16 @@ class Csr(NamedTuple):
         flat, ptr = self.indices.tolist(), self.indptr.tolist()
         return [flat[a:b] for a, b in itertools.pairwise(ptr)]
 
+    def sums(self, values: IntArray) -> IntArray:
+        """Return for each row the sum of the values at its indices.
+
+        Examples
+        --------
+        >>> Csr.of_rows([[0, 2], []]).sums(np.array([1, 10, 100])).tolist()
+        [101, 0]
+        """
+        return np.diff(_indptr(values[self.indices])[self.indptr])
+
     def take(self, rows: IntArray) -> Csr:
         """Return those rows, in that order.
 

@@ -15,7 +15,7 @@ from sim.record.record import Record
 from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InvariantError
 
-__all__ = ["Columns", "refuse"]
+__all__ = ["Columns", "neighbours", "refuse"]
 
 
 class Columns:
@@ -116,3 +116,10 @@ def refuse(bad: BoolArray, tell: Callable[[int], str]) -> None:
     """
     if bad.any():
         raise InvariantError(tell(int(bad.argmax())))
+
+
+def neighbours(order: IntArray, key: IntArray) -> tuple[IntArray, IntArray]:
+    """Return (one, next) for rows that are neighbours in `order` and have the same `key`."""
+    one, following = order[:-1], order[1:]
+    same = key[one] == key[following]
+    return one[same], following[same]

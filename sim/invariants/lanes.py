@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.invariants.checked_columns import Columns, refuse
+from sim.invariants.checked_columns import Columns, neighbours, refuse
 from sim.words.arrays import IntArray
 
 __all__ = ["LANES"]
 
 
-def _neighbours(order: IntArray, key: IntArray) -> tuple[IntArray, IntArray]:
-    """Return (one, next) for rows that are neighbours in `order` and have the same `key`."""
-    one, following = order[:-1], order[1:]
-    same = key[one] == key[following]
-    return one[same], following[same]
-
-
 def one_at_a_time(c: Columns) -> None:
     """Tasks of a lane start in issue order, and each after the one before it and the gap between them."""
     live = np.flatnonzero(c.live)  # rows are in start order
-    one, following = _neighbours(live[np.argsort(c.stream[live], kind="stable")], c.stream)
+    one, following = neighbours(live[np.argsort(c.stream[live], kind="stable")], c.stream)
     refuse(
         c.issue[following] < c.issue[one],
         lambda k: (
@@ -60,7 +53,7 @@ def issuers_do_one_thing_at_a_time(c: Columns) -> None:
     )
     begin = np.where(launch, c.issue - c.cost, c.issue)
     end = np.where(launch, c.issue, c.end)
-    one, following = _neighbours(np.lexsort((end, begin, c.issuer)), c.issuer)
+    one, following = neighbours(np.lexsort((end, begin, c.issuer)), c.issuer)
     refuse(
         begin[following] < end[one],
         lambda k: (

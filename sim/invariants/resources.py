@@ -6,9 +6,10 @@ import numpy as np
 
 from sim.analysis.bounds import bounds, cores_of_ops
 from sim.analysis.memory_use import lifetimes
-from sim.invariants.checked_columns import Columns, refuse
+from sim.analysis.transfers_on_links import transfers_on_links
+from sim.invariants.checked_columns import Columns, neighbours, refuse
 from sim.job.pageable import host_groups
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET
 from sim.words.errors import InvariantError
 from sim.words.intervals import most_at_once, union
 
@@ -45,29 +46,22 @@ def cores(c: Columns) -> None:
 
 def serial_links(c: Columns) -> None:
     """Where a link is not shared, a transfer holds it from its start to its end."""
-    n_devices = len(c.machine.devices)
-    pair = c.moved["source"] * n_devices + c.moved["destination"]
-    rows_on: list[list[IntArray]] = [[] for _ in c.machine.links]
-    for p in np.unique(pair).tolist():
-        for k in c.machine.route(*divmod(p, n_devices)):
-            rows_on[k].append(np.flatnonzero(pair == p))
     start, end = c.moved["start_ns"], c.moved["end_ns"]
-    for link, parts in zip(c.machine.links, rows_on, strict=True):
-        if not parts or link.sharing != "serial":
-            continue
-        rows = np.concatenate(parts)
-        if not c.static:
-            rows = rows[end[rows] > start[rows]]  # what is dead passes by
-        rows = rows[np.lexsort((end[rows], start[rows]))]
-
-        def tell(k: int, rows: IntArray = rows, name: str = link.name) -> str:
-            one, following = int(rows[k]), int(rows[k + 1])
-            return (
-                f"{c.transfer(following)} started at {start[following]} ns on link {name}, "
-                f"which {c.transfer(one)} held until {end[one]} ns"
-            )
-
-        refuse(start[rows[1:]] < end[rows[:-1]], tell)
+    row, link = transfers_on_links(c.trace)
+    held = np.array([each.sharing == "serial" for each in c.machine.links], bool)[link]
+    if not c.static:
+        held &= end[row] > start[row]  # what is dead passes by
+    row, link = row[held], link[held]
+    one, following = neighbours(np.lexsort((end[row], start[row], link)), link)
+    first, second = row[one], row[following]
+    refuse(
+        start[second] < end[first],
+        lambda k: (
+            f"{c.transfer(int(second[k]))} started at {start[second[k]]} ns on link "
+            f"{c.machine.links[link[one[k]]].name}, which {c.transfer(int(first[k]))} held until "
+            f"{end[first[k]]} ns"
+        ),
+    )
 
 
 def host_threads(c: Columns) -> None:

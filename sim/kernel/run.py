@@ -119,7 +119,7 @@ def run(
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
     tasks = _at(rows, ran, TASK_COLUMNS)
-    moved = _at(_transfers(job, flow, ran), ran, TRANSFER_COLUMNS)
+    moved = _at(_transfers(job, flow), ran, TRANSFER_COLUMNS)
     which = "kernel (pure Python)" if lists else "kernel"
     return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=which)
 
@@ -139,12 +139,18 @@ def _given_up(status: int) -> str:
 
 
 def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
+    """Return the rows of some tasks, by start, round in which it came, and lane; then in the order given."""
+    start, turn = ran["start_ns"][id], ran["turn"][id]
+    turns = int(turn.max(initial=0)) + 1
+    if int(start.max(initial=0)) < (1 << 62) // turns:  # one number each; nearly in order already
+        order = np.argsort(start * turns + turn, kind="stable")
+    else:
+        order = np.lexsort((turn, start))
+    id = id[order]
     return {"id": id} | {name: ran[name][id].astype(np.int64, copy=False) for name in names}
 
 
-def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> IntArray:
-    """Return the ids of the transfers, in the order of starts."""
+def _transfers(job: Job, flow: Flow) -> IntArray:
+    """Return the ids of the transfers."""
     n = flow.n_nodes
-    id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
-    order: IntArray = id[np.lexsort((ran["turn"][id], ran["start_ns"][id]))]
-    return order
+    return (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()

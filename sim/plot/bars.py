@@ -108,8 +108,8 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         group: IntArray, names: dict[int, str], kind: IntArray, start: IntArray, end: IntArray, row: IntArray
     ) -> None:
         used, which = np.unique(group, return_inverse=True)
-        level, n_levels = _levels(which, start, end)
-        parts.append((which + len(lanes), kind, start, end, level, n_levels, row))
+        level, n_levels = levels(start, end, which, len(used))
+        parts.append((which + len(lanes), kind, start, end, level, n_levels[which], row))
         lanes.extend(names[k] for k in used.tolist())
 
     if issuers:
@@ -140,19 +140,6 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         each = np.full(len(rows), len(kinds) - 1)
         add(pair, pairs, each, moved["start_ns"], moved["end_ns"], len(trace) + rows)
     return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _levels(lane: IntArray, start: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the level of each bar in its lane, and how many its lane has; rows are in start order."""
-    level, n_levels = np.zeros(len(lane), np.int64), np.ones(len(lane), np.int64)
-    by_lane = np.argsort(lane, kind="stable")
-    same = lane[by_lane[1:]] == lane[by_lane[:-1]]
-    crowded = np.unique(lane[by_lane[1:]][same & (start[by_lane[1:]] < end[by_lane[:-1]])])
-    for k in crowded.tolist():
-        mine = np.flatnonzero(lane == k)
-        level[mine] = levels(zip(start[mine].tolist(), end[mine].tolist(), strict=True))
-        n_levels[mine] = int(level[mine].max()) + 1
-    return level, n_levels
 
 
 def name_of(trace: Record, row: int) -> str:

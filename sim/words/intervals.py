@@ -12,7 +12,6 @@ Zero-length intervals cover nothing and disturb nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from sim.words.arrays import IntArray
 
-__all__ = ["Cover", "Intervals", "complement", "levels", "most_at_once", "stacked", "union"]
+__all__ = ["Cover", "Intervals", "complement", "in_use", "levels", "most_at_once", "stacked", "union"]
 
 
 class Intervals(NamedTuple):
@@ -170,30 +169,55 @@ def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int,
     return int(in_use[k]), int(begins[k])
 
 
-def levels(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each interval the lowest level that is free from its start on, for drawing.
-
-    Parameters
-    ----------
-    spans : iterable of (int, int)
-        Start and end, in order of start.
+def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the instants at which intervals begin or end, and the weight that is in use from each on.
 
     Examples
     --------
-    >>> levels([(0, 5), (1, 3), (3, 9), (5, 6)])
-    [0, 1, 1, 0]
+    >>> times, weight = in_use(np.array([0, 2]), np.array([5, 6]), np.array([1, 3]))
+    >>> times.tolist(), weight.tolist()
+    ([0, 2, 5, 6], [1, 4, 3, 0])
     """
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []
-    found = []
-    n = 0
-    for start, end in spans:
-        while busy and busy[0][0] <= start:
-            heappush(free, heappop(busy)[1])
-        if not free:
-            heappush(free, n)
-            n += 1
-        level = heappop(free)
-        heappush(busy, (end, level))
-        found.append(level)
-    return found
+    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
+    change = np.zeros(len(times), np.int64)
+    np.add.at(change, which, np.concatenate((weight, -weight)))
+    return times, np.cumsum(change)
+
+
+def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
+    """Return for each interval the lowest level of its group that is free from its start on, for drawing.
+
+    Parameters
+    ----------
+    start, end, group : array of int64
+        In order of start.
+    n_groups : int
+
+    Returns
+    -------
+    level : array of int64
+    count : array of int64, shape (n_groups,)
+        Levels of each group.
+
+    Examples
+    --------
+    >>> group = np.zeros(4, np.int64)
+    >>> level, count = levels(np.array([0, 1, 3, 5]), np.array([5, 3, 9, 6]), group, 1)
+    >>> level.tolist(), count.tolist()
+    ([0, 1, 1, 0], [2])
+    """
+    level = np.zeros(len(group), np.int64)
+    by_group = np.argsort(group, kind="stable")
+    one, following = by_group[:-1], by_group[1:]
+    crowded = np.unique(group[following][(group[one] == group[following]) & (start[following] < end[one])])
+    for k in crowded.tolist():
+        free: list[int] = []
+        busy: list[tuple[int, int]] = []
+        for each in np.flatnonzero(group == k).tolist():
+            while busy and busy[0][0] <= start[each]:
+                heappush(free, heappop(busy)[1])
+            level[each] = heappop(free) if free else len(busy)
+            heappush(busy, (end[each], level[each]))
+    count = np.zeros(n_groups, np.int64)
+    np.maximum.at(count, group, level + 1)
+    return level, count

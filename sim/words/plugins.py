@@ -68,6 +68,8 @@ GROUPS = {
 
 _DISTRIBUTION = "graph-schedule-sim"
 _REGISTERED = "(registered)"
+_ROOT: Final = Path(__file__).resolve().parents[2]
+"""The folder of all packages: that of a checkout, or site-packages."""
 
 
 class PluginWarning(UserWarning):
@@ -234,7 +236,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
         _Plugin(group, entry.name, entry.value, entry.dist.name if entry.dist is not None else "(unknown)")
         for entry in entry_points(group=group)
     ]
-    if _checkout_entry_points() is not None:
+    if _own_entry_points():  # an installed copy may be older than the checkout
         found = [plugin for plugin in found if plugin.distribution != _DISTRIBUTION]
         found += [_Plugin(group, name, value, _DISTRIBUTION) for name, value in built_in(group).items()]
     found.sort(key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.value))
@@ -253,35 +255,26 @@ def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
 
 def built_in(group: str) -> Mapping[str, str]:
     """Return what this project itself offers in `group`, name to ``module:attribute``, importing nothing."""
-    checkout = _checkout_entry_points()
-    return (_installed_entry_points() if checkout is None else checkout).get(group, {})
+    return _own_entry_points().get(group, {})
 
 
 @functools.cache
-def _installed_entry_points() -> dict[str, dict[str, str]]:
-    """Return the entry points that the installation wrote down beside this package."""
+def _own_entry_points(root: Path = _ROOT) -> Mapping[str, Mapping[str, str]]:
+    """Return what the ``pyproject.toml`` of a checkout declares, or an installation wrote down of it."""
+    file = root / "pyproject.toml"
+    if file.is_file():
+        import tomllib
+
+        project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+        if project.get("name") == _DISTRIBUTION:
+            declared: Mapping[str, Mapping[str, str]] = project.get("entry-points", {})
+            return declared
     from configparser import RawConfigParser
 
     written = RawConfigParser(delimiters="=")
     written.optionxform = str  # type: ignore[assignment,method-assign]
-    beside = Path(__file__).resolve().parents[1]
-    written.read(beside.glob(f"{_DISTRIBUTION.replace('-', '_')}-*.dist-info/entry_points.txt"), "utf-8")
+    written.read(root.glob(f"{_DISTRIBUTION.replace('-', '_')}-*.dist-info/entry_points.txt"), "utf-8")
     return {group: dict(written[group]) for group in written.sections()}
-
-
-@functools.cache
-def _checkout_entry_points() -> dict[str, dict[str, str]] | None:
-    """Return the entry points of the ``pyproject.toml`` beside this package, if it is in a checkout."""
-    file = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    if not file.is_file():
-        return None
-    import tomllib
-
-    project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-    if project.get("name") != _DISTRIBUTION:
-        return None
-    declared: dict[str, dict[str, str]] = project.get("entry-points", {})
-    return declared
 
 
 def _load(plugin: _Plugin) -> tuple[bool, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,8 @@ import numpy as np
 from devices.cost.calibration import Calibration
 from devices.processor.cores.corun import CorunSlowdown
 from sim.machine.machine import Machine
+from sim.policy.policy import Policy
+from sim.simulation import simulate
 from sim.trace import Trace
 from sim.words.errors import InputError
 from validation.cases import step_files
@@ -80,15 +83,35 @@ def with_interference(machine: Machine, case: Case, calibration: Calibration) ->
     return replace(machine, devices=devices)
 
 
-def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration | None) -> Trace:
-    """Simulate a case; without a calibration nothing costs anything but the ops."""
-    from sim.simulation import simulate
+def simulate_case(
+    case: Case, duration_ns: Sequence[int], calibration: Calibration | None, policy: Policy | None = None,
+    *, issue_ns: int | None = None, alone: bool = True, looked: bool = False,
+) -> Trace:  # fmt: skip
+    """Simulate a case; without a calibration nothing costs anything but the ops.
 
+    Parameters
+    ----------
+    case : Case
+    duration_ns : sequence of int
+        By op.
+    calibration : Calibration, optional
+    policy : Policy, optional
+        By default the one of the case.
+    issue_ns : int, optional
+        What a launch costs the host, if not what was calibrated.
+    alone : bool
+        The durations are those of ops alone; what was measured in company has its cost in it already.
+    looked : bool
+        The durations are from a GPU with events around every op, where other overheads hold.
+    """
+    policy = policy or case.make_policy()
     case = case.simulated()
-    machine = case.machine(calibration)
-    if calibration is not None:
+    machine = case.machine(calibration, looked=looked)
+    if calibration is not None and alone:
         machine = with_interference(machine, case, calibration)
-    return simulate(case.graph(duration_ns), machine, case.make_policy(), **case.decisions())
+    if issue_ns is not None:
+        machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
+    return simulate(case.graph(duration_ns), machine, policy, **case.decisions())
 
 
 def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:

@@ -28,13 +28,7 @@ from sim.policy.policy import Policy
 from sim.record.plan import Plan
 from sim.record.record import Wait
 from sim.words.errors import StuckError
-from validation.host.clock import (
-    Heart,
-    prefer_this_thread,
-    quiet_interpreter,
-    run_queue_ns,
-    stolen_ns,
-)
+from validation.host.clock import Heart, prefer_this_thread, quiet_interpreter, run_queue_ns, stolen_ns
 from validation.real.driver import Assignments, Driver, Follower
 from validation.real.thread_events import Event
 from validation.real.work import Observation, Work, measured_trace

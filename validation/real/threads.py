@@ -19,7 +19,7 @@ from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
 from validation.real.driver import Driver
 from validation.real.lanes import LaneBackend
-from validation.real.measured_kernels import TIMED_KINDS, Kernel, MatrixWork
+from validation.real.measured_kernels import Kernel, MatrixWork
 from validation.real.work import Observation
 
 __all__ = ["NumpyWork", "Threads"]
@@ -37,15 +37,15 @@ class NumpyWork(MatrixWork):
 
     Raises
     ------
-    InputError
-        A kind that numpy does not do here.
+    InputError, UnknownNameError
+        See `validation.real.measured_kernels.MatrixWork`.
     """
+
+    where = "the threads backend"
+    kinds = ("matmul", "elementwise", "copy", "softmax", "attention")
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        for name, kernel in zip(self.names, self.kernels, strict=True):
-            if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
-                raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
         rng = np.random.default_rng(0)
         self.constants = {
             n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in self.sizes

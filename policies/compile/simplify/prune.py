@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from policies.compile.records import External, Record, Records, read, write
+from policies.compile.records import External, Record, Records, frames_given, read, write
 from sim import Graph
 from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Role
@@ -195,11 +195,5 @@ def _in_loops(records: Records) -> set[str]:
     graph = write(records)
     if not has_control_flow(graph):
         return set()
-    structure = frame_structure(graph)
-    gives = list(structure.frame_of)
-    for op, name in enumerate(graph.op_names):
-        if records.ops[name].kind == "exit":
-            gives[op] = structure.parent[gives[op]]
-    for enter, frame in structure.child_of.items():
-        gives[enter] = frame
-    return {name for name, frame in zip(graph.op_names, gives, strict=True) if frame}
+    frames = frames_given(graph, frame_structure(graph))
+    return {name for name, frame in zip(graph.op_names, frames, strict=True) if frame}

@@ -39,14 +39,12 @@ def compare(
     from scenarios.report.compare import Comparison
     from scenarios.report.outputs import check_outputs, check_path
     from scenarios.report.pipeline_compare import draw_pareto
-    from scenarios.run.load import load_scenario
 
     if pareto is not None:
         check_path("pareto", pareto, (".png", ".svg", ".pdf"))
     files = {"gantt": gantt, "trace": trace, "ops": ops}
     check_outputs(files)
-    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
-    comparison = Comparison(run_all(cases_of(loaded, policy) if policy else loaded.cases()))
+    comparison = Comparison(run_all(cases_of(scenario, policy, sets, allow_code, compare=True)))
     if pareto is not None:
         draw_pareto(comparison.results, pareto)
         typer.echo(f"wrote {pareto}", err=True)

@@ -42,15 +42,13 @@ def run(
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
     from scenarios.cli.running import cases_of, finish, run_all, run_repeatedly
-    from scenarios.run.load import load_scenario
 
     files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
     if any(files.values()):  # names are looked at before anything runs
         from scenarios.report.outputs import check_outputs
 
         check_outputs(files)
-    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
-    cases = cases_of(loaded, policy)
+    cases = cases_of(scenario, policy, sets, allow_code)
     repeats = None if repeat is None else run_repeatedly(cases, repeat)
     results = run_all(cases) if repeats is None else [each.result for each in repeats]
     if json:

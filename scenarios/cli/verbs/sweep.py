@@ -51,11 +51,12 @@ def sweep(
 
     from scenarios.cli.output import print_json
     from scenarios.cli.warned import show_warnings
+    from scenarios.report.outputs import check_path
     from scenarios.run import sweep as sweeps
     from sim.words.errors import InputError
 
-    if out is not None and not out.endswith((".csv", ".json")):
-        raise InputError(f"{out}: the table of a sweep ends in .csv or .json")
+    if out is not None:
+        check_path("out", out, (".csv", ".json"))
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     points = sweeps.points_of(vary, policy or [None])

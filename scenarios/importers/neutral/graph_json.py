@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scenarios.importers.batching import BatchSlope, at_batch, row_sums
+from scenarios.importers.batching import BatchSlope, at_batch
 from scenarios.importers.files import StrPath, read_bytes
 from scenarios.importers.neutral.graph_columns import read_columns
 from scenarios.importers.neutral.graph_file import FunctionRecord, GraphFile, OpRecord, OpSlope, parse
@@ -147,7 +147,7 @@ def _slope(file: GraphFile, graph: Graph, path: StrPath) -> BatchSlope:
     nbytes = np.array(sizes, dtype=np.int64)
 
     def moved(key: Literal["bytes_read", "bytes_written"], rows: Csr) -> IntArray:
-        sums = row_sums(rows, nbytes).tolist()
+        sums = rows.sums(nbytes).tolist()
         triples = zip(file["ops"], slopes, sums, strict=True)
         return np.array([more.get(key, 0 if key in op else total) for op, more, total in triples])
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scenarios.importers.batching import BatchSlope, row_sums
+from scenarios.importers.batching import BatchSlope
 from scenarios.importers.files import StrPath
 from scenarios.importers.neutral.graph_file import SCHEMA, OpSlope, TensorRecord
 from sim.graph.csr import Csr
@@ -160,9 +160,9 @@ def _derived(
     graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
 ) -> npt.NDArray[np.bool_]:
     """Where the bytes of an op are those of its tensors, at every batch size."""
-    same: npt.NDArray[np.bool_] = getattr(graph, name) == row_sums(rows, graph.tensor_nbytes)
+    same: npt.NDArray[np.bool_] = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
     if slope is not None:
-        same &= getattr(slope, name) == row_sums(rows, slope.tensor_nbytes)
+        same &= getattr(slope, name) == rows.sums(slope.tensor_nbytes)
     return same
 
 

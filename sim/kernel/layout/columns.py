@@ -207,10 +207,9 @@ def columns(
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
     out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
-    out["coming"] = np.zeros(2 * int(out["n_lanes"]) + 1, np.int64)
     for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
         out[name] = 0
-    for name in ("n_rows", "n_fresh", "n_coming", "n_done", "something", "tangled"):
+    for name in ("n_rows", "n_done", "something"):
         out[name] = 0
     for name in _NARROW:
         out[name] = np.asarray(out[name], np.int32)
