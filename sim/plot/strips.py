@@ -188,11 +188,11 @@ def strip_of(trace: Record, device: str) -> Strip:
     ([0, 10, 20], [100, 170, 0], 170, 10)
     """
     index = trace.job.machine.device_index(device)
-    bands, log = memory_bands(trace, device), trace.memory
+    bands = memory_bands(trace, device)
     total = _sum(bands.nbytes.values(), len(bands.times_ns))
     reserved = None
-    if log is not None:
-        steps = log["reserved"][log["device"] == index]
+    if log := trace.log_of(index):
+        steps = log["reserved"]
         reserved = np.append(steps, steps[-1:] if len(steps) else 0)  # as at the last step, until the end
     made = trace.job.machine.devices[index]
     return Strip(
