@@ -61,7 +61,9 @@ mutants: $(READY)  ## Change the code at random, and see whether a test notices 
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with what was predicted
-	$(BIN)/python -m validation.record timer threads
+	status=0; for backend in timer threads; do \
+	    $(BIN)/python -m validation --backend $$backend || status=1; \
+	done; $(BIN)/python -m tools.pages validation && exit $$status
 
 # On a machine with CUDA and torch; nothing is installed. PYTHON=... names its interpreter, ARGS=--dry-run lists
 # the steps and what they need that is not there. Under nine minutes; run again, it goes on with what is missing.

@@ -85,9 +85,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin) -> Device:
     kind = values["kind"]
     family = kind if kind in _BUILDERS else "other"
     meant = difflib.get_close_matches(kind.lower(), _BUILDERS, n=1, cutoff=0.85)
-    if (
-        family == "other" and meant
-    ):  # any other word is a device with streams: a slip of the pen would be silent
+    if family == "other" and meant:
+        # Any other word is a device with streams: a slip of the pen would be silent.
         raise InputError(
             f"there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
             "device with streams and no more, needs a name that looks like none of cpu, gpu, npu.)",
@@ -107,9 +106,7 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin) -> Device:
 
 def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
     """Lay a description over its preset, if it names one."""
-    if not isinstance(spec, Mapping):
-        raise InputError(f"{spec!r} is not a description of a device; accepted: a mapping of keys")
-    over = dict(spec)
+    over = dict(_mapping(spec))
     if "preset" not in over:
         return over
     preset = read_fields({"preset": over["preset"]}, DEVICE_FIELDS)["preset"]
@@ -165,10 +162,8 @@ def make_machine(
             devices.append(_build(name, values, origin))
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:
-        message = (
-            f"{lanes:,} cores and streams are more than the {MOST_LANES_IN_ALL:,} that a machine may have"
-        )
-        raise InputError(message, path=("machine", "devices"))
+        most = f"the {MOST_LANES_IN_ALL:,} that a machine may have"
+        raise InputError(f"{lanes:,} cores and streams are more than {most}", path=("machine", "devices"))
     names = [device.name for device in devices]
     with located("machine"):
         links = make_links(base.get("links", ()), over.get("links", ()), names, ideal=ideal)
@@ -241,10 +236,10 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     """Return one description a device, counts written out, with `over` laid over `base`."""
     merged: dict[str, Any] = {}
     for name, spec in base.items():
-        merged |= _write_out(name, _laid(name, spec, over[name]) if name in over else spec)
+        merged |= _write_out(name, merge(spec, _mapping(over[name]), DEVICE_FIELDS) if name in over else spec)
     for name, spec in over.items():
         if name in merged and name not in base:
-            merged[name] = _laid(name, merged[name], spec)  # a single one of a count
+            merged[name] = merge(merged[name], _mapping(spec), DEVICE_FIELDS)  # a single one of a count
         elif name not in base:
             new = _write_out(name, spec)
             for one in new:
@@ -254,10 +249,10 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _laid(name: str, base: Mapping[str, Any], over: object) -> dict[str, Any]:
-    if not isinstance(over, Mapping):
-        raise InputError(f"{over!r} is not a description of a device; accepted: a mapping of keys")
-    return merge(base, over, DEVICE_FIELDS)
+def _mapping(spec: object) -> Mapping[str, Any]:
+    if not isinstance(spec, Mapping):
+        raise InputError(f"{spec!r} is not a description of a device; accepted: a mapping of keys")
+    return spec
 
 
 def _write_out(name: str, spec: object) -> dict[str, Any]:

@@ -27,56 +27,51 @@ class Runtime(dict[str, Any]):
         self.__doc__ = doc
 
 
-tensorflow: Final = Runtime(
+def _on_one_stream(doc: str, **choices: Any) -> Runtime:
+    return Runtime(doc, **choices, streams="single")
+
+
+tensorflow: Final = _on_one_stream(
     "TensorFlow's executor: ready ops inline or to a work-stealing pool; a GPU kernel is done once enqueued",
     name="tensorflow-executor",
-    streams="single",
 )
-tensorflow_caller_thread: Final = Runtime(
+tensorflow_caller_thread: Final = _on_one_stream(
     "TensorFlow with only the calling thread (an inter-op pool of -1): breadth first",
     name="tensorflow-executor",
     threads="caller",
-    streams="single",
 )
-tvm_graph_executor: Final = Runtime(
+tvm_graph_executor: Final = _on_one_stream(
     "TVM's graph executor: the nodes in order, strictly one after another",
     name="sequential",
     linearize="topological",
-    streams="single",
 )
-tvm_vm: Final = Runtime(
+tvm_vm: Final = _on_one_stream(
     "TVM's and Relax's virtual machine: a linear program with jumps; GPU kernels are only enqueued",
     name="virtual-machine",
     linearize="depth-first",
-    streams="single",
 )
-onnxruntime: Final = Runtime(
+onnxruntime: Final = _on_one_stream(
     "ONNX Runtime, sequential, default order: reverse depth first from the outputs",
     name="sequential",
     linearize="reverse-depth-first",
-    streams="single",
 )
-onnxruntime_priority: Final = Runtime(
+onnxruntime_priority: Final = _on_one_stream(
     "ONNX Runtime, sequential, priority order: Kahn with the least index",
     name="sequential",
     linearize="priority",
-    streams="single",
 )
-onnxruntime_parallel: Final = Runtime(
+onnxruntime_parallel: Final = _on_one_stream(
     "ONNX Runtime, parallel: a thread keeps the first consumer it made ready and queues the others",
     name="onnxruntime-parallel",
-    streams="single",
 )
-tfrt: Final = Runtime(
+tfrt: Final = _on_one_stream(
     "TFRT: ready kernels of the thread's own stream on its stack, the others to the work queue",
     name="tfrt",
-    streams="single",
 )
-pytorch_eager: Final = Runtime(
+pytorch_eager: Final = _on_one_stream(
     "PyTorch eager: a thread launches op after op on one stream; Python's time per op belongs in issue_cost",
     name="sequential",
     linearize="topological",
-    streams="single",
 )
 cuda_streams: Final = Runtime(
     "CUDA streams: asynchronous launches in program order, branches on streams of their own, events between",

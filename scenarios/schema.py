@@ -21,25 +21,14 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    Field,
-    JsonValue,
-    PlainValidator,
-    create_model,
-)
+from pydantic import Field, JsonValue, PlainValidator, create_model
 
 from devices.describe.field_types import quantity_schema
 from devices.describe.quantities import Count, File, Name, Strict, Whole, fault, one_of
-from scenarios.fields.machine_fields import AnyMachine
+from scenarios.fields.machine_fields import PRESET, AnyMachine, machine_model
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.fields.noise_fields import NoiseFields, Spread
-from scenarios.fields.policy_fields import (
-    AnyPolicy,
-    AnyVariant,
-    Expect,
-    Knowledge,
-    Policy,
-)
+from scenarios.fields.policy_fields import AnyPolicy, AnyVariant, Expect, Knowledge, Policy
 from scenarios.work.registry import every_kind, kind_names, kind_of, kinds_in
 from scenarios.work.workload import Workload
 from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
@@ -120,10 +109,15 @@ class ScenarioFile(Strict):
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
-    """Return a model of scenario files with these kinds of workload, which knows the keys there are."""
+    """Return a model of scenario files with these kinds of workload, which knows all keys of a machine."""
     workload = one_of(kinds, lambda value: next((name for name in kinds if name in value), None))
+    machine: Any = Annotated[machine_model(), PRESET]
     return create_model(
-        "ScenarioFile", __base__=ScenarioFile, __doc__=ScenarioFile.__doc__, workload=workload
+        "ScenarioFile",
+        __base__=ScenarioFile,
+        __doc__=ScenarioFile.__doc__,
+        machine=(machine | None, None),
+        workload=workload,
     )
 
 

@@ -18,8 +18,7 @@ GPipe, arXiv:1811.06965, section 2.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ SCHEMA: Final = "sim.result/1"
 _OF_DEVICES: Final = ("busy_ns", "span_ns", "idle_ns", "utilisation", "cores", "core_ns", "bubble")
 
 
-@dataclass(frozen=True)
-class DeviceUse:
+class DeviceUse(NamedTuple):
     """How one device was used; times in ns.
 
     Attributes
@@ -73,8 +71,7 @@ class DeviceUse:
     core_ns: int = 0
 
 
-@dataclass(frozen=True)
-class LinkUse:
+class LinkUse(NamedTuple):
     """How one link was used.
 
     Attributes

@@ -54,6 +54,6 @@ def own_clock(monkeypatch: Any, torch: Torch) -> None:
     def now_ns() -> int:
         return int(torch.cuda.host_ms * 1e6)
 
-    for module in ("cuda", "torch_device", "gpu_probes"):
-        monkeypatch.setattr(f"validation.gpu.{module}.now_ns", now_ns)
+    for module in ("gpu.cuda", "gpu.torch_device", "gpu.gpu_probes", "real.driver"):
+        monkeypatch.setattr(f"validation.{module}.now_ns", now_ns)
     monkeypatch.setattr("validation.gpu.cuda.run_queue_ns", lambda: None)

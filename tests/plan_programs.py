@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from devices.memory.plan import Lifetime
+from devices.memory.plan.plan_problem import Lifetime
 from devices.memory.plan.tokens import TokenPool
 
 

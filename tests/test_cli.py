@@ -237,7 +237,7 @@ def test_import_of_what_is_no_model(tmp_path: Path) -> None:
     wrong = sim("import", path, "--out", tmp_path / "g.txt")
     assert (wrong.exit_code, wrong.stderr) == (
         2,
-        f"{tmp_path}/g.txt: a graph file ends in .json or .json.gz\n",
+        f"--out {tmp_path}/g.txt: should end in .json, .json.gz\n",
     )
 
 

@@ -279,7 +279,7 @@ def check(folder: Path, text: str) -> None:
         '{"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "kind": "matmul", "flops": 1000000}]}'
     )
     scenario = load_scenario(write(folder, text))
-    for case in [scenario.case(), *(scenario.entry(i) for _, i in scenario.variants)]:
+    for case in [scenario.case(), *(scenario.entry(i) for i in range(len(scenario.variants)))]:
         job_of(case)
 
 

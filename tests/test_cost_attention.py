@@ -158,6 +158,12 @@ def test_a_window_never_costs_more(shape: tuple[int, int, int, int, int], window
         assert within == full
 
 
+def test_without_a_window_all_keys_are_seen() -> None:
+    fit = load_fit()
+    assert fit.attention_ns(1, 4096, 32, 8, 128) == attention_ns(1, 4096, 32, 8, 128, fit.attention, window=0)
+    assert fit.attention_ns(1, 4096, 32, 8, 128) > fit.attention_ns(1, 4096, 32, 8, 128, window=1)
+
+
 def test_arrays_broadcast() -> None:
     h200 = load_fit().attention
     together = attention_ns([[1], [8]], [128, 4096], 32, 8, 128, h200, window=[0, 1024])

@@ -22,7 +22,6 @@ from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import InputError, UnknownNameError
 from studies.h200.crossval import cross_validate, errors, folds_by
-from studies.h200.docs_tables import renewed
 from studies.h200.fit import main
 from studies.h200.measured import (
     ATTENTION_FILE,
@@ -43,6 +42,7 @@ from studies.h200.predictors import (
     gemm_problem,
     trainers,
 )
+from tools.pages.costs import renewed
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("SIM_DATA", REPOSITORY.parent / "shared" / "data")) / "h200"

@@ -14,7 +14,7 @@ from drawn_runs import draw_run
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.report.outputs import Outputs
+from scenarios.report.outputs import check_outputs
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.export.perfetto import write_perfetto
 from sim.words.errors import InputError, MissingExtraError
@@ -236,4 +236,4 @@ def test_without_the_package_the_extra_is_named(
 
 def test_other_endings_are_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.proto: should end in \.json, .*\.pftrace, \.perfetto-trace"):
-        Outputs(trace=str(tmp_path / "t.proto"))
+        check_outputs({"trace": str(tmp_path / "t.proto")})

@@ -9,7 +9,15 @@ from cli_runner import sim
 from scenario_texts import GOOD, changed, write
 
 from devices.describe.field_types import TYPES
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, Field
+from devices.describe.fields import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    KEYS_OF,
+    LINK_FIELDS,
+    MACHINE_FIELDS,
+    OVERHEADS,
+    Field,
+)
 
 PIPELINE = "workload: {pipeline: {ranks: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
 BRANCHY = (
@@ -51,12 +59,15 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
     if field.type in ("mapping", "anything", "curve", "counts by name", "sizes", "words", "integers", "flag"):
         return  # written in YAML, which is read elsewhere
     value: object = first
-    if field.type in ("positive count", "count or unlimited", "count or share"):
+    if field.type in ("positive count", "count or unlimited", "count or share") or "number of" in field.type:
         value = int(first)
     elif field.type == "factor":
         value = float(first)
     TYPES[field.type].read(value)
-    assert not field.choices or first in field.choices
+
+
+def test_lists_of_keys_name_keys_of_a_device() -> None:
+    assert OVERHEADS.union(*KEYS_OF.values()) <= DEVICE_FIELDS.keys()
 
 
 def test_keys_of_a_device_are_shown_with_their_own_examples() -> None:

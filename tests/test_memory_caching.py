@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from allocator_helpers import verify_segments
 
 from devices.memory import Block, CachingAllocator, DeviceMemory
 from sim.words.errors import InputError, InvariantError, OutOfMemoryError
@@ -40,7 +41,7 @@ def test_small_pool() -> None:
     assert free_ranges(caching)[0] == (2096640, 512)
     caching.free(e)
     assert place(caching.alloc(523265)) == (1573376, 523776)
-    caching.check()
+    verify_segments(caching)
 
 
 def test_large_pool() -> None:
@@ -65,7 +66,7 @@ def test_large_pool() -> None:
     assert place(f) == (52 * MIB - 512, 10 * MIB + 512)  # best fit: what e left, whole
     assert caching.reserved == 62 * MIB
     assert caching.requested == sum(block.requested for block in (a, b, c, d, e, f))
-    caching.check()
+    verify_segments(caching)
 
 
 def test_best_fit_among_own_blocks_then_merge() -> None:
@@ -123,7 +124,7 @@ def test_miss_releases_whole_segments_then_fails() -> None:
     assert caching.reserved == 52 * MIB
     for block in (keep, half, c):
         caching.free(block)
-    caching.check()
+    verify_segments(caching)
 
 
 def test_limit_below_the_capacity() -> None:
@@ -166,7 +167,7 @@ def test_use_on_other_streams_defers_reuse() -> None:
         (4096, "free"),
         (8192, "live"),
     ]
-    caching.check()
+    verify_segments(caching)
     caching.event_done(a)
     assert caching.waiting == 4096
     caching.event_done(a)
@@ -174,7 +175,7 @@ def test_use_on_other_streams_defers_reuse() -> None:
     assert caching.waiting == 0
     assert free_ranges(caching)[0] == (0, 8192)
     assert caching.alloc(8192).address == 0
-    caching.check()
+    verify_segments(caching)
 
 
 def test_empty_block_is_not_mistaken_for_the_one_at_its_address() -> None:
@@ -200,7 +201,7 @@ def test_synchronising_ends_every_wait_and_late_events_are_ignored() -> None:
     # The engine may still deliver the second event: it means nothing now, nor does it free b.
     caching.event_done(a)
     assert (caching.in_use, caching.reserved) == (b.nbytes, 14 * MIB)
-    caching.check()
+    verify_segments(caching)
 
 
 def test_oversize_blocks_are_neither_split_nor_lent_to_small_requests() -> None:
@@ -315,7 +316,7 @@ def test_same_addresses_as_a_literal_reading(seed: int) -> None:
             assert [block.address, block.nbytes] == other[1:3]
             live.append((block, other))
         assert caching.reserved == literal.end
-    caching.check()
+    verify_segments(caching)
     assert free_ranges(caching) == [
         (b[1], b[2]) for b in sorted(literal.blocks, key=lambda b: b[1]) if not b[5]
     ]

@@ -65,26 +65,12 @@ def test_report_of_a_small_trace() -> None:
     assert result.holders_at_peak() == [("a", 2000), ("b", 600), ("c", 500)]
     assert result.holders_at_peak(1) == [("a", 2000)]
     assert result.never_freed() == [("a", 2000)]
-    assert result.summary(holders=1) == {
-        "events": 7,
-        "peak_in_use_bytes": 3328,
-        "peak_requested_bytes": 3100,
-        "peak_reserved_bytes": 65536,
-        "peak_event": 4,
-        "fragmentation_at_peak_bytes": 62208,
-        "peak_fragmentation_bytes": 64768,
-        "holders_at_peak": [{"id": "a", "nbytes": 2000}],
-        "never_freed_bytes": 2000,
-        "device_mallocs": 1,
-        "device_frees": 0,
-        "synchronisations": 0,
-    }
+    assert (result.device_mallocs, result.device_frees, result.synchronisations) == (1, 0, 0)
 
 
 def test_empty_trace() -> None:
     result = replay([], PoolAllocator(100))
     assert (result.peak_in_use, result.peak_event, result.holders_at_peak()) == (0, -1, [])
-    assert result.summary()["fragmentation_at_peak_bytes"] == 0
 
 
 def test_out_of_memory_names_the_event() -> None:
@@ -353,9 +339,7 @@ def test_pickles_that_name_anything_are_refused_and_nothing_runs(tmp_path: Path)
         assert not victim.exists()
 
 
-@pytest.mark.parametrize(
-    "value", [{1, 2}, frozenset({1}), b"bytes", bytearray(b"x"), 1j, Path("x"), MemoryEvent("free", 1)]
-)
+@pytest.mark.parametrize("value", [1j, Path("x"), MemoryEvent("free", 1)])
 def test_anything_but_plain_containers_is_refused(tmp_path: Path, value: Any) -> None:
     loaded = snapshot()
     loaded["extra"] = [{"deep": (value,)}]
@@ -380,6 +364,9 @@ def test_broken_pickles_are_input_errors(
     [
         (lambda s: s.pop("segments"), "no 'segments'; is this a PyTorch memory snapshot?"),
         (lambda s: s.update(segments={}), "segments: dict, expected list"),
+        (lambda s: s.update(segments={1, 2}), "segments: set, expected list"),
+        (lambda s: s.update(device_traces=[[], b"bytes"]), r"device_traces\[1\]: bytes, expected a list"),
+        (lambda s: s["device_traces"][1][1].update(action=b"alloc"), "action: bytes, expected str"),
         (lambda s: s.update(device_traces=5), "device_traces: int, expected a list for each device"),
         (lambda s: s.update(device_traces=[[], {"a": 1}]), r"device_traces\[1\]: dict, expected a list"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from allocator_helpers import verify_segments
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,13 +25,13 @@ def test_places_are_explicit() -> None:
         (768, 256, "free"),
     ]
     assert sram.reserved == 768
-    sram.check()
+    verify_segments(sram)
     # The tightest hole of two for 256, then the first one for what is larger.
     assert sram.alloc(256).address == 768
     first = sram.place(0, 64)
     assert first.address == 0
     assert sram.alloc(448).address == 64
-    sram.check()
+    verify_segments(sram)
     with pytest.raises(
         InvariantError, match=r"npu0.sram: 'x' is placed at 64, where there are no 64 free bytes"
     ):
@@ -42,7 +43,7 @@ def test_places_are_explicit() -> None:
     with pytest.raises(InputError, match="at least one byte"):
         sram.place(0, 0)
     sram.free(weights)
-    sram.check()
+    verify_segments(sram)
     assert sram.place(512, 256).address == 512
 
 

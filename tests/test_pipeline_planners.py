@@ -10,16 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import write
 
-from policies.pipeline.planners import (
-    LayerCost,
-    Level,
-    block_partition,
-    by_size,
-    by_time,
-    check_balance,
-    min_max,
-    plan_pipedream,
-)
+from policies.pipeline.planners.balance import block_partition, check_balance, min_max
+from policies.pipeline.planners.layers import LayerCost, by_size, by_time
+from policies.pipeline.planners.pipedream_planner import Level, plan_pipedream
 from scenarios.build.pipeline.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
 from scenarios.importers.task_graphs.pipedream_profile import read_profile
 from scenarios.run.execute import run_scenario

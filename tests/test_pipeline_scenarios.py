@@ -14,7 +14,7 @@ from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
 from policies.pipeline import StageTimes, evaluate, generate
-from scenarios.report.pipeline_compare import COLUMNS, memory_of_rank, pipeline_rows
+from scenarios.report.pipeline_compare import memory_of_rank, pipeline_rows
 from scenarios.run.check import check_file
 from scenarios.run.execute import run_case, run_scenario
 from scenarios.run.load import load_scenario
@@ -255,8 +255,7 @@ def test_bubbles_of_a_comparison_are_of_the_same_thing(tmp_path: Path) -> None:
     )
     scenario = load_scenario(file)
     results = [run_case(scenario.case(name)) for name in ("1f1b", "zb-auto")]
-    for row, result in zip(pipeline_rows(results), results, strict=True):
-        told = dict(zip(COLUMNS, row, strict=True))
+    for told, result in zip(pipeline_rows(results), results, strict=True):
         work = 4 * (3 + 5) * 1_000_000
         whole = 2 * result.trace.makespan_ns
         assert told["bubble"] == f"{100 * (whole - work) / whole:.2f}%"

@@ -256,7 +256,7 @@ def test_demands() -> None:
         ({"sms": True}, "op 'k0': sms must be"),
         ({"grid": 4, "blocks_per_sm": 0}, "op 'k0': blocks_per_sm must be"),
         ({"sm_fraction": 1.5}, "op 'k0': the attribute sm_fraction"),
-        ({"dram_bytes": -1}, "op 'k0': the attribute dram_bytes"),
+        ({"dram_bytes": -1}, "op 'k0': dram_bytes must be a whole number"),
     ],
 )
 def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], message: str) -> None:

@@ -20,8 +20,8 @@ from sim.record.plan import Plan
 from sim.words.errors import InfeasibleError, InputError, RunError
 from validation import calibrate as calibrating
 from validation import steps
+from validation.calibrate.blocks.gpu_costs import BATCHES
 from validation.calibrate.blocks.grid import GRID
-from validation.calibrate.blocks.model_steps import BATCHES
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import draw
@@ -151,7 +151,7 @@ def test_what_a_gpu_cannot_do_is_refused(cuda: Cuda) -> None:
         Cuda(Torch(available=False))
     b = GraphBuilder("naps")
     b.op("a", kind="sleep", duration_ns=5, attributes={"sleep_ns": 5})
-    with pytest.raises(InputError, match="does not sleep"):
+    with pytest.raises(InputError, match="unknown kind of op 'a' on a GPU: 'sleep'"):
         cuda.drive(make_job(b.build(), Machine((Device("gpu0"),))), ReadyQueue())
     with pytest.raises(InputError, match="not CPU workers"):
         cuda.drive(make_job(b.build(), Machine((Device("cpu0", workers=1),))), ReadyQueue())
@@ -203,7 +203,6 @@ def test_every_name_exists_in_torch() -> None:
             "torch_device",
             "torch_models",
             "gpu_probes",
-            "host_calls",
             "torch_memory",
         )
     )
@@ -262,7 +261,7 @@ sys.meta_path.insert(0, Blocked())
 sys.path.insert(0, "tests")
 from fake_torch import Driver, Torch
 from validation.gpu.cuda import Cuda
-from validation.calibrate.blocks.model_steps import BATCHES
+from validation.calibrate.blocks.gpu_costs import BATCHES
 from validation import steps
 from sim.words.errors import RunError
 import validation.gpu.cuda

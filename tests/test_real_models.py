@@ -10,10 +10,9 @@ import pytest
 
 from devices.cost.calibration import Calibration
 from sim.words.errors import RunError
-from validation.calibrate.blocks.model_steps import BATCHES, model_steps
+from validation.calibrate.blocks.gpu_costs import BATCHES, model_steps
 from validation.calibrate.session import Session
-from validation.cases.draws import draw
-from validation.cases.training_cases import step_case
+from validation.cases.draws import draw, step_case
 from validation.experiments.predict import predict_case
 from validation.gpu import cuda as backend
 from validation.gpu import torch_models
@@ -77,8 +76,8 @@ def test_gradients_by_segment_are_those_of_the_whole(cuda: backend.Cuda, model: 
     for op in range(len(work.kinds) - 1):
         work.launch(op)
     x = work.input
-    for function, parameters in work.segments:
-        x = function(x, *parameters)
+    for function, _ in work.segments:
+        x = function(x)
     whole = torch.autograd.grad(x, [p for _, parameters in work.segments for p in parameters])
     pieces = [g for k in range(torch_models.SEGMENTS) for g in work.gradients[k]]
     assert float(x.detach()) > 0

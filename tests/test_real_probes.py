@@ -18,7 +18,7 @@ from validation.calibrate.blocks.piecewise import fit_pieces
 from validation.calibrate.session import Session
 from validation.gpu import gpu_probes as probing
 from validation.gpu.cuda import Cuda
-from validation.gpu.host_calls import issue_costs_ns
+from validation.gpu.gpu_probes import issue_costs_ns
 from validation.gpu.torch_memory import idle_streams
 
 KERNEL_NS = 100_000
@@ -151,7 +151,7 @@ def test_each_kind_of_call_has_its_cost(torch: Torch, monkeypatch: pytest.Monkey
         clock["ns"] += {"launch": 3000, "event": 1000}.get(what, 0)
 
     monkeypatch.setattr(torch.cuda, "spend", spend)
-    monkeypatch.setattr("validation.gpu.host_calls.now_ns", lambda: clock["ns"])
+    monkeypatch.setattr("validation.gpu.gpu_probes.now_ns", lambda: clock["ns"])
     found = issue_costs_ns(torch, 4)
     assert {kind: set(samples) for kind, samples in found.items()} == {
         "kernel": {3000}, "copy": {3000}, "graph": {3000}, "record": {1000}, "wait": {1000},

@@ -20,8 +20,8 @@ from devices.cost.calibration import load_calibration
 from validation import steps
 from validation.__main__ import main
 from validation.calibrate import DisturbedError
+from validation.calibrate.blocks.gpu_costs import BATCHES
 from validation.calibrate.blocks.grid import GRID
-from validation.calibrate.blocks.model_steps import BATCHES
 from validation.cases import backends, draws, step_files
 from validation.gpu.cuda import Cuda
 from validation.gpu.torch_device import DeviceState

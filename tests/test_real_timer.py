@@ -22,10 +22,11 @@ from sim.graph.csr import Csr
 from sim.job.build_job import make_job
 from sim.machine.link import Link
 from sim.machine.machine import Host
+from sim.record.plan import Plan
 from sim.words.errors import InputError, RunError, StuckError, UnknownNameError
+from validation.cases.draws import draw
 from validation.host.clock import now_ns, run_queue_ns, sleep_until
 from validation.real.driver import Driver
-from validation.real.follow import Follower, program_plan
 from validation.real.thread_events import Event
 from validation.real.threads import NumpyWork, Threads
 from validation.real.timer import Timer
@@ -112,7 +113,7 @@ def test_1f1b_is_the_same_schedule_and_policy_in_both_worlds() -> None:
 
 def test_driver_holds_the_policy_it_was_given() -> None:
     policy = OutOfOrder(3)
-    assert Driver(make_job(random_graph(3, 0), TWO), policy, now_ns).policy is policy
+    assert Driver(make_job(random_graph(3, 0), TWO), policy).policy is policy
 
 
 @pytest.mark.parametrize("streams", [2, 4])
@@ -145,12 +146,20 @@ def test_a_plan_is_executed_exactly(machine: Machine) -> None:
         assert [task.op for task in again if task.stream == name] == expected
 
 
-def test_the_plan_of_a_program_is_what_issue_in_order_does() -> None:
-    machine = Machine((Device("gpu0", streams=3, issue_ns=1),))
-    graph = random_graph(30, 4)
-    trace = simulate(graph, machine, InOrder(synchronisation="issue"), streams=RoundRobin())
-    job = make_job(graph, machine, streams=RoundRobin())
-    assert program_plan(job).digest == trace.plan().digest
+@pytest.mark.parametrize("ns", [1, MS])
+def test_the_plan_of_a_case_is_what_issue_in_order_does_whatever_the_durations(ns: int) -> None:
+    case = draw("e-random", "timer")[0]
+    machine = Machine(tuple(dataclasses.replace(device, issue_ns=1) for device in case.machine().devices))
+    policy = InOrder(synchronisation="issue")
+    graph = case.graph([ns] * len(case.ops))
+    trace = simulate(graph, machine, policy, engine="simpy", **case.decisions())
+    plan = case.plan()
+    assert plan is not None
+    assert plan.digest == trace.plan().digest
+
+
+def program_plan(job: Job) -> Plan:
+    return simulate(job.graph, job.machine, InOrder(synchronisation="issue"), streams=RoundRobin()).plan()
 
 
 def without_waits(plan: object) -> object:
@@ -270,16 +279,16 @@ def test_what_is_not_executed_is_refused_before_anything_runs() -> None:
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     job = make_job(random_graph(4, 0), Machine((Device("gpu0", streams=2),)), streams=RoundRobin())
     plan = program_plan(job)
-    with pytest.raises(UnknownNameError, match="stream of the plan"):
-        Follower(job, dataclasses.replace(plan, streams=("elsewhere", "gpu0/1")), now_ns)
+    with pytest.raises(UnknownNameError, match="stream 'elsewhere'"):
+        Timer().execute(job, dataclasses.replace(plan, streams=("elsewhere", "gpu0/1")))
     small = make_job(random_graph(3, 0), job.machine, streams=RoundRobin())
-    doubled = dataclasses.replace(program_plan(small), op=np.array([0, 1, 1]))
-    with pytest.raises(InputError, match="the job has 3"):
-        Follower(small, doubled, now_ns)
+    doubled = dataclasses.replace(program_plan(small), op=np.array([0, 1, 1]), stream=np.array([0, 1, 1]))
+    with pytest.raises(InputError, match="leaves out op 'o2'"):
+        Timer().execute(small, doubled)
     hosts = Machine((Device("gpu0", streams=2),), hosts=(Host("h", ("gpu0",), threads=2),))
     mixed = dataclasses.replace(plan, issuers=("h0", "h1"), issuer=np.array([0, 0, 1, 1]))
     with pytest.raises(InputError, match="two issuers feed"):
-        Follower(make_job(job.graph, hosts, streams=RoundRobin()), mixed, now_ns)
+        Timer().execute(make_job(job.graph, hosts, streams=RoundRobin()), mixed)
 
 
 def test_clock() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -358,6 +359,20 @@ def test_transposes_between_convolutions_cancel() -> None:
     assert shape(Layout("NHWC").apply(g)) == shape(g)
 
 
+def test_every_pair_of_transposes_that_meet_cancels() -> None:
+    """x → conv → conv → conv → conv in NHWC: three pairs meet, with nothing that sinks in between."""
+    chain = ["x", "c1", "c2", "c3", "c4"]
+    g = graph(
+        {
+            op: {"kind": "conv", "inputs": [before], "attributes": {"data_format": "NHWC"}}
+            for before, op in itertools.pairwise(chain)
+        }
+    )
+    after = shape(Layout("NCHW").apply(g))
+    assert [name for name, (kind, _) in after.items() if kind == "transpose"] == ["c1/to_NCHW", "c4/to_NHWC"]
+    assert [after[op][1] for op in chain[2:]] == [["c1"], ["c2"], ["c3"]]
+
+
 def test_a_residual_sum_lets_transposes_through() -> None:
     nhwc = {"attributes": {"data_format": "NHWC"}, "kind": "conv"}
     g = graph(
@@ -445,7 +460,7 @@ def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[s
 def test_wrong_words() -> None:
     with pytest.raises(InputError, match="bytes_per_ns and flop_per_ns are rates > 0, given together"):
         Fusion(bytes_per_ns=3)
-    with pytest.raises(InputError, match="patterns must be remapper, elementwise or all; found 'some'"):
+    with pytest.raises(InputError, match="patterns must be one of remapper, elementwise, all; found 'some'"):
         Fusion("some")
     with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
         Layout("CHWN")

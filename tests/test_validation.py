@@ -22,6 +22,7 @@ from sim import Device, GraphBuilder
 from sim.job.costs import costs_ns
 from sim.policy.policy import Policy
 from sim.words.errors import InputError, UnknownNameError
+from tools.pages.validation import page
 from validation import calibrate as calibrating
 from validation import steps
 from validation.calibrate import session
@@ -36,7 +37,6 @@ from validation.host.statistics import kendall_tau, summary
 from validation.real.gate import Sentinel, verdict
 from validation.real.timer import Timer
 from validation.real.work import Observation
-from validation.record import page
 from validation.report.experiment_report import experiment_report, report
 
 MS = 1_000_000
@@ -387,7 +387,8 @@ def test_recorded_runs_kept_every_dependency(folder: Path) -> None:
     plans, measured = (step_files.read(folder, step, "e-random") for step in ("plans", "measurements"))
     assert plans is not None
     assert measured is not None
-    for case, entry in zip(step_files.read_cases(plans), measured["cases"], strict=True):
+    for planned, entry in zip(plans["cases"], measured["cases"], strict=True):
+        case, _ = step_files.read_case(planned)
         edges = case.job().graph.edges
         for run in entry["runs"]:
             start, end = np.array(run["start_ns"]), np.array(run["end_ns"])

@@ -15,6 +15,8 @@ from devices.memory.allocators import caching
 from sim.words.errors import InfeasibleError, InputError
 from validation.cases import step_files
 from validation.experiments import memory_experiment
+from validation.experiments.measure import measure
+from validation.experiments.predict import draw_plans, predict
 from validation.gpu.cuda import Cuda
 from validation.gpu.torch_memory import run_steps
 from validation.report.experiment_report import report
@@ -25,7 +27,9 @@ CALIBRATION = Calibration("cuda", "fake", {"date": "2026-01-01"}, {}, [])
 
 
 def measured(out: Path, torch: Torch | None = None) -> None:
-    memory_experiment.run(out, "cuda", Cuda(torch or Torch(), Driver()))
+    draw_plans(memory_experiment.NAME, "cuda", out)
+    predict(memory_experiment.NAME, out, CALIBRATION)
+    measure(memory_experiment.NAME, out, "cuda", Cuda(torch or Torch(), Driver()))
 
 
 @pytest.fixture(scope="module")

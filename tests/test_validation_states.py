@@ -22,7 +22,7 @@ from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.job.build_job import make_job
 from sim.machine.device_details import Details
 from validation.calibrate import DisturbedError, machine_state, session
-from validation.calibrate.blocks.lane_costs import reactions_ns
+from validation.calibrate.blocks.host_costs import reactions_ns
 from validation.calibrate.machine_state import Speed, looks_ns, usual
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp, digest

@@ -22,7 +22,7 @@ from studies.zero_bubble.zero_bubble_model import (
     measured,
     step_ns,
 )
-from studies.zero_bubble.zero_bubble_report import FITTED, report_text
+from tools.pages.zero_bubble import FITTED, report_text
 
 pytestmark = pytest.mark.slow
 

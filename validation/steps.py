@@ -306,11 +306,7 @@ def run(
             try:
                 if anew and days.keep_day(out, name) is not None:
                     say(f"{name}: the earlier measurement is kept")
-                if name == memory_experiment.NAME:
-                    say(f"{name}: measuring")
-                    memory_experiment.run(out, backend, executor)
-                else:
-                    _experiment(name, out, executor, beside, runs, until, anew, say)
+                _experiment(name, out, executor, beside, runs, until, anew, say)
             except SimError as error:
                 say(f"{name}: {error}")
             except Exception:  # whatever a library raises loses one experiment, and not the others
@@ -358,7 +354,7 @@ def _experiment(
     backend = executor.name
     draw_plans(name, backend, out)
     calibration = beside.choose(name)
-    if _lack("simpy"):
+    if name != memory_experiment.NAME and _lack("simpy"):
         say(f"{name}: measured without a prediction: the simulator needs simpy")
     else:
         say(f"{name}: predicting")

@@ -31,8 +31,9 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.cost_models import dtype_name
+from devices.cost.tables import table_file
 from devices.cost.tables.cost_table import Axis, CostTable
-from devices.cost.tables.table_file import load_table
+from devices.cost.tables.record_file import read_record, well_formed
 from sim.graph.graph import Graph
 from sim.machine.device import Device
 from sim.words.arrays import UNSET, IntArray
@@ -179,11 +180,10 @@ def load_tables(path: str | Path) -> list[CostTable]:
     InputError
         The file is neither.
     """
-    try:
-        schema = json.loads(Path(path).read_text()).get("schema")
-    except (OSError, ValueError, AttributeError):  # compressed, or none: `load_table` tells
-        schema = None
-    return load_calibration(path).cost_tables() if schema == SCHEMA else [load_table(path)]
+    content = read_record(path, "a cost table", table_file.SCHEMA, SCHEMA)
+    if content["schema"] == SCHEMA:
+        return _calibration(content, path).cost_tables()
+    return [table_file.table_of(content, path)]
 
 
 def load_calibration(path: str | Path) -> Calibration:
@@ -194,19 +194,14 @@ def load_calibration(path: str | Path) -> Calibration:
     InputError
         The file is none; the message names it and what is wrong.
     """
-    try:
-        content = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise InputError(f"{path}: not a calibration: 'schema' must be {SCHEMA!r}")
-    if set(content) != set(_KEYS):
-        raise InputError(f"{path}: a calibration has the keys {', '.join(_KEYS)}; found {', '.join(content)}")
-    try:
+    return _calibration(read_record(path, "a calibration", SCHEMA), path)
+
+
+def _calibration(content: Mapping[str, Any], path: str | Path) -> Calibration:
+    with well_formed(path):
+        if set(content) != set(_KEYS):
+            found = ", ".join(content)
+            raise InputError(f"a calibration has the keys {', '.join(_KEYS)}; found {found}")
         calibration = Calibration(**{key: content[key] for key in _KEYS[1:]})
         calibration.cost_tables()
-    except (KeyError, TypeError, InputError) as error:
-        raise InputError(f"{path}: malformed calibration: {error}") from error
-    return calibration
+        return calibration

@@ -19,8 +19,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from devices.cost.cost_models import FirstCost, FittedCost, FixedCost, RooflineCost, TableCost, dtype_name
-from devices.cost.formulas.roofline import KindEfficiency
 from devices.describe.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
 from sim.machine.device import CostModel
 from sim.words import plugins
@@ -28,8 +26,10 @@ from sim.words.errors import InputError, located
 from sim.words.options import require_call
 from sim.words.units import round_half_up
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a device without costs needs no models of them
+    from devices.cost.cost_models import RooflineCost
     from devices.cost.fitted import FittedCosts
+    from devices.cost.formulas.roofline import KindEfficiency
     from devices.cost.tiled_cost import TiledCost
 
 __all__ = ["make_cost"]
@@ -74,6 +74,7 @@ def make_cost(
             return None
         else:
             spec = "roofline"
+    from devices.cost.cost_models import FirstCost, FittedCost, FixedCost, TableCost
 
     def build(spec: object, *at: int) -> CostModel:
         with located(*at):
@@ -171,6 +172,8 @@ def _name_and_parameters(spec: object) -> tuple[str, Any]:
 
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
+    from devices.cost.cost_models import RooflineCost
+
     bandwidth = values.get("bandwidth")
     peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
     return RooflineCost(
@@ -195,6 +198,7 @@ def _hardware(values: Mapping[str, Any]) -> str:
 
 def _tiles(values: Mapping[str, Any]) -> TiledCost:
     """Return the model of one core with its share of everything."""
+    from devices.cost.cost_models import dtype_name
     from devices.cost.tiled_cost import TiledCost
     from devices.memory.allocators.scratchpad import ALIGNMENT_BYTES
 
@@ -227,6 +231,8 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
 
 
 def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
+    from devices.cost.formulas.roofline import KindEfficiency
+
     def of(name: str, kind: str, ideal: Any) -> Any:
         by_kind = values.get(name) or {}
         return by_kind.get(kind, by_kind.get(DEFAULT, ideal))

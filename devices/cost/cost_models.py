@@ -13,7 +13,7 @@ what a description says of them::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -130,11 +130,7 @@ class RooflineCost(CostModel):
                 nbytes[rows],
                 peak_flop_per_s=peak,
                 bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
-                efficiency=known.efficiency,
-                memory_efficiency=known.memory_efficiency,
-                half_flops=known.half_flops,
-                half_bytes=known.half_bytes,
-                overhead_ns=known.overhead_ns,
+                **vars(known),
             )
         return duration_ns
 
@@ -282,25 +278,22 @@ class FirstCost(CostModel):
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 where no model knows the op."""
-        duration_ns = np.full(len(graph), UNSET)
-        for model in self.models:
-            missing = duration_ns == UNSET
-            if not missing.any():
-                break
-            duration_ns = np.where(missing, model.durations_ns(graph, device), duration_ns)
-        return duration_ns
+        return self._first(graph, lambda model: model.durations_ns(graph, device))
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return what the first model that knows says of an op's thread blocks; -1 where none does."""
+        return self._first(graph, lambda model: model.blocks(graph, device))
+
+    def _first(self, graph: Graph, ask: Callable[[CostModel], IntArray]) -> IntArray:
         found = np.full(len(graph), UNSET)
         for model in self.models:
-            found = np.where(found == UNSET, model.blocks(graph, device), found)
+            missing = found == UNSET
+            if not missing.any():
+                break
+            found = np.where(missing, ask(model), found)
         return found
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
         """Return what the first model that refuses an op with a reason says of it."""
-        for model in self.models:
-            reason = model.why_not(graph, op, device)
-            if reason is not None:
-                return reason
-        return None
+        reasons = (model.why_not(graph, op, device) for model in self.models)
+        return next((reason for reason in reasons if reason is not None), None)

@@ -9,7 +9,6 @@ by more than a factor of 2. Asked for a shape in such a region, it answers and s
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from devices.cost.formulas.nccl import NcclParameters, collective_ns
 from devices.cost.formulas.parameters import from_mapping
 from devices.cost.formulas.roofline import KindEfficiency
 from devices.cost.tables.attention_axes import attention_axes
+from devices.cost.tables.record_file import read_record, well_formed
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import UnknownNameError
 
 __all__ = ["SCHEMA", "FittedCosts", "Region", "fits", "load_fit", "read_fit"]
 
@@ -190,14 +190,8 @@ def read_fit(path: str | Path) -> FittedCosts:
     InputError
         The file is no such file; the message names it and what is wrong.
     """
-    source = Path(path)
-    try:
-        record = json.loads(source.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{source}: cannot be read as JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise InputError(f"{source}: not a file of fitted costs: 'schema' must be {SCHEMA!r}")
-    try:
+    record = read_record(path, "a file of fitted costs", SCHEMA)
+    with well_formed(path):
         return FittedCosts(
             device=record["device"],
             gemm=from_mapping(GemmParameters, record["parameters"]["gemm"]),
@@ -206,17 +200,9 @@ def read_fit(path: str | Path) -> FittedCosts:
             roofline={kind: KindEfficiency(**losses) for kind, losses in record["roofline"].items()},
             unreliable=tuple(
                 Region(
-                    region["model"],
-                    {name: (low, high) for name, (low, high) in region["where"].items()},
-                    region["because"],
+                    one["model"], {k: (low, high) for k, (low, high) in one["where"].items()}, one["because"]
                 )
-                for region in record["unreliable"]
+                for one in record["unreliable"]
             ),
             record=record,
         )
-    except KeyError as error:
-        raise InputError(f"{source}: the key {error} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{source}: malformed: {error}") from error
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error

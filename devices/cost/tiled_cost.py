@@ -21,7 +21,7 @@ not fit is unknown to the model; `TiledCost.why_not` says how large the scratchp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
 from math import prod
@@ -67,11 +67,20 @@ class _Work(NamedTuple):
 
 
 class _Speeds(NamedTuple):
-    """Rates of one core for one kind of op; None is no limit."""
+    """What one core reaches for one kind of op, and at which sizes half of it; None is no limit."""
 
     flop_per_s: Fraction | None
     dma_bytes_per_s: Fraction | None
     bandwidth_bytes_per_s: Fraction | None
+    half_flops: Fraction
+    half_bytes: Fraction
+
+    def traffic_ns(self, nbytes: Fraction | int) -> Fraction:
+        """Return how long it takes to move what must be, both ways together, at the memory's bandwidth.
+
+        What a product loads again counts for the DMA alone: it may come from a cache in between.
+        """
+        return _ns(nbytes + self.half_bytes, self.bandwidth_bytes_per_s) if nbytes else Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -187,11 +196,13 @@ class TiledCost(CostModel):
             rate and rate * _exact(known.efficiency),
             self.dma_bytes_per_s and self.dma_bytes_per_s * part,
             self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
+            Fraction(known.half_flops, self.cores),
+            Fraction(known.half_bytes, self.cores),
         )
-        ns = (self._product if work.shape is not None else self._streamed)(work, known, speeds)
+        ns = (self._product if work.shape is not None else self._streamed)(work, speeds)
         return round_half_up(ns) + known.overhead_ns
 
-    def _product(self, work: _Work, known: KindEfficiency, speeds: _Speeds) -> Fraction:
+    def _product(self, work: _Work, speeds: _Speeds) -> Fraction:
         """Return the time of a product of matrices with the best blocks, in ns.
 
         The result is divided among the cores as a grid of any shape: 2 x 4 of 8, say.
@@ -199,60 +210,56 @@ class TiledCost(CostModel):
         assert work.shape is not None
         m, n, k = work.shape
         found: list[Fraction] = []
-        refused: InfeasibleError | None = None
         for rows in range(1, self.cores + 1):
             if self.cores % rows == 0:
                 mine = (-(-m // rows), -(-n * rows // self.cores), k)
                 try:
-                    found.append(self._block_of_product(work, mine, known, speeds))
-                except InfeasibleError as error:
-                    refused = error
-        if refused is not None and not found:
-            raise refused
+                    found.append(self._block_of_product(work, mine, speeds))
+                except InfeasibleError:
+                    if rows == self.cores and not found:
+                        raise
         return min(found)
 
-    def _block_of_product(
-        self, work: _Work, mine: tuple[int, int, int], known: KindEfficiency, speeds: _Speeds
-    ) -> Fraction:
+    def _block_of_product(self, work: _Work, mine: tuple[int, int, int], speeds: _Speeds) -> Fraction:
         """Return the time of one core's part of a product, in ns."""
         assert work.shape is not None
         m, n, k = mine
         unit = self.matrix_block if work.unit == MATRIX else 1
         part = Fraction(prod(-(-size // unit) * unit for size in mine), prod(work.shape))
-        flops = (work.flops or 2 * prod(work.shape)) * part + Fraction(known.half_flops, self.cores)
+        flops = (work.flops or 2 * prod(work.shape)) * part + speeds.half_flops
         compute_ns = _ns(flops, speeds.flop_per_s)
         element = _ELEMENT_BYTES.get(work.dtype, 4)
         capacity, double = self.scratchpad_bytes[work.unit], self.double_buffered
-        if capacity is None:
+        if capacity is None:  # without tiles, whatever takes longest, as in a roofline
             load, store = element * (m * k + k * n), element * m * n
-            return self._unlimited(self._stages(load, compute_ns, store, speeds), load + store, known, speeds)
+            return max(*self._stages(load, compute_ns, store, speeds)[:3], speeds.traffic_ns(load + store))
         times = []
         for way in blockings(mine, element, capacity, unit=unit, double_buffered=double):
             stages = self._stages(way.load_bytes, compute_ns, way.store_bytes, speeds)
             times.append(tiled_ns(stages, way.tiles, double_buffered=double))
         whole = element * (work.shape[0] * k + k * work.shape[1] + work.shape[0] * work.shape[1])
-        return max(min(times), self._traffic_ns(Fraction(whole, self.cores), known, speeds))
+        return max(min(times), speeds.traffic_ns(Fraction(whole, self.cores)))
 
-    def _streamed(self, work: _Work, known: KindEfficiency, speeds: _Speeds) -> Fraction:
+    def _streamed(self, work: _Work, speeds: _Speeds) -> Fraction:
         """Return the time of an op all of whose operands pass through in equally many tiles, in ns."""
         cores = self.cores
+        moved = (work.bytes_read, work.bytes_written)  # of an op without tensors that have a size
+        given = work.operands or [Operand(nbytes, self.granule_bytes) for nbytes in moved if nbytes]
         operands = {
-            f"{i}": Operand(
-                one.nbytes if one.resident else -(-one.nbytes // cores), one.granule, one.resident
-            )
-            for i, one in enumerate(work.operands or _operands(work, self.granule_bytes))
+            f"{i}": one if one.resident else replace(one, nbytes=-(-one.nbytes // cores))
+            for i, one in enumerate(given)
         }
         resident = sum(one.nbytes for one in operands.values() if one.resident)
         load = Fraction(max(0, work.bytes_read - resident), cores)
         store = Fraction(work.bytes_written, cores)
-        flops = Fraction(work.flops + known.half_flops, cores) if work.flops else Fraction(0)
+        flops = Fraction(work.flops, cores) + speeds.half_flops if work.flops else Fraction(0)
         stages = self._stages(load, _ns(flops, speeds.flop_per_s), store, speeds)
+        traffic_ns = speeds.traffic_ns(load + store + resident)
         if self.scratchpad_bytes[work.unit] is None:
-            return self._unlimited(stages, load + store + resident, known, speeds)
+            return max(*stages[:3], traffic_ns)
         stages = stages._replace(resident_ns=_ns(Fraction(resident), speeds.dma_bytes_per_s))
         tiles = self._tiles(work, operands, stages)
-        ns = tiled_ns(stages, tiles, double_buffered=self.double_buffered)
-        return max(ns, self._traffic_ns(load + store + resident, known, speeds))
+        return max(tiled_ns(stages, tiles, double_buffered=self.double_buffered), traffic_ns)
 
     def _tiles(self, work: _Work, operands: Mapping[str, Operand], stages: Stages) -> int:
         """Return the number of tiles in which an op is over first, of those that fit."""
@@ -280,28 +287,11 @@ class TiledCost(CostModel):
             return 1
         return min(1, best_tiles(stages, two, finest), key=lambda n: tiled_ns(stages, n))
 
-    def _unlimited(
-        self, stages: Stages, nbytes: Fraction | int, known: KindEfficiency, speeds: _Speeds
-    ) -> Fraction:
-        """Return the time without tiles: whatever takes longest, as in a roofline."""
-        return max(*stages[:3], self._traffic_ns(nbytes, known, speeds))
-
     def _stages(
         self, load: Fraction | int, compute_ns: Fraction, store: Fraction | int, speeds: _Speeds
     ) -> Stages:
-        dma = speeds.dma_bytes_per_s
-        return Stages(
-            _ns(Fraction(load), dma), compute_ns, _ns(Fraction(store), dma), setup_ns=self.dma_latency_ns
-        )
-
-    def _traffic_ns(self, nbytes: Fraction | int, known: KindEfficiency, speeds: _Speeds) -> Fraction:
-        """Return how long it takes to move what must be, both ways together, at the memory's bandwidth.
-
-        What a product loads again counts for the DMA alone: it may come from a cache in between.
-        """
-        if not nbytes:
-            return Fraction(0)
-        return _ns(nbytes + Fraction(known.half_bytes, self.cores), speeds.bandwidth_bytes_per_s)
+        load_ns, store_ns = (_ns(nbytes, speeds.dma_bytes_per_s) for nbytes in (load, store))
+        return Stages(load_ns, compute_ns, store_ns, setup_ns=self.dma_latency_ns)
 
 
 def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:
@@ -310,11 +300,6 @@ def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:
 
 def _exact(share: float) -> Fraction:
     return Fraction(repr(share))
-
-
-def _operands(work: _Work, granule: int) -> tuple[Operand, ...]:
-    """Return what an op without tensors that have a size moves."""
-    return tuple(Operand(nbytes, granule) for nbytes in (work.bytes_read, work.bytes_written) if nbytes)
 
 
 def _named(value: object, known: Sequence[str], op: str) -> list[bool]:

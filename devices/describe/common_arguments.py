@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 from devices.describe.fields import DEFAULT
@@ -13,22 +14,10 @@ from sim.words.units import format_bytes
 __all__ = ["common_arguments"]
 
 
-_DETAILS: Final = {
-    "sms_in_use": "sms",
-    "graph_launch": "graph_launch_ns",
-    "graph_gap": "graph_gap_ns",
-    "event_record": "event_record_ns",
-    "event_wait": "event_wait_ns",
-    **{
-        name: name
-        for name in (
-            *("dram_bytes_per_s", "partition_sms", "partition_of", "stream_priorities", "max_resident"),
-            *("blocks_per_sm", "fitted_grids", "legacy_stream", "copy_engines", "virtual_devices", "units"),
-            *("queues_per_core", "default_dtype", "oversubscription_cost"),
-        )
-    },
+_DETAILS: Final = {field.name: field.name.removesuffix("_ns") for field in fields(Details)} | {
+    "sms": "sms_in_use"
 }
-"""Key of a description, once read -> attribute of `sim.machine.device_details.Details`."""
+"""Attribute of `sim.machine.device_details.Details` -> key of a description, once read."""
 
 
 def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +61,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": memory,
         "supports": None if supports is None else frozenset(supports),
         "details": Details(
-            **{name: values[key] for key, name in _DETAILS.items() if values.get(key) is not None}
+            **{name: values[key] for name, key in _DETAILS.items() if values.get(key) is not None}
         ),
     }
 

@@ -16,9 +16,10 @@ from typing import Annotated, Any, Final
 
 from sim.words import units
 from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, Dimension
-from sim.words.errors import InputError, located
+from sim.words.errors import InputError, UnknownNameError, located
 
 __all__ = [
+    "DEFAULT",
     "TYPES",
     "Bandwidth",
     "Bytes",
@@ -27,10 +28,15 @@ __all__ = [
     "Flops",
     "Sizes",
     "Type",
+    "inside",
     "mapping_of",
     "quantity_schema",
     "read_mapping",
 ]
+
+
+DEFAULT: Final = "default"
+"""In a quantity that differs by kind of op or by dtype: the value of all that are not named."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +94,24 @@ def quantity_schema(dimension: Dimension, *, unlimited: bool = False) -> dict[st
     return {"anyOf": choices, "description": f"{dimension.name}: {dimension.shown}"}
 
 
-def quantity(
-    parse: Callable[..., int],
-    dimension: Dimension,
-    shown: str,
-    *,
-    unlimited: bool = False,
-    by_key: bool = False,
-) -> Type:
+def quantity(parse: Callable[..., int], dimension: Dimension, shown: str, *, unlimited: bool = False) -> Type:
     """Return the type of a quantity: a number and a unit, or, where that may be, ``unlimited``."""
 
     def read(value: object) -> int | None:
         return units.parse_limit(value, parse, what="") if unlimited else parse(value, what="")
 
-    schema = quantity_schema(dimension, unlimited=unlimited)
-    return Type(read, shown, {"anyOf": [schema, mapping_of(schema)]} if by_key else schema, by_key)
+    return Type(read, shown, quantity_schema(dimension, unlimited=unlimited))
+
+
+def by_key(each: Type) -> Type:
+    """Return the type of a value that may differ by kind of op or dtype; read, it is a mapping."""
+
+    def read(value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            return {DEFAULT: each.read(value)}
+        return {key: inside(key, each.read, item) for key, item in read_mapping(value).items()}
+
+    return Type(read, each.shown, {"anyOf": [each.schema, mapping_of(each.schema)]}, by_key=True)
 
 
 def mapping_of(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,19 +119,36 @@ def mapping_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": schema}
 
 
-def _count(value: object) -> int:
+def _positive(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{value!r} is not a count; accepted: a whole number without a unit")
-    if value < 0:
-        raise InputError(f"{value} is negative")
+    if value < 1:
+        raise InputError("must be at least 1" if value == 0 else f"{value} is negative")
     return value
 
 
-def _positive(value: object) -> int:
-    count = _count(value)
-    if count == 0:
-        raise InputError("must be at least 1")
-    return count
+def at_most(most: int) -> Type:
+    """Return the type of a count with a bound, so that a slip of the finger is told and not simulated."""
+
+    def read(value: object) -> int:
+        count = _positive(value)
+        if count > most:
+            raise InputError(f"{count:,} is more than the {most:,} that there may be")
+        return count
+
+    return Type(read, "4", {**_COUNT, "maximum": most})
+
+
+def one_of(*words: str) -> Type:
+    """Return the type of a value that is one of these words."""
+
+    def read(value: object) -> str:
+        word = _word(value)
+        if word not in words:
+            raise UnknownNameError("word", word, words)
+        return word
+
+    return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
 
 def _flag(value: object) -> bool:
@@ -137,16 +163,16 @@ def _word(value: object) -> str:
     return value
 
 
-def _share(value: object) -> Fraction:
+def _part(value: object) -> Fraction:
     """Read a fraction exactly: 0.1 is one tenth, not the binary number next to it."""
-    share = Fraction(repr(units.parse_fraction(value, what="")))
+    return Fraction(repr(units.parse_fraction(value, what="")))
+
+
+def _share(value: object) -> Fraction:
+    share = _part(value)
     if share == 0:
         raise InputError("must be more than 0")
     return share
-
-
-def _part(value: object) -> Fraction:
-    return Fraction(repr(units.parse_fraction(value, what="")))
 
 
 def _factor(value: object) -> Fraction:
@@ -170,7 +196,7 @@ def _list_of(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...
     def read_list(value: object) -> tuple[Any, ...]:
         if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
             raise InputError(f"{value!r} is not a list")
-        return tuple(_inside(i, read, item) for i, item in enumerate(value))
+        return tuple(inside(i, read, item) for i, item in enumerate(value))
 
     return read_list
 
@@ -182,7 +208,7 @@ def read_mapping(value: object) -> dict[str, Any]:
     return {_word(key): item for key, item in value.items()}
 
 
-def _inside(part: str | int, read: Callable[[object], Any], value: object) -> Any:
+def inside(part: str | int, read: Callable[[object], Any], value: object) -> Any:
     """Read a part of a value; a mistake in it has its key, or index."""
     with located(part):
         return read(value)
@@ -194,20 +220,12 @@ def _curve(value: object) -> dict[int, Fraction]:
     read = {}
     for key, item in value.items():  # keys of YAML are text, cores are numbers
         cores = int(key) if isinstance(key, str) and key.isdecimal() else key
-        read[_positive(cores)] = _inside(str(key), _factor, item)
+        read[_positive(cores)] = inside(str(key), _factor, item)
     return dict(sorted(read.items()))
 
 
 def _counts(value: object) -> dict[str, int]:
-    return {key: _inside(key, _positive, item) for key, item in read_mapping(value).items()}
-
-
-def _anything(value: object) -> object:
-    return value
-
-
-def _at_least_one(value: object, *, what: str) -> int:
-    return _positive(value)
+    return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
 
 
 def read_sizes(value: object) -> dict[str, int]:
@@ -231,40 +249,47 @@ def read_sizes(value: object) -> dict[str, int]:
 _SHARE: Final = {"type": ["number", "string"]}
 _COUNT: Final = {"type": "integer", "minimum": 1}
 
+_DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
+_FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
+_FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
+
 TYPES: Final[Mapping[str, Type]] = {
-    "duration": quantity(units.parse_duration, DURATION, "10us"),
-    "duration by kind": quantity(units.parse_duration, DURATION, "10us", by_key=True),
+    "duration": _DURATION,
+    "duration by kind": by_key(_DURATION),
     "size": quantity(units.parse_bytes, BYTES, "4MB"),
     "bytes": quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True),
-    "bytes by kind": quantity(units.parse_bytes, BYTES, "1MB", by_key=True),
+    "bytes by kind": by_key(quantity(units.parse_bytes, BYTES, "1MB")),
     "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
     "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
-    "flops": quantity(units.parse_flops, FLOPS, "1GFLOP"),
-    "flops by kind": quantity(units.parse_flops, FLOPS, "1GFLOP", by_key=True),
+    "flops": _FLOPS,
+    "flops by kind": by_key(_FLOPS),
     "flop rate": quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s"),
-    "flop rate by dtype": quantity(
-        units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True, by_key=True
-    ),
-    "fraction": Type(_share, "0.8 or 80%", _SHARE),
-    "fraction by kind": Type(_share, "0.8 or 80%", {"anyOf": [_SHARE, mapping_of(_SHARE)]}, by_key=True),
+    "flop rate by dtype": by_key(quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True)),
+    "fraction": _FRACTION,
+    "fraction by kind": by_key(_FRACTION),
     "part": Type(_part, "0.1 or 10%", _SHARE),
     "factor": Type(_factor, "0.2", {"type": "number", "minimum": 0}),
     "positive count": Type(_positive, "4", _COUNT),
+    "number of devices": at_most(16_384),  # the largest machines that train one model have about as many
+    "number of lanes": at_most(65_536),  # cores, streams or host threads of one device: more than any has
     "count or unlimited": Type(
-        lambda value: units.parse_limit(value, _at_least_one, what=""),
+        lambda value: units.parse_limit(value, lambda count, what: _positive(count)),
         "4 or unlimited",
         {"anyOf": [_COUNT, {"const": "unlimited"}]},
     ),
     "count or share": Type(_count_or_share, "66 or 50%", {"type": ["integer", "number", "string"]}),
     "flag": Type(_flag, "true", {"type": "boolean"}),
     "word": Type(_word, "a word", {"type": "string"}),
+    "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
+    "link sharing": one_of("serial", "shared", "independent"),
+    "host memory": one_of("pinned", "pageable"),
     "words": Type(_list_of(_word), "[matmul, conv]", {"type": "array", "items": {"type": "string"}}),
     "integers": Type(_list_of(_integer), "[0, -1]", {"type": "array", "items": {"type": "integer"}}),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}", {"type": "object"}),
     "counts by name": Type(_counts, "{a: 64, b: 68}", {"anyOf": [_COUNT, mapping_of(_COUNT)]}),
     "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}", mapping_of(quantity_schema(BYTES))),
     "mapping": Type(read_mapping, "{...}", {"type": "object"}),
-    "anything": Type(_anything, "...", {}),
+    "anything": Type(lambda value: value, "...", {}),
 }
 """The types of values in files. Those "by" something also take a mapping with `DEFAULT`."""
 

@@ -13,38 +13,27 @@ in the result, and means the ideal: no limit, no loss, no overhead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from devices.describe.field_types import TYPES, read_mapping
-from sim.words.errors import InputError, UnknownNameError, located
+from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
+from sim.words.errors import UnknownNameError, located
 
 __all__ = [
     "DEFAULT",
     "DEVICE_FIELDS",
     "HOST_FIELDS",
+    "KEYS_OF",
     "LINK_FIELDS",
     "MACHINE_FIELDS",
+    "OVERHEADS",
     "TYPES",
     "Field",
     "merge",
-    "read_field",
     "read_fields",
 ]
 
-DEFAULT: Final = "default"
-"""In a quantity that differs by kind of op or by dtype: the value of all that are not named."""
 
-
-MOST_DEVICES: Final = 16_384
-"""Most devices of a sort; the largest machines that train one model have about as many."""
-
-MOST_LANES: Final = 65_536
-"""Most cores, streams or host threads of one device: far above any there is."""
-
-
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One key that a description may have.
 
     Attributes
@@ -58,10 +47,6 @@ class Field:
         Kinds of device that have it; empty: all.
     overhead : bool
         An overhead or loss that real devices have and ideal ones do not: ``ideal: true`` drops it.
-    choices : tuple of str
-        The words it may be; empty: any.
-    most : int
-        Of a count: the most it may be, so that a slip of the finger is told and not simulated; 0: any.
     example : str
         What a value looks like, where that is not what its type looks like.
     """
@@ -71,19 +56,17 @@ class Field:
     doc: str
     kinds: tuple[str, ...] = ()
     overhead: bool = False
-    choices: tuple[str, ...] = ()
-    most: int = 0
     example: str = ""
 
     @property
     def shown(self) -> str:
-        """What a value looks like, for help and messages: its choices, else an example."""
-        return " | ".join(self.choices) or self.example or TYPES[self.type].shown
+        """What a value looks like, for help and messages."""
+        return self.example or TYPES[self.type].shown
 
 
-_CPU, _GPU, _NPU = ("cpu",), ("gpu",), ("npu",)
-_LAUNCHED = ("gpu", "npu", "other")
-"""Kinds on which ops are launched; the workers of a CPU take ops and execute them."""
+def _table(*fields: Field) -> Mapping[str, Field]:
+    return {field.name: field for field in fields}
+
 
 _DEVICE = [
     Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
@@ -91,169 +74,103 @@ _DEVICE = [
     Field("ideal", "flag", "drop every overhead and loss of the preset"),
     Field("description", "word", "what it is, in one line", example="the GPU of my desk"),
     Field("sources", "mapping", "where each number comes from; not used for anything else"),
-    Field(
-        "count",
-        "positive count",
-        "this many such devices, called name0, name1, ...; default one",
-        most=MOST_DEVICES,
-    ),
+    Field("count", "number of devices", "this many such devices, called name0, name1, ...; default one"),
     # -- who issues and how many run at once
-    Field("cores", "positive count", "cores of a CPU, or of an NPU", ("cpu", "npu"), most=MOST_LANES),
+    Field("cores", "number of lanes", "cores of a CPU, or of an NPU"),
+    Field("inter_op", "number of lanes", "worker threads that run ops; default cores / intra_op"),
+    Field("intra_op", "positive count", "cores that one op uses; default 1"),
     Field(
-        "inter_op",
-        "positive count",
-        "worker threads that run ops; default cores / intra_op",
-        _CPU,
-        most=MOST_LANES,
-    ),
-    Field("intra_op", "positive count", "cores that one op uses; default 1", _CPU),
-    Field(
-        "cores_per_op",
-        "positive count",
-        "cores that one op uses; the device has cores / cores_per_op queues",
-        _NPU,
+        "cores_per_op", "positive count", "cores that one op uses; the device has cores / cores_per_op queues"
     ),
     Field(
         "queues_per_core",
         "positive count",
         "queues of one core; with 2, its matrix and its vector unit can run two ops at once; default 1",
-        _NPU,
     ),
-    Field("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)", _CPU, True),
-    Field("speedup", "curve", "speed-up by cores, in place of serial_fraction; linear in between", _CPU),
+    Field("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)"),
+    Field("speedup", "curve", "speed-up by cores, in place of serial_fraction; linear in between"),
     Field(
         "oversubscription_cost",
         "factor",
         "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
-        _CPU,
-        True,
     ),
-    Field(
-        "streams",
-        "positive count",
-        "queues whose tasks start in order; default 1",
-        ("gpu", "other"),
-        most=MOST_LANES,
-    ),
-    Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", _GPU),
+    Field("streams", "number of lanes", "queues whose tasks start in order; default 1"),
+    Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out"),
     # -- overheads of issuing
-    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op", overhead=True),
-    Field(
-        "launch_latency",
-        "duration",
-        "time from issue on an idle stream to the earliest start",
-        _LAUNCHED,
-        True,
-    ),
-    Field("gap", "duration", "least time between two tasks of a stream", _LAUNCHED, True),
-    Field(
-        "event_hop",
-        "duration",
-        "time from a task's end to a task on another stream that waits for it",
-        _LAUNCHED,
-        True,
-    ),
+    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op"),
+    Field("launch_latency", "duration", "time from issue on an idle stream to the earliest start"),
+    Field("gap", "duration", "least time between two tasks of a stream"),
+    Field("event_hop", "duration", "time from a task's end to a task on another stream that waits for it"),
     Field(
         "event_record",
         "duration",
         "cost to the host of recording an event: once for each op that other streams wait for",
-        _GPU,
-        True,
     ),
     Field(
         "event_wait",
         "duration",
         "cost to the host of making a stream wait: once for each other stream that an op reads from",
-        _GPU,
-        True,
     ),
-    Field(
-        "graph_launch",
-        "duration",
-        "cost of launching a CUDA graph; default the cost of one op",
-        _GPU,
-        True,
-    ),
-    Field("graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap", _GPU, True),
-    Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", _GPU),
+    Field("graph_launch", "duration", "cost of launching a CUDA graph; default the cost of one op"),
+    Field("graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap"),
+    Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream"),
     Field(
         "queue_depth",
         "count or unlimited",
         "launches outstanding before the issuer blocks; default unlimited",
-        _LAUNCHED,
-        True,
     ),
     # -- what an op costs
     Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
-    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak", _NPU),
-    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak", _NPU),
+    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak"),
+    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak"),
     Field(
         "matrix_block",
         "positive count",
         "edge of the cube that a matrix unit multiplies at once: sizes are rounded up to it; default 1",
-        _NPU,
         example="16",
     ),
     Field(
         "matrix_kinds",
         "words",
         "kinds of op that run on the matrix units; default products of matrices",
-        _NPU,
         example="[matmul, conv]",
     ),
     Field("default_dtype", "word", "dtype of ops that name none; default fp32", example="bf16"),
     Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
-    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", _CPU),
-    Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
-    Field(
-        "memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach", overhead=True
-    ),
-    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate", overhead=True),
-    Field(
-        "half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth", overhead=True
-    ),
-    Field("op_overhead", "duration by kind", "extra time on the device for every op", overhead=True),
+    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth"),
+    Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach"),
+    Field("memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach"),
+    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate"),
+    Field("half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth"),
+    Field("op_overhead", "duration by kind", "extra time on the device for every op"),
     Field(
         "cost",
         "anything",
         "roofline (default), {fixed: ...}, {table: ...}, {fitted: ...}, or a list tried in turn",
-        overhead=True,  # a preset's: measured and fitted costs hold losses, what is left is the roofline
         example="roofline",
     ),
     Field("supports", "words", "kinds of op that the device can run; default all"),
     # -- what its tasks share
     Field(
         "sharing",
-        "word",
+        "device sharing",
         "what concurrent ops compete for: cores or time slices of a CPU, SMs (and DRAM) of a GPU",
-        ("cpu", "gpu"),
-        overhead=True,
-        choices=("none", "cores", "time", "sm", "sm+dram"),
     ),
-    Field("sms", "positive count", "streaming multiprocessors", _GPU, most=MOST_LANES, example="132"),
+    Field("sms", "number of lanes", "streaming multiprocessors", example="132"),
     Field(
-        "use_sms",
-        "count or share",
-        "use only this many or this share of the SMs; peak is cut in proportion",
-        _GPU,
+        "use_sms", "count or share", "use only this many or this share of the SMs; peak is cut in proportion"
     ),
-    Field(
-        "partitions",
-        "counts by name",
-        "split the SMs: how many SMs each partition has (green contexts)",
-        _GPU,
-    ),
-    Field("stream_partitions", "words", "partition of each stream; default in turn", _GPU, example="[a, b]"),
-    Field("partition_step", "positive count", "partitions are multiples of this many SMs", _GPU),
+    Field("partitions", "counts by name", "split the SMs: how many SMs each partition has (green contexts)"),
+    Field("stream_partitions", "words", "partition of each stream; default in turn", example="[a, b]"),
+    Field("partition_step", "positive count", "partitions are multiples of this many SMs"),
     Field(
         "fitted_grids",
         "flag",
-        "take the blocks of a matrix product that gives none from the fitted model, if there is one; false: "
-        "it fills the device; default true",
-        _GPU,
+        "take the blocks of a matrix product that gives none from the fitted model, if there is one; "
+        "false: it fills the device; default true",
     ),
-    Field("max_resident", "positive count", "kernels resident at once; default 128", _GPU),
-    Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", _GPU),
+    Field("max_resident", "positive count", "kernels resident at once; default 128"),
+    Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1"),
     # -- memory and copies
     Field("memory", "bytes", "memory capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
@@ -264,119 +181,132 @@ _DEVICE = [
     ),
     Field(
         "host_memory",
-        "word",
-        "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs occupy "
-        "the host thread that launches there",
-        _CPU,
-        True,
-        choices=("pinned", "pageable"),
+        "host memory",
+        "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs "
+        "occupy the host thread that launches there",
     ),
     Field(
         "staging_bandwidth",
         "bandwidth",
         "bandwidth of copies through the driver's buffers, with pageable memory; default no limit",
-        _CPU,
-        True,
         example="6GB/s",
     ),
     Field(
         "scratchpad",
         "bytes",
         "software-managed memory of a core, through which operands pass in tiles",
-        _NPU,
         example="1MiB",
     ),
     Field(
         "vector_scratchpad",
         "bytes",
         "scratchpad of the vector unit, if it has its own; default scratchpad",
-        _NPU,
         example="256KiB",
     ),
     Field(
         "double_buffered",
         "flag",
         "load the next tile while computing on one; false: one after another; default true",
-        _NPU,
     ),
     Field(
-        "dma_bandwidth",
-        "bandwidth",
-        "bandwidth of a core's DMA, each way; default its share of bandwidth",
-        _NPU,
+        "dma_bandwidth", "bandwidth", "bandwidth of a core's DMA, each way; default its share of bandwidth"
     ),
-    Field("dma_latency", "duration", "cost of starting a DMA, for each tile and direction", _NPU, True),
-    Field("granule", "bytes", "smallest tile of an operand; default 64B", _NPU, example="512B"),
+    Field("dma_latency", "duration", "cost of starting a DMA, for each tile and direction"),
+    Field("granule", "bytes", "smallest tile of an operand; default 64B", example="512B"),
     Field(
         "copy_engines",
         "count or unlimited",
         "copy or DMA engines; 1: one transfer at a time; 2: one in each direction; default unlimited",
-        ("gpu", "npu"),
     ),
 ]
 
-DEVICE_FIELDS: Final[Mapping[str, Field]] = {field.name: field for field in _DEVICE}
+_KEYS_OF: Final = {
+    "cpu": """
+        cores inter_op intra_op serial_fraction speedup oversubscription_cost core_bandwidth
+        sharing host_memory staging_bandwidth
+    """,
+    "gpu": """
+        streams stream_priorities launch_latency gap event_hop event_record event_wait
+        graph_launch graph_gap legacy_stream queue_depth sharing sms use_sms partitions
+        stream_partitions partition_step fitted_grids max_resident blocks_per_sm copy_engines
+    """,
+    "npu": """
+        cores cores_per_op queues_per_core launch_latency gap event_hop queue_depth matrix_peak
+        vector_peak matrix_block matrix_kinds scratchpad vector_scratchpad double_buffered
+        dma_bandwidth dma_latency granule copy_engines
+    """,
+    "other": "streams launch_latency gap event_hop queue_depth",
+}
+
+KEYS_OF: Final = {kind: frozenset(keys.split()) for kind, keys in _KEYS_OF.items()}
+"""Kind of device -> the keys that not every kind has; ``other`` are those that only have streams."""
+
+_OVERHEADS: Final = """
+    serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
+    event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
+    half_flops half_bytes op_overhead cost sharing host_memory staging_bandwidth dma_latency
+"""
+
+OVERHEADS: Final = frozenset(_OVERHEADS.split())
+"""Overheads and losses that real devices have and ideal ones do not: ``ideal: true`` drops a preset's.
+
+Its costs are among them: what was measured and fitted holds losses, and what is left is the roofline."""
+
+DEVICE_FIELDS: Final = _table(
+    *(
+        field._replace(
+            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys),
+            overhead=field.name in OVERHEADS,
+        )
+        for field in _DEVICE
+    )
+)
 """Every key of a device, in the order in which help shows them."""
 
-LINK_FIELDS: Final[Mapping[str, Field]] = {
-    field.name: field
-    for field in [
-        Field("name", "word", "default: from->to", example="nvlink"),
-        Field("from", "word", "device, or pattern such as gpu*: one link for each", example="gpu0"),
-        Field("to", "word", "device, or pattern such as gpu*: one link for each", example="gpu1"),
-        Field("latency", "duration", "time before the first byte arrives; default 0", overhead=True),
-        Field("bandwidth", "bandwidth", "bandwidth in one direction; default no limit"),
-        Field(
-            "efficiency", "fraction", "part of the bandwidth that transfers reach; default all", overhead=True
-        ),
-        Field(
-            "sharing",
-            "word",
-            "serial: one transfer after another (default); shared: max-min fair; independent: no contention",
-            choices=("serial", "shared", "independent"),
-        ),
-        Field(
-            "on_request",
-            "flag",
-            "a recv that finds its tensor by key sends a request first (between processes); default false",
-        ),
-        Field("duplex", "flag", "make one such link in each direction; default true"),
-        Field(
-            "sources",
-            "anything",
-            "where its numbers come from; not used for anything else",
-            example="datasheet",
-        ),
-    ]
-}
+LINK_FIELDS: Final = _table(
+    Field("name", "word", "default: from->to", example="nvlink"),
+    Field("from", "word", "device, or pattern such as gpu*: one link for each", example="gpu0"),
+    Field("to", "word", "device, or pattern such as gpu*: one link for each", example="gpu1"),
+    Field("latency", "duration", "time before the first byte arrives; default 0", overhead=True),
+    Field("bandwidth", "bandwidth", "bandwidth in one direction; default no limit"),
+    Field("efficiency", "fraction", "part of the bandwidth that transfers reach; default all", overhead=True),
+    Field(
+        "sharing",
+        "link sharing",
+        "serial: one transfer after another (default); shared: max-min fair; independent: no contention",
+    ),
+    Field(
+        "on_request",
+        "flag",
+        "a recv that finds its tensor by key sends a request first (between processes); default false",
+    ),
+    Field("duplex", "flag", "make one such link in each direction; default true"),
+    Field(
+        "sources", "anything", "where its numbers come from; not used for anything else", example="datasheet"
+    ),
+)
 """Every key of a link."""
 
-HOST_FIELDS: Final[Mapping[str, Field]] = {
-    field.name: field
-    for field in [
-        Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
-        Field("threads", "positive count", "host threads; default 1", most=MOST_LANES),
-    ]
-}
+HOST_FIELDS: Final = _table(
+    Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
+    Field("threads", "number of lanes", "host threads; default 1"),
+)
 """Every key of a host."""
 
-MACHINE_FIELDS: Final[Mapping[str, Field]] = {
-    field.name: field
-    for field in [
-        Field("preset", "word", "take a known machine; other keys override or add", example="dgx-h200"),
-        Field("ideal", "flag", "drop every overhead and loss of all devices and links"),
-        Field("description", "word", "what it is, in one line", example="the machine under my desk"),
-        Field("sources", "mapping", "where the numbers come from; not used for anything else"),
-        Field("devices", "mapping", "name to device"),
-        Field(
-            "links",
-            "anything",
-            "list of links; without any, transfers take no time",
-            example="[{from: gpu0, to: gpu1}]",
-        ),
-        Field("hosts", "mapping", "name to host; default one host thread per device without workers"),
-    ]
-}
+MACHINE_FIELDS: Final = _table(
+    Field("preset", "word", "take a known machine; other keys override or add", example="dgx-h200"),
+    Field("ideal", "flag", "drop every overhead and loss of all devices and links"),
+    Field("description", "word", "what it is, in one line", example="the machine under my desk"),
+    Field("sources", "mapping", "where the numbers come from; not used for anything else"),
+    Field("devices", "mapping", "name to device"),
+    Field(
+        "links",
+        "anything",
+        "list of links; without any, transfers take no time",
+        example="[{from: gpu0, to: gpu1}]",
+    ),
+    Field("hosts", "mapping", "name to host; default one host thread per device without workers"),
+)
 """Every key of a machine."""
 
 
@@ -419,27 +349,11 @@ def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> 
         for name in given:
             if name not in fields:
                 raise UnknownNameError("key", name, fields)
-        return {name: read_field(field, given[name]) for name, field in fields.items() if name in given}
-
-
-def read_field(field: Field, value: object) -> Any:
-    """Read the value of one key, as `read_fields` does."""
-    with located(field.name):
-        type_ = TYPES[field.type]
-        if not type_.by_key:
-            read = type_.read(value)
-        elif isinstance(value, Mapping):
-            read = {}
-            for key, item in read_mapping(value).items():
-                with located(key):
-                    read[key] = type_.read(item)
-        else:
-            read = {DEFAULT: type_.read(value)}
-        if field.choices and read not in field.choices:
-            raise UnknownNameError("word", str(read), field.choices)
-        if field.most and read > field.most:
-            raise InputError(f"{read:,} is more than the {field.most:,} that there may be")
-        return read
+        return {
+            name: inside(name, TYPES[field.type].read, given[name])
+            for name, field in fields.items()
+            if name in given
+        }
 
 
 def merge(

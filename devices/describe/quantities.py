@@ -72,14 +72,14 @@ class Shorthand:
     key: str
     plain: str | Mapping[str, Any] = "word"
 
+    def whole(self, value: Any) -> Any:
+        """Return the mapping that a value stands for: of a word only text does."""
+        plain = isinstance(value, str) if self.plain == "word" else not isinstance(value, dict)
+        return {self.key: value} if plain else value
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return how pydantic reads it: of a word only text may stand for the mapping."""
-
-        def whole(value: Any) -> Any:
-            plain = isinstance(value, str) if self.plain == "word" else not isinstance(value, dict)
-            return {self.key: value} if plain else value
-
-        return no_info_before_validator_function(whole, handler(source))
+        """Return how pydantic reads it."""
+        return no_info_before_validator_function(self.whole, handler(source))
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the JSON Schema: that of the plain value, or of the whole."""

@@ -63,12 +63,8 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     if len(values.get("stream_priorities", ())) > streams:
         raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
     dram = values["bandwidth"] if sharing == "sm+dram" else None
-    values = {
-        **values,
-        "sms_in_use": used,
-        "dram_bytes_per_s": dram,
-        **_partitions(name, values, used, streams),
-    }
+    partitions = _partitions(name, values, used, streams)
+    values = {**values, **partitions, "sms_in_use": used, "dram_bytes_per_s": dram}
     alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
     processor = least = None
     if not alone and sharing != "none":
@@ -101,10 +97,7 @@ def _partitions(
     for i, (partition, sms) in enumerate(partitions.items()):
         rest = i == len(partitions) - 1 and total == used  # the last may take what the others leave
         if sms % step and not rest:
-            raise InputError(
-                f"{sms} SMs are no multiple of {step}",
-                path=("partitions", partition),
-            )
+            raise InputError(f"{sms} SMs are no multiple of {step}", path=("partitions", partition))
     names = list(partitions)
     given = values.get("stream_partitions") or [names[s % len(names)] for s in range(streams)]
     if len(given) != streams:
@@ -112,10 +105,7 @@ def _partitions(
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)
-    return {
-        "partition_sms": tuple(partitions.values()),
-        "partition_of": tuple(names.index(p) for p in given),
-    }
+    return {"partition_sms": tuple(partitions.values()), "partition_of": tuple(map(names.index, given))}
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:

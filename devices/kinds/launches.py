@@ -19,7 +19,8 @@ stream, and two launches of it into one stream run one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,7 @@ from sim.words.errors import InputError
 __all__ = ["as_cuda_graphs", "launched", "with_event_calls", "with_legacy_streams"]
 
 
-@dataclass(frozen=True)
-class _Decided:
+class _Decided(NamedTuple):
     """An order, or an assignment to streams, that was decided before the graph was changed."""
 
     values: Sequence[int]
@@ -105,21 +105,16 @@ def as_cuda_graphs(job: Job) -> Job:
     >>> job.issue_ns.tolist()
     [5000, 0]
     """
-    graph, machine = job.graph, job.machine
+    machine = job.machine
     launched = np.array([not device.workers for device in machine.devices])
     _refuse_round_trips(job, launched)
     eager_ns = issue_costs_ns(job)
-    issue_ns = np.zeros(len(graph), np.int64)
-    seen: set[int] = set()
-    for op in job.order.tolist():
-        d = int(job.device_of[op])
-        device = machine.devices[d]
-        if not launched[d]:
-            issue_ns[op] = eager_ns[op]
-        elif d not in seen:
-            seen.add(d)
-            own_ns = device.details.graph_launch_ns
-            issue_ns[op] = eager_ns[op] if own_ns is None else own_ns
+    issue_ns = np.where(launched[job.device_of], 0, eager_ns)
+    captured = job.order[launched[job.device_of[job.order]]]
+    used, first = np.unique(job.device_of[captured], return_index=True)
+    for d, op in zip(used.tolist(), captured[first].tolist(), strict=True):
+        own_ns = machine.devices[d].details.graph_launch_ns
+        issue_ns[op] = eager_ns[op] if own_ns is None else own_ns
     devices = tuple(
         replace(
             device,
@@ -134,7 +129,7 @@ def as_cuda_graphs(job: Job) -> Job:
     )
     edges: list[tuple[int, int, int]] = []
     if job.iterations > 1:
-        for d in sorted(seen):
+        for d in used.tolist():
             edges += _one_after_another(job, d)
     return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=devices))
 
@@ -225,20 +220,17 @@ def _refuse_round_trips(job: Job, launched: np.ndarray[tuple[int], np.dtype[np.b
     graph = job.graph
     on_gpu = launched[job.device_of].tolist()
     waits = [False] * len(graph)  # for the host to execute something that waits for a device
-    before, distance = graph.predecessors.lists(), graph.predecessor_distance.tolist()
-    pointer = graph.predecessors.indptr.tolist()
-    reached = list(on_gpu)  # by something that a device executes
+    predecessors = graph.dag().predecessors
     for op in graph.topological_order.tolist():
-        now = [p for k, p in enumerate(before[op]) if not distance[pointer[op] + k]]
-        reached[op] = on_gpu[op] or any(reached[p] for p in now)
-        waits[op] = not on_gpu[op] and any(reached[p] for p in now)
-        if on_gpu[op]:
-            host = next((p for p in now if waits[p]), None)
-            if host is not None:
-                raise InputError(
-                    f"op {graph.op_names[op]!r} cannot be part of a CUDA graph: it waits for "
-                    f"{graph.op_names[host]!r}, which a CPU executes after it has waited for the device"
-                )
+        if not on_gpu[op]:
+            waits[op] = any(on_gpu[p] or waits[p] for p in predecessors[op])
+            continue
+        host = next((p for p in predecessors[op] if waits[p]), None)
+        if host is not None:
+            raise InputError(
+                f"op {graph.op_names[op]!r} cannot be part of a CUDA graph: it waits for "
+                f"{graph.op_names[host]!r}, which a CPU executes after it has waited for the device"
+            )
 
 
 def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:

@@ -66,11 +66,7 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
             if key in values:
                 raise InputError("it takes effect only with a scratchpad, which is not given", path=(key,))
     share = Fraction(per_op, cores * queues)
-    values = {
-        **values,
-        "queues_per_core": queues,
-        "units": _units(values),
-    }
+    values = {**values, "queues_per_core": queues, "units": _units(values)}
     return Device(
         **common_arguments(name, values),
         streams=cores // per_op * queues,

@@ -40,10 +40,9 @@ class Groups:
 
     def __call__(self, owner: Owner) -> Owner:
         """Return the group of `owner`."""
-        group = self._known.get(owner)
-        if group is None:
-            self._known[owner] = group = self._find(owner)
-        return group
+        if owner not in self._known:
+            self._known[owner] = self._find(owner)
+        return self._known[owner]
 
     def _find(self, owner: Owner) -> Owner:
         if isinstance(owner, str):

@@ -7,11 +7,10 @@ from math import gcd
 
 import numpy as np
 
-from devices.network.routes import Way, find_ways
+from devices.network.routes import find_ways
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.kernel.layout.routes import LARGEST, Routes
-from sim.words.arrays import IntArray
 from sim.words.units import NS_PER_S
 
 __all__ = ["network_columns"]
@@ -52,14 +51,11 @@ def network_columns(job: Job, flow: Flow) -> Routes | str:
     largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
     if largest >= LARGEST:
         return f"its transfers need numbers of {largest.bit_length()} bits"
-    alone_ns = _alone_ns(ways, of, np.where(flows, 0, flow.nbytes))
-    if alone_ns is None:
+    alone = np.where(flows, 0, flow.nbytes)
+    alone_ns = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), alone.tolist(), strict=True)]
+    if max(alone_ns, default=0) >= LARGEST:
         return "a transfer takes longer than 60 bits can count"
     work = np.where(flows, flow.nbytes * per_byte, 0)
-    return Routes(of, work, alone_ns, latency_ns, held_first, held, route, first, links, capacity)
-
-
-def _alone_ns(ways: list[Way], of: IntArray, nbytes: IntArray) -> IntArray | None:
-    """Return `Way.alone_ns` of each transfer; None where one is too long."""
-    exact = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), nbytes.tolist(), strict=True)]
-    return np.array(exact, np.int64) if max(exact, default=0) < LARGEST else None
+    return Routes(
+        of, work, np.array(alone_ns, np.int64), latency_ns, held_first, held, route, first, links, capacity
+    )

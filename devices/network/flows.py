@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from devices.sharing.maxmin import Link, Route, fill
@@ -147,11 +148,7 @@ class FairFlows:
             ended += over
             route.end_ns = -1
             self._count(route, -len(over))
-        for _, item in sorted(ended, key=_by_number):
+        for _, item in sorted(ended, key=itemgetter(0)):
             self._arrived(item)
         if not ended:
             self._predict()
-
-
-def _by_number(ended: tuple[int, Any]) -> int:
-    return ended[0]

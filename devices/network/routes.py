@@ -96,26 +96,25 @@ def _way(machine: Machine, source: int, destination: int, staging: int | None, s
             f"the route {ends} leads over {machine.links[independent].name!r}, which is independent, and a "
             "shared link; make both the same"
         )
-    engines = [_engine(machine, source, "out"), _engine(machine, destination, "in")]
     return Way(
-        (*held, *(engine for engine in engines if engine is not None)),
+        (*held, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
         sum(machine.links[link].latency_ns for link in links),
         min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
         (*finite, *(() if staging is None else (stage,))) if shared else (),
     )
 
 
-def _engine(machine: Machine, device: int, direction: str) -> Hashable | None:
-    """Return what a transfer holds at one of its ends; None: nothing."""
+def _engine(machine: Machine, device: int, direction: str) -> tuple[Hashable, ...]:
+    """Return the copy engine that a transfer holds at one of its ends, if there is one."""
     engines = machine.devices[device].details.copy_engines
     if engines is None:
-        return None
+        return ()
     if engines not in (1, 2):
         raise InputError(
             f"{machine.devices[device].name}.copy_engines: found {engines!r}; accepted: 1 (one transfer at a "
             "time) or 2 (one in each direction)"
         )
-    return (device, direction if engines == 2 else "both")
+    return ((device, direction if engines == 2 else "both"),)
 
 
 def _bandwidths(machine: Machine) -> dict[int, int]:

@@ -26,7 +26,7 @@ from sim.words.errors import InputError
 
 __all__ = ["device_preset", "machine_preset", "presets"]
 
-_FOLDERS: Final = {"sim.devices": "", "sim.machines": "machines"}
+_FOLDERS: Final = (files(__name__), files(__name__) / "machines")
 
 
 def device_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[str, Any]:
@@ -90,16 +90,12 @@ def __getattr__(name: str) -> Callable[[], dict[str, Any]]:
 
 @cache
 def _from_file(name: str) -> Callable[[], dict[str, Any]] | None:
-    for folder in _FOLDERS.values():
-        file = files(__name__) / folder / f"{name}.yaml"
-        if file.is_file():
-            return _preset(file.read_text(encoding="utf-8"))
-    return None
-
-
-def _preset(text: str) -> Callable[[], dict[str, Any]]:
+    file = next((file for folder in _FOLDERS if (file := folder / f"{name}.yaml").is_file()), None)
+    if file is None:
+        return None
     # CSafeLoader is the same, written in C; not every build of PyYAML has it.
-    spec: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    spec: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), loader)
 
     def preset() -> dict[str, Any]:
         return dict(spec)

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Final
 
 from policies.compile.records import Record, Records, read, write
+from policies.option_checks import one_of
 from sim import Graph
 from sim.words.errors import InputError
 
@@ -57,11 +58,7 @@ class Fusion:
     """
 
     def __init__(
-        self,
-        patterns: str = "all",
-        bytes_per_ns: float = 0,
-        flop_per_ns: float = 0,
-        launch_ns: int = 0,
+        self, patterns: str = "all", bytes_per_ns: float = 0, flop_per_ns: float = 0, launch_ns: int = 0
     ) -> None:
         if min(bytes_per_ns, flop_per_ns, launch_ns) < 0 or bool(bytes_per_ns) != bool(flop_per_ns):
             raise InputError(
@@ -69,10 +66,7 @@ class Fusion:
                 f"found {bytes_per_ns}, {flop_per_ns} and {launch_ns} ns"
             )
         self.bytes_per_ns, self.flop_per_ns, self.launch_ns = bytes_per_ns, flop_per_ns, launch_ns
-        if patterns not in ("remapper", "elementwise", "all"):
-            message = f"fusion: patterns must be remapper, elementwise or all; found {patterns!r}"
-            raise InputError(message, path=("patterns",))
-        self.patterns = patterns
+        self.patterns = one_of("fusion", "patterns", patterns, ("remapper", "elementwise", "all"))
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
@@ -91,7 +85,7 @@ class Fusion:
     def _into_all_readers(self, producer: Record, records: Records) -> None:
         """Let every reader compute `producer` itself, where that takes less time in all."""
         readers = list({r.name: r for r in records.readers()[producer.name]}.values())
-        followed = any(producer.name == name for other in records.ops.values() for name, _ in other.after)
+        followed = records.followers()[producer.name]
         if len(readers) < 2 or followed or len(producer.outputs) != 1 or producer.duration_ns is not None:
             return
         for reader in readers:
@@ -115,30 +109,24 @@ class Fusion:
 
     def _partner(self, record: Record, records: Records) -> Record | None:
         """Return the producer that `record` can be fused with."""
-        readers = None
         for tensor, distance in record.inputs:
             producer = records.producer(tensor)
             if producer is None or distance or tensor != producer.name or len(producer.outputs) != 1:
                 continue
-            if not self._fits(producer, record):
+            if producer.device != record.device or not self._fits(producer, record):
                 continue
-            readers = records.readers() if readers is None else readers
-            if [r.name for r in readers[producer.name]] != [record.name] or producer.device != record.device:
-                continue
-            if any(producer.name == name for other in records.ops.values() for name, _ in other.after):
+            if [r.name for r in records.readers()[tensor]] != [record.name] or records.followers()[tensor]:
                 continue
             others = [records.producer(t) for t, _ in record.inputs if t != tensor]
             others += [records.ops[name] for name, d in record.after if not d]
-            if any(o is not None and records.depends_on(o.name, producer.name) for o in others):
-                continue  # the fused op would wait for itself
-            return producer
+            if not any(other is not None and records.depends_on(other.name, tensor) for other in others):
+                return producer  # else the fused op would wait for itself
         return None
 
     def _fits(self, producer: Record, record: Record) -> bool:
-        if producer.stateful or record.stateful:
-            return False
-        if not (producer.attributes.get("strict", True) and record.attributes.get("strict", True)):
-            return False  # it starts with the first of its own inputs
+        for one in (producer, record):  # what is not strict starts with the first of its own inputs
+            if one.stateful or not one.attributes.get("strict", True):
+                return False
         kinds = [*_kinds(producer), record.kind]
         if self.patterns != "elementwise" and kinds[0] in PRODUCTS and _remapper(kinds):
             return True

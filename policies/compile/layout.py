@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Final
 
 from policies.compile.records import Record, Records, read, write
+from policies.option_checks import one_of
 from sim import Graph
-from sim.words.errors import InputError
 
 __all__ = ["Layout"]
 
@@ -44,10 +44,7 @@ class Layout:
     """
 
     def __init__(self, prefer: str = "NCHW") -> None:
-        if prefer not in FORMATS:
-            message = f"layout: prefer must be one of {', '.join(FORMATS)}; found {prefer!r}"
-            raise InputError(message, path=("prefer",))
-        self.prefer = prefer
+        self.prefer = one_of("layout", "prefer", prefer, FORMATS)
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in the preferred format."""
@@ -63,60 +60,51 @@ class Layout:
     def _surround(self, record: Record, current: str, records: Records) -> None:
         """Put a transpose before the first input and after the first output of an op."""
         record.attributes["data_format"] = self.prefer
-        tensor, distance = record.inputs[0]
-        before = _transpose(
-            f"{record.name}/to_{self.prefer}", tensor, distance, current, self.prefer, record, records
-        )
-        after = f"{record.name}/to_{current}"
+        before, after = f"{record.name}/to_{self.prefer}", f"{record.name}/to_{current}"
+        _transpose(before, record.inputs[0], (current, self.prefer), record, records)
         records.redirect({record.name: after})
         for other in records.ops.values():  # whoever followed the op still follows the op itself
             other.after = [(record.name if name == after else name, d) for name, d in other.after]
-        _transpose(after, record.name, 0, self.prefer, current, record, records)
+        _transpose(after, (record.name, 0), (self.prefer, current), record, records)
         record.inputs[0] = (before, 0)
 
 
 def _transpose(
-    name: str, tensor: str, distance: int, source: str, target: str, like: Record, records: Records
-) -> str:
-    nbytes = records.nbytes(tensor)
-    records.ops[name] = Record(
-        name,
-        "transpose",
-        [(tensor, distance)],
-        [],
-        (nbytes,),
-        bytes_read=nbytes,
-        bytes_written=nbytes,
-        device=like.device,
-        dtype=like.dtype,
-        attributes={"from": source, "to": target},
-    )
-    return name
+    name: str, edge: tuple[str, int], way: tuple[str, str], like: Record, records: Records
+) -> None:
+    """Add a transpose of what an edge brings, from one format to another, on the device of an op."""
+    nbytes, attributes = records.nbytes(edge[0]), dict(zip(("from", "to"), way, strict=True))
+    new = Record(name, "transpose", [edge], [], (nbytes,), device=like.device, dtype=like.dtype)
+    new.bytes_read, new.bytes_written, new.attributes = nbytes, nbytes, attributes
+    records.ops[name] = new
 
 
-def _is_transpose(record: Record | None) -> bool:
-    return record is not None and record.kind == "transpose" and {"from", "to"} <= set(record.attributes)
+def _way(record: Record | None) -> tuple[str, str] | None:
+    """Return from which format to which a transpose leads; None where an op is none."""
+    if record is None or record.kind != "transpose" or not {"from", "to"} <= record.attributes.keys():
+        return None
+    return record.attributes["from"], record.attributes["to"]
 
 
 def _sink(records: Records) -> bool:
     """Move one transpose below an op that does not care, when all its inputs are transposed alike."""
     readers = records.readers()
     for record in records.ops.values():
-        if record.kind not in AGNOSTIC or not record.inputs or len(record.outputs) != 1:
+        if record.kind not in AGNOSTIC or len(record.outputs) != 1 or not readers[record.name]:
             continue
-        above = [records.producer(tensor) for tensor, _ in record.inputs]
-        if not all(_is_transpose(p) for p in above) or not readers[record.name]:
+        above = [
+            producer for tensor, _ in record.inputs if (producer := records.producer(tensor)) is not None
+        ]
+        ways = {_way(producer) for producer in above}
+        way = ways.pop() if len(ways) == 1 and len(above) == len(record.inputs) else None
+        if way is None or any(len(readers[producer.name]) > 1 or producer.after for producer in above):
             continue
-        ways = {(p.attributes["from"], p.attributes["to"]) for p in above if p is not None}
-        if len(ways) != 1 or any(p is not None and (len(readers[p.name]) > 1 or p.after) for p in above):
-            continue
-        ((source, target),) = ways
-        record.inputs = [(p.inputs[0][0], p.inputs[0][1]) for p in above if p is not None]
-        records.remove(dict.fromkeys(p.name for p in above if p is not None))
-        below = f"{record.name}/to_{target}"
+        record.inputs = [producer.inputs[0] for producer in above]
+        records.remove(dict.fromkeys(producer.name for producer in above))
+        below = f"{record.name}/to_{way[1]}"
         for reader in readers[record.name]:
             reader.inputs = [(below if t == record.name else t, d) for t, d in reader.inputs]
-        _transpose(below, record.name, 0, source, target, record, records)
+        _transpose(below, (record.name, 0), way, record, records)
         return True
     return False
 
@@ -124,12 +112,10 @@ def _sink(records: Records) -> bool:
 def _cancel(records: Records) -> bool:
     """Remove one pair of transposes that undo one another."""
     for record in records.ops.values():
-        if not _is_transpose(record):
-            continue
-        above = records.producer(record.inputs[0][0])
-        if above is None or not _is_transpose(above) or record.inputs[0][1]:
-            continue
-        if above.attributes["from"] != record.attributes["to"]:
+        way = _way(record)
+        above = records.producer(record.inputs[0][0]) if way is not None and not record.inputs[0][1] else None
+        first = _way(above)
+        if way is None or above is None or first is None or first[0] != way[1]:
             continue
         records.redirect({record.name: above.inputs[0][0]})
         records.remove([record.name])

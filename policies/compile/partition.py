@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Final
 
-from policies.compile.records import Record, Records, read, write
+from policies.compile.records import Record, Records, frames_given, read, write
 from sim import Graph
 from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
 from sim.words.errors import InputError
@@ -89,7 +89,8 @@ class Partition:
                 )
         structure = frame_structure(graph) if has_control_flow(graph) else None
         _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
-        cut = _Cut(records, _frames(graph, structure), self.rendezvous)
+        frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
+        cut = _Cut(records, dict(zip(graph.op_names, frames, strict=True)), self.rendezvous)
         if structure is not None:
             cut.loops(graph, structure)
         for record in list(records.ops.values()):
@@ -110,19 +111,6 @@ def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:
                     producer.device = record.device
 
 
-def _frames(graph: Graph, structure: FrameStructure | None) -> dict[str, int]:
-    """Return op → frame into which it gives its outputs."""
-    if structure is None:
-        return {}
-    frames = {}
-    for op, name in enumerate(graph.op_names):
-        frame = structure.frame_of[op]
-        if graph.kind(op) == "exit":
-            frame = structure.parent[frame]
-        frames[name] = structure.child_of.get(op, frame)
-    return frames
-
-
 class _Cut:
     """Cuts edges; new ops stand before the first op that needs them."""
 
@@ -136,12 +124,10 @@ class _Cut:
 
     def result(self) -> Records:
         """Return all ops, old and new."""
-        ops = {}
-        for name, record in self.records.ops.items():
-            for new in self.before[name]:
-                ops[new.name] = new
-            ops[name] = record
-        self.records.ops = ops
+        in_order = (
+            one for record in self.records.ops.values() for one in (*self.before[record.name], record)
+        )
+        self.records.ops = {record.name: record for record in in_order}
         return self.records
 
     def edges(self, record: Record) -> None:
@@ -158,7 +144,7 @@ class _Cut:
         """Return the tensor on the device of `user`, of which there is one there for all."""
         key = (tensor, str(user.device))
         if key not in self.received:
-            frame = self.frames.get(producer.name, 0)
+            frame = self.frames[producer.name]
             self.received[key] = self._pair(tensor, self.records.nbytes(tensor), producer, frame, user)
         return self.received[key]
 
@@ -166,7 +152,7 @@ class _Cut:
         """Return an op on the device of `then` that comes after `first`."""
         key = (first.name, str(then.device))
         if key not in self.controlled:
-            frame = self.frames.get(first.name, 0)
+            frame = self.frames[first.name]
             name = f"{first.name}/to_{then.device}/control"
             dummy = self._add(then, name, "const", first.device, after=[(first.name, 0)])
             recv = self._pair(dummy, 0, first, frame, then)
@@ -177,29 +163,18 @@ class _Cut:
 
     def _pair(self, tensor: str, nbytes: int, producer: Record, frame: int, user: Record) -> str:
         source, target = str(producer.device), str(user.device)
+        base = f"{tensor}/to_{target}"
         facts: dict[str, Any] = {"outputs": (nbytes,), "attributes": {"key": f"{source};{target};{tensor}"}}
-        send = self._add(user, f"{tensor}/to_{target}/send", "send", source, inputs=[(tensor, 0)], **facts)
+        send = self._add(user, f"{base}/send", "send", source, inputs=[(tensor, 0)], **facts)
         start = self.starts.get((frame, target))
-        after = [(start, 0)] if start is not None else []
+        after = [] if start is None else [(start, 0)]
         found = [] if self.by_key else [(send, 0)]
-        return self._add(
-            user, f"{tensor}/to_{target}/recv", "recv", target, inputs=found, after=after, **facts
-        )
+        return self._add(user, f"{base}/recv", "recv", target, inputs=found, after=after, **facts)
 
-    def _add(
-        self,
-        user: Record,
-        name: str,
-        kind: str,
-        device: str | None,
-        *,
-        inputs: list[tuple[str, int]] | None = None,
-        after: list[tuple[str, int]] | None = None,
-        outputs: tuple[int, ...] = (0,),
-        attributes: dict[str, Any] | None = None,
-    ) -> str:
-        record = Record(name, kind, inputs or [], after or [], outputs, duration_ns=0, device=device)
-        record.attributes = attributes or {}
+    def _add(self, user: Record, name: str, kind: str, device: str | None, **facts: Any) -> str:
+        """Add an op that takes no time before `user`; of what is left out it has none, and one output."""
+        nothing: dict[str, Any] = {"inputs": [], "after": [], "outputs": (0,)}
+        record = Record(name, kind, **(nothing | facts), duration_ns=0, device=device)
         self.before[user.name].append(record)
         return name
 
@@ -255,9 +230,8 @@ class _Cut:
         device = str(first.device)
         base = f"{attributes['frame']}/on_{device}"
         const = self._add(first, f"{base}/const", "const", device, after=outer)
-        enter = self._add(
-            first, f"{base}/enter", "enter", device, inputs=[(const, 0)], attributes=dict(attributes)
-        )
+        given = [(const, 0)]
+        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes={**attributes})
         if condition is None:  # entered once
             self.starts[frame, device] = enter
             return
@@ -265,7 +239,6 @@ class _Cut:
         self.starts[frame, device] = merge
         here = condition.device == device
         goes_on = condition.name if here else self._receive(condition.name, condition, first)
-        switch = self._add(
-            first, f"{base}/switch", "switch", device, inputs=[(merge, 0), (goes_on, 0)], outputs=(0, 0)
-        )
+        given = [(merge, 0), (goes_on, 0)]
+        switch = self._add(first, f"{base}/switch", "switch", device, inputs=given, outputs=(0, 0))
         self._add(first, f"{base}/next", _BACK, device, inputs=[(f"{switch}:1", 0)])

@@ -6,17 +6,18 @@ turns the graph into `Record` values by name, changes those, and builds a new gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from sim import Graph, GraphBuilder
-from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.graph.csr import Csr
+from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure
 from sim.graph.graph import Role
-from sim.words.arrays import UNSET
+from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["External", "Record", "Records", "read", "write"]
+__all__ = ["External", "Record", "Records", "frames_given", "read", "write"]
 
 
 @dataclass
@@ -91,21 +92,25 @@ class Records:
 
     def readers(self) -> dict[str, list[Record]]:
         """Return op name → the ops that read any of its outputs, once for each read."""
+        return self._users(lambda record: record.inputs)
+
+    def followers(self) -> dict[str, list[Record]]:
+        """Return op name → the ops that follow it by a control edge."""
+        return self._users(lambda record: record.after)
+
+    def _users(self, edges: Callable[[Record], list[tuple[str, int]]]) -> dict[str, list[Record]]:
         out: dict[str, list[Record]] = {name: [] for name in self.ops}
         for record in self.ops.values():
-            for tensor, _ in record.inputs:
+            for tensor, _ in edges(record):
                 producer = self.producer(tensor)
                 if producer is not None:
                     out[producer.name].append(record)
         return out
 
-    def followers(self) -> dict[str, list[Record]]:
-        """Return op name → the ops that follow it by a control edge."""
-        out: dict[str, list[Record]] = {name: [] for name in self.ops}
-        for record in self.ops.values():
-            for name, _ in record.after:
-                out[name].append(record)
-        return out
+    def unused(self) -> list[str]:
+        """Return the ops that no other reads or follows."""
+        readers, followers = self.readers(), self.followers()
+        return [name for name in self.ops if not readers[name] and not followers[name]]
 
     def nbytes(self, tensor: str) -> int:
         """Return the size of a tensor."""
@@ -117,26 +122,30 @@ class Records:
 
     def redirect(self, moved: Mapping[str, str]) -> None:
         """Let whoever reads tensor `a` (or follows op `a`) read (follow) ``moved[a]`` instead."""
-        if not moved:
-            return
+
+        def followed(name: str) -> str:
+            producer = self.producer(moved.get(name, name))
+            return name if producer is None else producer.name
+
         for record in self.ops.values():
             record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
-            follows = [(self._op(moved.get(name, name)), d) for name, d in record.after]
-            record.after = [edge for edge in dict.fromkeys(follows) if edge[0] != record.name]
-
-    def _op(self, tensor: str) -> str:
-        producer = self.producer(tensor)
-        return producer.name if producer is not None else tensor
+            after = dict.fromkeys((followed(name), d) for name, d in record.after)
+            record.after = [edge for edge in after if edge[0] != record.name]
 
     def remove(self, names: Iterable[str]) -> None:
         """Drop ops; those that followed one by a control edge follow what it followed instead."""
         for name in names:
             gone = self.ops.pop(name)
-            before = [*gone.after]
             for record in self.ops.values():
                 if any(follows == name for follows, _ in record.after):
-                    edges = [e for e in record.after if e[0] != name]
-                    record.after = list(dict.fromkeys([*edges, *before]))
+                    edges = [edge for edge in record.after if edge[0] != name]
+                    record.after = list(dict.fromkeys([*edges, *gone.after]))
+
+    def remove_unused(self, names: Iterable[str]) -> None:
+        """Drop those of some ops that no other reads or follows, until each left is needed."""
+        candidates = set(names)
+        while gone := [name for name in self.unused() if name in candidates]:
+            self.remove(gone)
 
     def depends_on(self, name: str, target: str) -> bool:
         """Whether op `name` comes after op `target` within an iteration."""
@@ -165,46 +174,43 @@ def read(graph: Graph) -> Records:
     >>> read(b.build()).ops["a"].inputs
     [('x', 0)]
     """
-    tensor = [graph.tensor_name(t) for t in range(graph.n_tensors)]
-    read_, written = graph.bytes_read.tolist(), graph.bytes_written.tolist()
-    rows = [
-        (graph.inputs, graph.input_distance.tolist(), tensor),
-        (graph.after, graph.after_distance.tolist(), graph.op_names),
-    ]
-    edges = []
-    for csr, distance, names in rows:
-        ptr, indices = csr.indptr.tolist(), csr.indices.tolist()
-        pairs = list(zip([names[i] for i in indices], distance, strict=True))
-        edges.append([pairs[a:b] for a, b in pairwise(ptr)])
-    ops = {}
-    for op, name in enumerate(graph.op_names):
-        ops[name] = Record(
-            name,
-            graph.kind(op),
-            edges[0][op],
-            edges[1][op],
-            tuple(graph.tensor_nbytes[graph.outputs.row(op)].tolist()),
-            int(graph.flops[op]),
-            read_[op],
-            written[op],
-            _given(int(graph.duration_ns[op])),
-            {k: int(v[op]) for k, v in graph.duration_by_kind.items() if v[op] != UNSET},
-            _word(graph.pins, int(graph.pin_code[op])),
-            _word(graph.dtypes, int(graph.dtype_code[op])),
-            _given(int(graph.stage[op])),
-            _given(int(graph.micro_batch[op])),
-            _word(graph.phases, int(graph.phase_code[op])),
-            dict(graph.attributes.get(op, {})),
-        )
-    externals = {
-        name: External(
-            int(graph.tensor_nbytes[k]),
-            int(graph.tensor_role[k]),
-            _word(graph.pins, int(graph.tensor_pin[k])),
-        )
-        for k, name in enumerate(graph.external_names)
-    }
+    tensors = [graph.tensor_name(t) for t in range(graph.n_tensors)]
+    by_kind = graph.duration_by_kind.items()
+    columns = zip(
+        graph.op_names,
+        [graph.kinds[code] for code in graph.kind_code.tolist()],
+        _edges(graph.inputs, graph.input_distance, tensors),
+        _edges(graph.after, graph.after_distance, graph.op_names),
+        [tuple(graph.tensor_nbytes[row].tolist()) for row in graph.outputs.lists()],
+        *(column.tolist() for column in (graph.flops, graph.bytes_read, graph.bytes_written)),
+        _given(graph.duration_ns),
+        [{kind: int(ns[op]) for kind, ns in by_kind if ns[op] != UNSET} for op in range(len(graph))],
+        _words(graph.pins, graph.pin_code),
+        _words(graph.dtypes, graph.dtype_code),
+        _given(graph.stage),
+        _given(graph.micro_batch),
+        _words(graph.phases, graph.phase_code),
+        [dict(graph.attributes.get(op, {})) for op in range(len(graph))],
+        strict=True,
+    )
+    ops = {name: Record(name, *facts) for name, *facts in columns}
+    pins = _words(graph.pins, graph.tensor_pin)
+    given = zip(graph.tensor_nbytes.tolist(), graph.tensor_role.tolist(), pins, strict=False)
+    externals = {name: External(*facts) for name, facts in zip(graph.external_names, given, strict=False)}
     return Records(graph.name, ops, externals)
+
+
+def _edges(rows: Csr, distance: IntArray, names: Sequence[str]) -> list[list[tuple[str, int]]]:
+    pairs = list(zip([names[i] for i in rows.indices.tolist()], distance.tolist(), strict=True))
+    return [pairs[a:b] for a, b in pairwise(rows.indptr.tolist())]
+
+
+def _given(column: IntArray) -> list[int | None]:
+    return [None if value == UNSET else value for value in column.tolist()]
+
+
+def _words(words: Sequence[str], codes: IntArray) -> list[str | None]:
+    return [None if code == UNSET else words[code] for code in codes.tolist()]
 
 
 def write(records: Records) -> Graph:
@@ -224,9 +230,12 @@ def write(records: Records) -> Graph:
     return builder.build()
 
 
-def _given(value: int) -> int | None:
-    return None if value == UNSET else value
-
-
-def _word(words: tuple[str, ...], code: int) -> str | None:
-    return None if code == UNSET else words[code]
+def frames_given(graph: Graph, structure: FrameStructure) -> list[int]:
+    """Return for each op the frame into which it gives its outputs: of an enter the one that it opens."""
+    frames = list(structure.frame_of)
+    for op in range(len(graph)):
+        if graph.kind(op) == "exit":
+            frames[op] = structure.parent[frames[op]]
+    for enter, frame in structure.child_of.items():
+        frames[enter] = frame
+    return frames

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from policies.option_checks import one_of
 from sim import Issuer, Job, Policy, Task
 from sim.policy.order import Order
-from sim.words.errors import InputError
 
 __all__ = ["ReadyQueue"]
 
@@ -36,9 +36,8 @@ class ReadyQueue(Policy):
     scope = "group"
 
     def __init__(self, order: str = "fifo", synchronisation: str = "completion") -> None:
-        if order not in ("fifo", "lifo"):
-            raise InputError(f"ready-queue: order must be fifo or lifo, found {order!r}", path=("order",))
-        self.order, self.synchronisation = order, synchronisation
+        self.order = one_of("ready-queue", "order", order, ("fifo", "lifo"))
+        self.synchronisation = synchronisation
         self._fifo = order == "fifo"
         self._queues: list[deque[Task]] = []
 

@@ -13,7 +13,7 @@ machine is refused before time 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -162,8 +162,7 @@ class Planned(Placement):
         InputError
             An op that the plan leaves out or has on two devices.
         """
-        device = _devices(machine, self.plan)
-        return self._per_op(graph, [device[s] for s in self.plan.stream.tolist()], "device")
+        return self._per_op(graph, _devices(machine, self.plan), "device")
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op, counted within the op's device.
@@ -184,7 +183,7 @@ class Planned(Placement):
             # A worker runs what it takes: its tasks have no stream of their own.
             lane = number[name] - machine.first_stream[device]
             lanes.append(0 if machine.devices[device].workers else lane)
-        return self._per_op(job.graph, [lanes[s] for s in plan.stream.tolist()], "stream")
+        return self._per_op(job.graph, lanes, "stream")
 
     def order(self, job: Job) -> Sequence[int]:
         """Return the ops in the order in which the plan first issues them.
@@ -197,12 +196,12 @@ class Planned(Placement):
         op = [job.graph.index(name) for name in self.plan.ops]
         return list(dict.fromkeys(op[k] for k in self.plan.op.tolist()))
 
-    def _per_op(self, graph: Graph, values: Iterable[int], what: str) -> list[int]:
+    def _per_op(self, graph: Graph, of_stream: list[int], what: str) -> list[int]:
         """Return the value of each op's tasks, which must agree."""
         found: dict[int, int] = {}
         op = [graph.index(name) for name in self.plan.ops]
-        for k, value in zip(self.plan.op.tolist(), values, strict=True):
-            if found.setdefault(op[k], value) != value:
+        for k, stream in zip(self.plan.op.tolist(), self.plan.stream.tolist(), strict=True):
+            if found.setdefault(op[k], of_stream[stream]) != of_stream[stream]:
                 raise InputError(f"replay: the plan has op {self.plan.ops[k]!r} on more than one {what}")
         missing = [name for k, name in enumerate(graph.op_names) if k not in found]
         if missing:
@@ -219,9 +218,7 @@ def _require_each_once(job: Job, keys: list[int]) -> None:
     n = len(job.graph)
     total = n * job.iterations
     count = Counter(keys)
-    wrong = next((key for key in range(total) if count[key] != 1), None)
-    if wrong is None:
-        wrong = next((key for key in keys if key >= total or key < 0), None)
+    wrong = next((key for key in (*range(total), *keys) if count[key] != 1 or not 0 <= key < total), None)
     if wrong is not None:
         iteration, op = divmod(wrong, n)
         times = {0: "leaves out", 1: "has"}.get(count[wrong], f"has {count[wrong]} times")

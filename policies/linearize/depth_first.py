@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.linearize.topological import as_freed
 from sim import Job
 
 __all__ = ["DepthFirst"]
@@ -29,12 +30,4 @@ class DepthFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        dag = job.graph.dag()
-        pending = dag.pending()
-        stack = dag.sources()[::-1]
-        order = []
-        while stack:
-            op = stack.pop()
-            order.append(op)
-            stack.extend(reversed(dag.freed_by(op, pending)))
-        return order
+        return as_freed(job.graph.dag(), depth_first=True)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from policies.option_checks import one_of
 from sim import Job
+from sim.graph.walks import Dag
 
-__all__ = ["Topological"]
+__all__ = ["Topological", "as_freed"]
 
 
 class Topological:
@@ -45,12 +46,27 @@ class Topological:
         """Return every op once, in program order."""
         if self.ties == "least-index":
             return job.graph.topological_order.tolist()  # type: ignore[no-any-return]
-        dag = job.graph.dag()
-        pending = dag.pending()
-        free = deque(dag.sources())
-        order = []
-        while free:
-            op = free.popleft()
-            order.append(op)
-            free.extend(dag.freed_by(op, pending))
-        return order
+        return as_freed(job.graph.dag(), depth_first=False)
+
+
+def as_freed(dag: Dag, *, depth_first: bool) -> list[int]:
+    """Return the order of Kahn's algorithm with a queue, or, depth first, with a stack.
+
+    Examples
+    --------
+    >>> dag = Dag([[1, 2], [3], [], []], [[], [0], [0], [1]])
+    >>> as_freed(dag, depth_first=False), as_freed(dag, depth_first=True)
+    ([0, 1, 2, 3], [0, 1, 3, 2])
+    """
+    pending = dag.pending()
+    free = deque(dag.sources())
+    order = []
+    while free:
+        op = free.popleft()
+        order.append(op)
+        freed = dag.freed_by(op, pending)
+        if depth_first:
+            free.extendleft(reversed(freed))
+        else:
+            free.extend(freed)
+    return order

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import InputError
 
-__all__ = ["per_stage", "require_choice", "require_positive"]
+__all__ = ["per_stage", "require_positive"]
 
 
 def require_positive(**sizes: object) -> None:
@@ -24,18 +24,6 @@ def require_positive(**sizes: object) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InputError(f"{name} must be a whole number of at least 1, not {size!r}")
-
-
-def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse a value that is none of `choices`, with the nearest one.
-
-    Raises
-    ------
-    UnknownNameError
-        The value is unknown.
-    """
-    if value not in choices:
-        raise UnknownNameError(f"value of {name}", str(value), choices)
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int, *, least: int = 0) -> tuple[int, ...]:

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
-from policies.pipeline.family_options import require_choice
 from policies.pipeline.orders.action import Action, Slot
 from policies.pipeline.orders.pipeline_schedule import Schedule
+from sim.words.errors import UnknownNameError
 
 __all__ = ["Checkpoint", "with_recompute", "without_backward_dependency"]
 
@@ -53,7 +53,9 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     >>> print(*with_recompute(plain, "except_last").programs[0])
     0F0 0F1 0F2 0B2 0R1 0B1 0R0 0B0
     """
-    require_choice("checkpoint", checkpoint, get_args(Checkpoint))
+    known = get_args(Checkpoint)
+    if checkpoint not in known:
+        raise UnknownNameError("value of checkpoint", str(checkpoint), known)
     if checkpoint == "never":
         return schedule
     last = schedule.micro_batches - (checkpoint == "except_last")
@@ -90,13 +92,9 @@ def without_backward_dependency(schedule: Schedule) -> Schedule:
     programs = []
     for program in schedule.programs:
         again = [slot for slot in program if isinstance(slot, Action) and slot[:2] == (last, "R")]
-        backwards = [
-            i
-            for i, slot in enumerate(program)
-            if any(a.stage == last and a.phase in "RBI" for a in slot.parts)
-        ]
+        backwards = (any(a.stage == last and a.phase in "RBI" for a in slot.parts) for slot in program)
         if again:
-            first, moved = backwards[0], set(again)
+            first, moved = list(backwards).index(True), set(again)
             program = (*program[:first], *again, *(slot for slot in program[first:] if slot not in moved))
         programs.append(program)
     return replace(schedule, programs=tuple(programs))

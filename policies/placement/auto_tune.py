@@ -149,15 +149,14 @@ class AutoTune(Placement):
             name = placement if isinstance(placement, str) else type(placement).__name__
             chosen = lookup("sim.placements", placement)() if isinstance(placement, str) else placement
             if search.left(self.budget):
-                search.begin(name, [int(d) for d in chosen.place(graph, machine, cost_ns)])
+                search.evaluated(name, [int(d) for d in chosen.place(graph, machine, cost_ns)])
         search.walk(self.budget, random.Random(self.seed))
         self.tuning = search.tuning()
         return self.tuning.placement
 
     def _simulation(self, graph: Graph, machine: Machine) -> Evaluate:
-        policy: Policy = (
-            lookup("sim.policies", self.policy)() if isinstance(self.policy, str) else self.policy
-        )
+        name = self.policy
+        policy: Policy = lookup("sim.policies", name)() if isinstance(name, str) else name
         return lambda placement: simulate(graph, machine, policy, placement=_Given(placement)).makespan_ns
 
 
@@ -183,20 +182,14 @@ class _Search:
         self.seen: set[tuple[int, ...]] = set()
         self.trajectory: list[Step] = []
         self.refused: RunError | None = None
-        self.at: tuple[int, list[int]] | None = None
         self.best: tuple[int, list[int]] | None = None
 
     def left(self, budget: int) -> bool:
         """Whether the budget allows one more."""
         return len(self.trajectory) < budget
 
-    def begin(self, name: str, placement: list[int]) -> None:
-        """Try a starting placement."""
-        makespan = self._try(name, placement)
-        if makespan is not None and (self.at is None or makespan < self.at[0]):
-            self.at = makespan, placement
-
-    def _try(self, what: str, placement: list[int]) -> int | None:
+    def evaluated(self, what: str, placement: list[int]) -> int | None:
+        """Try a placement and return its makespan; None where it cannot run."""
         self.seen.add(tuple(placement))
         try:
             makespan: int | None = self.evaluate(placement)
@@ -208,21 +201,21 @@ class _Search:
         return makespan
 
     def walk(self, budget: int, rng: random.Random) -> None:
-        """Move about until the budget is used up, or (nearly) everything near has been tried."""
-        if self.at is None or not self.movable:
+        """Move about from the best until the budget is used up, or (nearly) everything near was tried."""
+        if self.best is None or not self.movable:
             return
-        threshold = self.at[0] // 50  # 2 % worse is tolerated at first
+        now_ns, now = self.best
+        threshold = now_ns // 50  # 2 % worse is tolerated at first
         for _ in range(20 * budget):
             if not self.left(budget):
                 return
-            now_ns, now = self.at
             what, placement = self._move(now, rng)
             if tuple(placement) in self.seen:
                 continue
-            makespan = self._try(what, placement)
+            makespan = self.evaluated(what, placement)
             allowed = threshold * (budget - len(self.trajectory)) // budget
             if makespan is not None and makespan <= now_ns + allowed:
-                self.at = makespan, placement
+                now_ns, now = makespan, placement
 
     def _move(self, now: list[int], rng: random.Random) -> tuple[str, list[int]]:
         """Return a placement in which an op, with some neighbours of the same device, is elsewhere."""

@@ -14,6 +14,8 @@ from sim.words.errors import InfeasibleError
 
 __all__ = ["feasible_devices", "soft_devices"]
 
+_Bools = npt.NDArray[np.bool_]
+
 
 def feasible_devices(
     graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], group_of: Sequence[int]
@@ -37,11 +39,8 @@ def feasible_devices(
         There is none for some op; the message names the op and its group.
     """
     able = (np.array(cost_ns) != UNSET) & allowed_devices(graph, machine)
-    together = able.copy()
     leader = np.array(group_of)
-    for op in np.flatnonzero(leader != np.arange(len(leader))).tolist():
-        together[:, leader[op]] &= able[:, op]
-    together = together[:, leader]
+    together = _with_group(able, leader)
     nowhere = ~together.any(axis=0)
     if nowhere.any():
         op = int(nowhere.argmax())
@@ -65,21 +64,21 @@ def soft_devices(
     able = np.array(cost_ns) != UNSET
     wanted = able & _pinned(graph, machine)
     leader = np.array(group_of)
-    first = np.argsort(leader, kind="stable")
-    devices: list[list[int]] = [[] for _ in range(len(graph))]
-    for members in np.split(first, np.flatnonzero(np.diff(leader[first])) + 1):
-        masks = (wanted[:, members].all(axis=1), able[:, members].all(axis=1))
-        together = next((mask for mask in masks if mask.any()), None)
-        for op in members.tolist():
-            alone = wanted[:, op] if wanted[:, op].any() else able[:, op]
-            devices[op] = np.flatnonzero(alone if together is None else together).tolist()
-    return devices
+    chosen = able
+    for better in (wanted, _with_group(able, leader), _with_group(wanted, leader)):
+        chosen = np.where(better.any(axis=0), better, chosen)
+    return [np.flatnonzero(column).tolist() for column in chosen.T]
 
 
-def _pinned(graph: Graph, machine: Machine) -> npt.NDArray[np.bool_]:
+def _with_group(able: _Bools, leader: IntArray) -> _Bools:
+    """Return, per device and op, whether the device is able to take every op of the group."""
+    together = able.copy()
+    for op in np.flatnonzero(leader != np.arange(len(leader))).tolist():
+        together[:, leader[op]] &= able[:, op]
+    return together[:, leader]
+
+
+def _pinned(graph: Graph, machine: Machine) -> _Bools:
     """Return, per device and op, whether the pin allows the device; one that names nothing allows none."""
-    allowed = np.ones((len(machine.devices), len(graph)), dtype=bool)
-    for code, pin in enumerate(graph.pins):
-        fits = np.array([pin in (device.name, device.kind) for device in machine.devices])
-        allowed[:, graph.pin_code == code] = fits[:, None]
-    return allowed
+    fits = [[pin in (d.name, d.kind) for pin in graph.pins] + [True] for d in machine.devices]
+    return np.array(fits)[:, graph.pin_code]  # without a pin, -1: the last column

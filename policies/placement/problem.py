@@ -102,9 +102,8 @@ class Problem:
     @cached_property
     def topological_rank(self) -> list[int]:
         """Position of each op in the topological order; ties in every rank break by it."""
-        rank = np.empty(self.n, dtype=np.int64)
-        rank[self.graph.topological_order] = np.arange(self.n)
-        return rank.tolist()
+        rank: list[int] = np.argsort(self.graph.topological_order).tolist()
+        return rank
 
     # -- travel -----------------------------------------------------------------------------
 

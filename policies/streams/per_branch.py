@@ -75,4 +75,4 @@ class PerBranch:
     def _begin(self, work: list[int], chains: list[int]) -> int:
         """Return the stream for a new chain."""
         first = work if self.spread == "least-loaded" else chains
-        return min(range(len(work)), key=lambda s: (chains[s] > 0, first[s], chains[s], s))
+        return min(range(len(work)), key=lambda s: (first[s], chains[s]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.option_checks import whole
-from sim import Job
+from sim import Device, Job
 from sim.words.errors import InputError
 
 __all__ = ["PerKind"]
@@ -62,20 +62,19 @@ class PerKind:
         for op in job.order.tolist():
             code, d = kind_code[op], device_of[op]
             if code not in table[d]:
-                table[d][code] = (
-                    len(table[d]) % devices[d].lanes
-                    if self.streams is None
-                    else self._given(kinds[code], devices[d].name, devices[d].lanes, devices[d].workers > 0)
-                )
+                table[d][code] = self._stream(kinds[code], devices[d], len(table[d]))
             stream[op] = table[d][code]
         return stream
 
-    def _given(self, kind: str, device: str, lanes: int, executes: bool) -> int:
-        stream = (self.streams or {}).get(kind, 0)
-        if executes:  # workers have no streams
+    def _stream(self, kind: str, device: Device, others: int) -> int:
+        if self.streams is None:
+            return others % device.lanes
+        stream = self.streams.get(kind, 0)
+        if device.workers:  # they have no streams
             return 0
-        if stream >= lanes:
+        if stream >= device.lanes:
             raise InputError(
-                f"per-kind: {kind!r} is to be on stream {stream}, but {device} has {lanes}, counted from 0"
+                f"per-kind: {kind!r} is to be on stream {stream}, but {device.name} has {device.lanes}, "
+                "counted from 0"
             )
         return stream

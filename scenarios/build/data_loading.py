@@ -34,7 +34,7 @@ from pydantic import Field
 
 from devices.describe.quantities import Bytes, Duration, Size, Whole
 from scenarios.build.builder import Builder
-from sim.graph.builder import GraphBuilder, Ref
+from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
 __all__ = ["DataLoadingFields"]
@@ -78,63 +78,30 @@ class DataLoadingFields(Builder):
         ['load', 'preprocess', 'take', 'train']
         """
         builder = GraphBuilder("data loading")
+
+        def op(name: str, device: str, ns: int, stream: int | None = None, **edges: Any) -> str:
+            kind, attributes = name.partition("/")[0], {} if stream is None else {"stream": stream}
+            return builder.op(name, kind=kind, duration_ns=ns, device=device, attributes=attributes, **edges)
+
         replicas = [""] if self.replicas == 1 else [f"/{r}" for r in range(self.replicas)]
-        device = ["gpu"] if self.replicas == 1 else [f"gpu{r}" for r in range(self.replicas)]
+        gpus = ["gpu"] if self.replicas == 1 else [f"gpu{r}" for r in range(self.replicas)]
         last = "all_reduce" if self.all_reduce else "train"
-        free: list[Ref]  # what tells that one more batch may be begun
-        if self.prefetch:
-            free = [(f"take{r}", self.prefetch) for r in replicas]
-        else:
-            free = [(f"{last}{r}", 1) for r in replicas]
-        for stage, before, ns in (("load", [], self.load), ("preprocess", ["load"], self.preprocess)):
-            builder.op(
-                stage,
-                kind=stage,
-                inputs=before,
-                after=[(stage, self.workers), *(free if stage == "load" else [])],
-                outputs=self.batch,
-                duration_ns=ns,
-                device="cpu",
-            )
-        for r, where in zip(replicas, device, strict=True):
+        # what tells that one more batch may be begun
+        free = [(f"take{r}", self.prefetch) if self.prefetch else (f"{last}{r}", 1) for r in replicas]
+        op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.batch)
+        again = [("preprocess", self.workers)]
+        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.batch)
+        for r, gpu in zip(replicas, gpus, strict=True):
             batch = "preprocess"
             if self.copy_:
-                queue: list[Ref] = [] if self.pinned else [(f"train{r}", 1)]
-                batch = builder.op(
-                    f"copy{r}",
-                    kind="copy",
-                    after=[batch, (f"copy{r}", 1), *queue],  # no data edge: the links would carry it again
-                    outputs=self.batch // self.replicas,
-                    duration_ns=self.copy_,
-                    device=where,
-                    attributes={"stream": 1 if self.pinned else 0},
-                )
-            builder.op(
-                f"take{r}",
-                kind="take",
-                after=[batch, (f"{last}{r}", 1)],
-                duration_ns=0,
-                device=where,
-                attributes={"stream": 0},
-            )
-            builder.op(
-                f"train{r}",
-                kind="train",
-                inputs=[batch],
-                after=[f"take{r}"],
-                duration_ns=self.train,
-                device=where,
-                attributes={"stream": 0},
-            )
-        for r, where in zip(replicas, device, strict=True) if self.all_reduce else ():
-            builder.op(
-                f"all_reduce{r}",
-                kind="all_reduce",
-                after=[f"train{other}" for other in replicas],
-                duration_ns=self.all_reduce,
-                device=where,
-                attributes={"stream": 0},
-            )
+                queue = [] if self.pinned else [(f"train{r}", 1)]
+                after = [batch, (f"copy{r}", 1), *queue]  # no data edge: the links would carry it again
+                share = self.batch // self.replicas
+                batch = op(f"copy{r}", gpu, self.copy_, int(self.pinned), after=after, outputs=share)
+            op(f"take{r}", gpu, 0, 0, after=[batch, (f"{last}{r}", 1)])
+            op(f"train{r}", gpu, self.train, 0, inputs=[batch], after=[f"take{r}"])
+        for r, gpu in zip(replicas, gpus, strict=True) if self.all_reduce else ():
+            op(f"all_reduce{r}", gpu, self.all_reduce, 0, after=[f"train{other}" for other in replicas])
         return builder.build()
 
     def default_machine(self) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from devices.describe.quantities import Bandwidth, Bytes, Duration, Size, Strict
 from scenarios.build.builder import Builder
-from sim.graph.builder import GraphBuilder
+from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 from sim.words.units import NS_PER_S, round_half_up
 
@@ -78,44 +78,37 @@ class DataParallelFields(Builder):
         parts = buckets([layer.gradients for layer in stack], self.bucket)
         last_op = "optimizer" if self.optimizer else f"all_reduce{len(parts) - 1}"
 
-        def compute(gpu: str, op: str, ns: int, after: list[str], phase: str | None, out: int = 0) -> None:
-            again = [(f"{gpu}/{last_op}", 1)] if op == "F0" else []
+        def op(gpu: str, name: str, ns: int, after: Sequence[Ref], stream: int = 0, **more: Any) -> None:
+            kind = {"F": "forward", "B": "backward"}.get(more.get("phase", ""), name.rstrip("0123456789"))
+            attributes = {"stream": stream} | ({"ranks": self.replicas} if stream else {})
             builder.op(
-                f"{gpu}/{op}",
-                kind={"F": "forward", "B": "backward"}.get(phase or "", "optimizer"),
-                after=[*(f"{gpu}/{other}" for other in after), *again],
-                outputs=out,
+                f"{gpu}/{name}",
+                kind=kind,
+                after=after,
                 duration_ns=ns,
                 device=gpu,
-                phase=phase,
-                attributes={"stream": 0},
+                attributes=attributes,
+                **more,
             )
 
         for gpu in gpus:
+            before: Ref = (f"{gpu}/{last_op}", 1)
             for i, layer in enumerate(stack):
-                compute(gpu, f"F{i}", layer.forward, [f"F{i - 1}"] if i else [], "F")
-            before = f"F{len(stack) - 1}"
+                op(gpu, f"F{i}", layer.forward, [before], phase="F", outputs=0)
+                before = f"{gpu}/F{i}"
             for i, layer in reversed(list(enumerate(stack))):
-                compute(gpu, f"B{i}", layer.backward, [before], "B", layer.gradients)
-                before = f"B{i}"
+                op(gpu, f"B{i}", layer.backward, [before], phase="B", outputs=layer.gradients)
+                before = f"{gpu}/B{i}"
         for gpu in gpus:
             for b, layers in enumerate(parts):
                 nbytes = sum(stack[i].gradients for i in layers)
                 filled = f"B{layers[-1]}" if self.overlap else "B0"
-                builder.op(
-                    f"{gpu}/all_reduce{b}",
-                    kind="all_reduce",
-                    inputs=[f"{gpu}/B{i}" for i in layers],
-                    after=[f"{other}/{filled}" for other in gpus]
-                    + ([f"{gpu}/all_reduce{b - 1}"] if b else []),
-                    outputs=nbytes,
-                    bytes_read=nbytes,
-                    duration_ns=ring_all_reduce_ns(nbytes, self.replicas, self.bandwidth, self.latency),
-                    device=gpu,
-                    attributes={"stream": 1, "ranks": self.replicas},
-                )
+                ns = ring_all_reduce_ns(nbytes, self.replicas, self.bandwidth, self.latency)
+                after = [f"{other}/{filled}" for other in gpus] + [f"{gpu}/all_reduce{b - 1}"] * (b > 0)
+                read = [f"{gpu}/B{i}" for i in layers]
+                op(gpu, f"all_reduce{b}", ns, after, 1, inputs=read, outputs=nbytes, bytes_read=nbytes)
         for gpu in gpus if self.optimizer else ():
-            compute(gpu, "optimizer", self.optimizer, [f"all_reduce{b}" for b in range(len(parts))], None)
+            op(gpu, "optimizer", self.optimizer, [f"{gpu}/all_reduce{b}" for b in range(len(parts))])
         return builder.build()
 
     def default_machine(self) -> Mapping[str, Any]:

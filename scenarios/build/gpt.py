@@ -83,12 +83,7 @@ class _Writer:
         self.gradient: dict[str, str] = {}  # of each weight
         self.wide: Shape = (model.micro_batch, model.sequence, model.hidden)
         self.words: Shape = (model.vocabulary, model.hidden)
-        self.heads: Shape = (
-            model.micro_batch,
-            model.heads,
-            model.sequence,
-            model.hidden // model.heads,
-        )
+        self.heads: Shape = (model.micro_batch, model.heads, model.sequence, model.hidden // model.heads)
 
     # -- tensors and ops ------------------------------------------------------------------------
 

@@ -14,10 +14,13 @@ A random graph is a function of its seed and its parameters alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
 
 from devices.describe.field_types import quantity_schema
 from devices.describe.quantities import Bytes, Duration, Size, Whole, fault
@@ -73,13 +76,27 @@ class Branchy(Builder):
         return builder.build()
 
 
-def _range(value: Any) -> Any:
-    return value if isinstance(value, list) else [value, value]
+@dataclass(frozen=True)
+class _Range:
+    """Makes a list of two, [least, greatest], for which one value may stand.
 
+    Attributes
+    ----------
+    of : mapping
+        JSON Schema of a value.
+    """
 
-def _range_schema(of: Mapping[str, Any]) -> WithJsonSchema:
-    pair = {"type": "array", "items": dict(of), "minItems": 2, "maxItems": 2}
-    return WithJsonSchema({"anyOf": [dict(of), pair], "description": "a value, or [least, greatest]"})
+    of: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic reads it."""
+        both = no_info_after_validator_function(_ordered, handler(source))
+        return no_info_before_validator_function(lambda v: v if isinstance(v, list) else [v, v], both)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: Any) -> dict[str, Any]:
+        """Return its JSON Schema."""
+        pair = {"type": "array", "items": dict(self.of), "minItems": 2, "maxItems": 2}
+        return {"anyOf": [dict(self.of), pair], "description": "a value, or [least, greatest]"}
 
 
 def _ordered(value: list[int]) -> list[int]:
@@ -97,30 +114,12 @@ class RandomDag(Builder):
 
     model: Literal["random-dag"]
     layers: Size = 10
-    width: Annotated[
-        list[Size],
-        _two([1, 4]),
-        BeforeValidator(_range),
-        AfterValidator(_ordered),
-        _range_schema({"type": "integer", "minimum": 1}),
-    ]
+    width: Annotated[list[Size], _two([1, 4]), _Range({"type": "integer", "minimum": 1})]
     edge_probability: Annotated[
         float, Field(ge=0, le=1, strict=False, description="probability of each edge from an earlier layer")
     ] = 0.2
-    duration: Annotated[
-        list[Duration],
-        _two(["1us", "100us"]),
-        BeforeValidator(_range),
-        AfterValidator(_ordered),
-        _range_schema(quantity_schema(DURATION)),
-    ]
-    output: Annotated[
-        list[Bytes],
-        _two([0, 0]),
-        BeforeValidator(_range),
-        AfterValidator(_ordered),
-        _range_schema(quantity_schema(BYTES)),
-    ]
+    duration: Annotated[list[Duration], _two(["1us", "100us"]), _Range(quantity_schema(DURATION))]
+    output: Annotated[list[Bytes], _two([0, 0]), _Range(quantity_schema(BYTES))]
     seed: Annotated[Whole, Field(description="seed of the graph; the scenario's seed is for the run")] = 0
 
     def graph(self) -> Graph:

@@ -170,88 +170,73 @@ def transformer_stages(
     """
     if model.layers % stages:
         raise InputError(f"{model.layers} layers cannot be shared evenly by {stages} stages")
-    clock = _Clock(model, rate, device)
-    per_stage = model.layers // stages
-    weight, attention, output = clock.weight_ns, clock.attention_ns, clock.output_ns
-    # the two sums of a layer's forward, in a ring of the devices that share it
-    message = ring_all_reduce_ns(2 * model.boundary_nbytes, model.tensor_parallel, tensor_bandwidth, 0)
-    again = {"none": 0, "selective": attention, "full": weight + attention + message}[model.recompute]
-    return [
-        _stage(model, s, stages, per_stage, (weight, attention, again, output, message))
-        for s in range(stages)
-    ]
-
-
-def _stage(
-    model: Transformer, s: int, stages: int, layers: int, ns: tuple[int, int, int, int, int]
-) -> PipelineStage:
-    weight, attention, again, output, message = ns
-    output = output if s == stages - 1 else 0
+    weight, attention, output = _layer_ns(model, rate, device)
     tokens, t = model.micro_batch * model.sequence, model.tensor_parallel
-    parameters = layers * model.layer_parameters
-    if s in (0, stages - 1):
-        parameters += model.embedding_parameters
-    logits = (
-        4 * tokens * (model.hidden + model.vocabulary) // t if s == stages - 1 and model.vocabulary else 0
-    )
-    kept = layers * model.activation_nbytes + logits
-    if model.recompute == "full":  # while a layer's backward runs, what it has computed again is there too
-        kept += round_half_up(tokens * model._per_token("none"))
-    parameters = -(-parameters // t)
-    return PipelineStage(
-        StageTimes(
-            forward=layers * (weight + attention + message) + output,
-            input_grad=layers * (weight + 2 * attention + again + message) + output,
-            weight_grad=layers * weight + output,
-        ),
-        boundary_nbytes=model.boundary_nbytes,
-        activation_nbytes=kept,
-        weight_grad_nbytes=layers * model.weight_grad_nbytes,
-        parameter_nbytes=2 * parameters,
-        gradient_nbytes=2 * parameters,
-        optimizer_nbytes=12 * parameters,
-    )
+    # the two sums of a layer's forward, in a ring of the devices that share it
+    message = ring_all_reduce_ns(2 * model.boundary_nbytes, t, tensor_bandwidth, 0)
+    again = {"none": 0, "selective": attention, "full": weight + attention + message}[model.recompute]
+    layers = model.layers // stages
 
-
-class _Clock:
-    """Times the parts of a layer, by a rate or by a device's cost model."""
-
-    def __init__(self, model: Transformer, rate: int | None, device: Device | None) -> None:
-        self.model, self.rate, self.device = model, rate, device
-        if rate is None and (device is None or device.cost is None):
-            raise InputError(
-                "nothing tells how long its products take: give the model a rate (150TFLOP/s), or the "
-                "scenario a machine whose devices have a cost model"
-            )
-        tokens, h, t = model.micro_batch * model.sequence, model.hidden, model.tensor_parallel
-        # rows × inner × columns of the four products with weights: qkv, projection, up, down
-        products = [
-            (tokens, h, 3 * h // t),
-            (tokens, h // t, h),
-            (tokens, h, 4 * h // t),
-            (tokens, 4 * h // t, h),
-        ]
-        self.weight_ns = sum(self._product(*sizes) for sizes in products)
-        heads = model.micro_batch * model.heads // t
-        self.attention_ns = self._op(
-            "attention", model.attention_flops // t, 8 * tokens * h // t, 2 * heads * model.sequence
+    def stage(s: int) -> PipelineStage:
+        is_last = s == stages - 1
+        out = output if is_last else 0
+        parameters = layers * model.layer_parameters
+        if is_last or s == 0:
+            parameters += model.embedding_parameters
+        parameters = -(-parameters // t)
+        kept = layers * model.activation_nbytes
+        if is_last and model.vocabulary:
+            kept += 4 * tokens * (model.hidden + model.vocabulary) // t
+        if (
+            model.recompute == "full"
+        ):  # while a layer's backward runs, what it has computed again is there too
+            kept += round_half_up(tokens * model._per_token("none"))
+        return PipelineStage(
+            StageTimes(
+                forward=layers * (weight + attention + message) + out,
+                input_grad=layers * (weight + 2 * attention + again + message) + out,
+                weight_grad=layers * weight + out,
+            ),
+            boundary_nbytes=model.boundary_nbytes,
+            activation_nbytes=kept,
+            weight_grad_nbytes=layers * model.weight_grad_nbytes,
+            parameter_nbytes=2 * parameters,
+            gradient_nbytes=2 * parameters,
+            optimizer_nbytes=12 * parameters,
         )
-        self.output_ns = self._product(tokens, h, model.vocabulary // t) if model.vocabulary else 0
 
-    def _product(self, m: int, k: int, n: int) -> int:
-        return self._op("matmul", 2 * m * k * n, _BYTES * (m * k + k * n), _BYTES * m * n)
+    return [stage(s) for s in range(stages)]
 
-    def _op(self, kind: str, flops: int, read: int, written: int) -> int:
-        if self.rate is not None:
-            return round_half_up(Fraction(flops * NS_PER_S, self.rate))
-        assert self.device is not None
+
+def _layer_ns(model: Transformer, rate: int | None, device: Device | None) -> tuple[int, int, int]:
+    """Time a layer's products with weights, its attention, and the output layer, forward."""
+    if rate is None and (device is None or device.cost is None):
+        raise InputError(
+            "nothing tells how long its products take: give the model a rate (150TFLOP/s), or the "
+            "scenario a machine whose devices have a cost model"
+        )
+
+    def time(kind: str, flops: int, read: int, written: int) -> int:
+        if rate is not None:
+            return round_half_up(Fraction(flops * NS_PER_S, rate))
+        assert device is not None
         builder = GraphBuilder("op")
-        builder.op(
-            kind, kind=kind, flops=flops, bytes_read=read, bytes_written=written, dtype=self.model.dtype
-        )
-        found = int(costs_ns(builder.build(), self.device)[0])
+        builder.op(kind, kind=kind, flops=flops, bytes_read=read, bytes_written=written, dtype=model.dtype)
+        found = int(costs_ns(builder.build(), device)[0])
         if found < 0:
-            raise InputError(
-                f"the cost model of {self.device.name} does not know {kind}; give the model a rate"
-            )
+            raise InputError(f"the cost model of {device.name} does not know {kind}; give the model a rate")
         return found
+
+    def product(m: int, k: int, n: int) -> int:
+        return time("matmul", 2 * m * k * n, _BYTES * (m * k + k * n), _BYTES * m * n)
+
+    tokens, h, t = model.micro_batch * model.sequence, model.hidden, model.tensor_parallel
+    # inner × columns of the four products with weights: qkv, projection, up, down
+    weights = [(h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)]
+    heads = model.micro_batch * model.heads // t
+    attention = (model.attention_flops // t, 8 * tokens * h // t, 2 * heads * model.sequence)
+    return (
+        sum(product(tokens, k, n) for k, n in weights),
+        time("attention", *attention),
+        product(tokens, h, model.vocabulary // t) if model.vocabulary else 0,
+    )

@@ -91,25 +91,14 @@ class _Sim(TyperGroup):
                 raise typer.Exit(130) from None
             except BrokenPipeError:
                 raise  # click ends quietly
-            except Exception as error:
-                status = _exit_status(error)
-                if status is None:
-                    raise
-                typer.echo(_message(error), err=True)
-                raise typer.Exit(status) from None
-
-
-def _exit_status(error: Exception) -> int | None:
-    """Return how to exit for an error that is the user's or the run's; None: it is a bug of ours."""
-    if isinstance(error, SimError):
-        return error.exit_status
-    return 2 if isinstance(error, OSError) else None
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+            except SimError as error:
+                typer.echo(str(error), err=True)
+                raise typer.Exit(error.exit_status) from None
+            except OSError as error:
+                typer.echo(
+                    error if error.filename is None else f"{error.filename}: {error.strerror}", err=True
+                )
+                raise typer.Exit(2) from None
 
 
 app = typer.Typer(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from scenarios.cli.pipeline_rows import RANK_COLUMNS, pipeline_line, rank_rows
 from scenarios.cli.stream_hints import stream_notes
-from scenarios.cli.text_tables import print_table, strong
-from sim.words.units import format_bytes, format_duration
+from scenarios.cli.text_tables import percent, print_table, size, strong
+from sim.words.units import format_duration
 
 if TYPE_CHECKING:
     from scenarios.fields.expect import Outcome
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from scenarios.run.execute import Result
     from scenarios.run.repeat import Repeats
 
-__all__ = ["percent", "print_comparison", "print_json", "print_repeats", "print_result"]
+__all__ = ["print_comparison", "print_json", "print_repeats", "print_result"]
 
 _METHOD: Final = (
     "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams "
@@ -28,11 +27,6 @@ _METHOD: Final = (
 def print_json(value: Any) -> None:
     """Print one JSON value; the same value gives the same bytes."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage with one decimal."""
-    return f"{100 * share:.1f}%"
 
 
 def print_result(result: Result) -> None:
@@ -50,99 +44,107 @@ def print_result(result: Result) -> None:
         if "unused" in use["idle_reasons"] and not use["peak_memory_bytes"]
     ]
     print_table(
-        ("device", "busy", "span", "idle", "utilisation", "bubble", "peak memory", "why idle"),
         [
-            (
-                name,
-                format_duration(use["busy_ns"]),
-                format_duration(use["span_ns"]),
-                format_duration(use["idle_ns"]),
-                percent(use["utilisation"]),
-                percent(use["bubble"]),
-                format_bytes(use["peak_memory_bytes"], iec=True),
-                reasons(use["idle_reasons"]),
-            )
+            {
+                "device": name,
+                "busy": format_duration(use["busy_ns"]),
+                "span": format_duration(use["span_ns"]),
+                "idle": format_duration(use["idle_ns"]),
+                "utilisation": percent(use["utilisation"]),
+                "bubble": percent(use["bubble"]),
+                "peak memory": size(use["peak_memory_bytes"]),
+                "why idle": _largest(use["idle_reasons"], most=3),
+            }
             for name, use in summary["devices"].items()
             if name not in unused
-        ],
+        ]
     )
     if unused:
         print(f"unused: {', '.join(unused)}")
     for note in stream_notes([result]):
         print(note)
-    _print_memory(summary)
-    used = {name: use for name, use in summary["links"].items() if use["bytes"]}
-    if used:
-        print()
-        print_table(
-            ("link", "bytes", "busy", "utilisation"),
-            [
-                (
-                    name,
-                    format_bytes(use["bytes"], iec=True),
-                    format_duration(use["busy_ns"]),
-                    percent(use["utilisation"]),
-                )
-                for name, use in used.items()
-            ],
-        )
+    _print_part(
+        {
+            "memory of": name,
+            "peak in use": size(use["peak_in_use_bytes"]),
+            "at": format_duration(use["peak_ns"]),
+            "reserved": size(use["peak_reserved_bytes"]),
+            "fragmentation": size(use["fragmentation_bytes"]),
+            "largest holders at the peak": ", ".join(
+                f"{holder['tensor']} {size(holder['nbytes'])}" for holder in use["holders"][:3]
+            ),
+        }
+        for name, use in summary.get("memory", {}).items()
+        if use["allocations"]
+    )
+    _print_part(
+        {
+            "link": name,
+            "bytes": size(use["bytes"]),
+            "busy": format_duration(use["busy_ns"]),
+            "utilisation": percent(use["utilisation"]),
+        }
+        for name, use in summary["links"].items()
+        if use["bytes"]
+    )
     if summary["pipeline"]:
-        print()
-        print(pipeline_line(summary["pipeline"]))
-        print_table(RANK_COLUMNS, rank_rows(summary["pipeline"]))
+        _print_pipeline(summary["pipeline"])
     _print_outcomes(result.outcomes)
 
 
 def print_repeats(repeats: Sequence[Repeats]) -> None:
     """Print how the makespan of each case is distributed over the seeds."""
     print_table(
-        ("policy", "runs", "min", "p5", "p50", "p95", "max"),
         [
-            (
-                each.result.policy,
-                str(len(each.seeds)),
-                *map(
-                    format_duration,
-                    (
-                        min(each.makespan_ns),
-                        *map(each.percentile_ns, (5, 50, 95)),
-                        max(each.makespan_ns),
-                    ),
-                ),
-            )
+            {
+                "policy": each.result.policy,
+                "runs": str(len(each.seeds)),
+                "min": format_duration(min(each.makespan_ns)),
+                **{f"p{p}": format_duration(each.percentile_ns(p)) for p in (5, 50, 95)},
+                "max": format_duration(max(each.makespan_ns)),
+            }
             for each in repeats
-        ],
+        ]
     )
 
 
-def _print_memory(summary: Mapping[str, Any]) -> None:
-    """Print what the allocators did, when there were any, and who held most at the peak."""
-    used = {name: use for name, use in summary.get("memory", {}).items() if use["allocations"]}
-    if not used:
-        return
-    print()
+def _print_part(rows: Iterable[Mapping[str, str]]) -> None:
+    """Print a table that has something to say."""
+    if found := list(rows):
+        print()
+        print_table(found)
+
+
+def _print_pipeline(told: Mapping[str, Any]) -> None:
+    """Print sizes, bubble and formula of a pipeline in one line, and a row for each rank."""
+    whole = "makespan" if told["bubble_of"] == "makespan" else "longest span"
+    formula = (
+        ""
+        if told["bubble_formula"] is None
+        else f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
+    )
+    print(
+        f"\n{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']} micro-batches: "
+        f"bubble {100 * told['bubble']:.2f}% of the {whole}{formula}"
+    )
     print_table(
-        ("memory of", "peak in use", "at", "reserved", "fragmentation", "largest holders at the peak"),
         [
-            (
-                name,
-                format_bytes(use["peak_in_use_bytes"], iec=True),
-                format_duration(use["peak_ns"]),
-                format_bytes(use["peak_reserved_bytes"], iec=True),
-                format_bytes(use["fragmentation_bytes"], iec=True),
-                ", ".join(
-                    f"{holder['tensor']} {format_bytes(holder['nbytes'], iec=True)}"
-                    for holder in use["holders"][:3]
-                ),
-            )
-            for name, use in used.items()
-        ],
+            {
+                "rank": f"{rank} ({device})",
+                "span": format_duration(told["span_ns"][rank]),
+                "idle in span": format_duration(told["idle_ns"][rank]),
+                "activations": str(told["peak_activations"][rank]),
+                "waits for": _largest(told["waits_for"][rank]),
+                "memory at the peak": _largest(told["memory_bytes"][rank], size),
+            }
+            for rank, device in enumerate(told["devices"])
+        ]
     )
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print one table for all runs, the fastest first, and one line each on why they differ."""
-    from scenarios.report.pipeline_compare import COLUMNS, is_pipelines, pipeline_rows
+    from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 
     ranked, fastest = comparison.ranked, comparison.fastest.trace.makespan_ns
     bound = comparison.lower_bound_ns
@@ -154,21 +156,19 @@ def print_comparison(comparison: Comparison) -> None:
         busiest = max(summary["devices"], key=lambda name: summary["devices"][name]["utilisation"])
         use = summary["devices"][busiest]
         rows.append(
-            (
-                result.policy,
-                format_duration(makespan),
-                f"{makespan / fastest:.3f}x" if fastest else "",
-                percent(makespan / bound - 1) if bound else "",
-                f"{busiest} {percent(use['utilisation'])}",
-                format_bytes(use["peak_memory_bytes"], iec=True),
-            )
+            {
+                "policy": result.policy,
+                "makespan": format_duration(makespan),
+                "vs fastest": f"{makespan / fastest:.3f}x" if fastest else "",
+                "above bound": percent(makespan / bound - 1) if bound else "",
+                "busiest device": f"{busiest} {percent(use['utilisation'])}",
+                "its peak memory": size(use["peak_memory_bytes"]),
+            }
         )
-    print_table(
-        ("policy", "makespan", "vs fastest", "above bound", "busiest device", "its peak memory"), rows
-    )
+    print_table(rows)
     if is_pipelines(ranked):
         print()
-        print_table(COLUMNS, pipeline_rows(ranked))
+        print_table(pipeline_rows(ranked))
     print()
     width = max(len(result.policy) for result in ranked)
     for result in ranked:
@@ -176,8 +176,7 @@ def print_comparison(comparison: Comparison) -> None:
     print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}." if bound else ""))
     for note in stream_notes(ranked):
         print(note)
-    expected = [outcome for result in ranked for outcome in result.outcomes]
-    _print_outcomes(expected)
+    _print_outcomes([outcome for result in ranked for outcome in result.outcomes])
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:
@@ -190,10 +189,10 @@ def _above_bound(summary: Mapping[str, Any]) -> str:
     return f"{percent(share) + ' above' if share else 'at'} the lower bound of {format_duration(bound)}"
 
 
-def reasons(idle: Mapping[str, int], *, shown: int = 3) -> str:
-    """Return the largest reasons for idle time, the largest first."""
-    largest = sorted((item for item in idle.items() if item[1]), key=lambda item: -item[1])
-    return ", ".join(f"{reason} {format_duration(ns)}" for reason, ns in largest[:shown])
+def _largest(parts: Mapping[str, int], show: Callable[[int], str] = format_duration, most: int = 2) -> str:
+    """Return the largest parts of something, the largest first."""
+    ranked = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
+    return ", ".join(f"{part} {show(amount)}" for part, amount in ranked[:most])
 
 
 def _print_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from scenarios.cli.progress import progress
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case, Scenario
+from scenarios.run.load import Case, load_scenario
 from sim.words.errors import InputError, SimError
 
 if TYPE_CHECKING:
-    from scenarios.report.outputs import Outputs
     from scenarios.run.repeat import Repeats
 
 __all__ = ["cases_of", "finish", "run_all", "run_repeatedly"]
 
 
-def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
-    """Return the runs that ``--policy`` names, each once; the scenario's own when it names none.
+def cases_of(
+    path: str,
+    policies: Sequence[str] | None,
+    sets: Sequence[str] | None,
+    allow_code: bool,
+    *,
+    compare: bool = False,
+) -> list[Case]:
+    """Return the runs that ``--policy`` names, each once; by default the scenario's own, or all it compares.
 
     Raises
     ------
@@ -30,7 +36,10 @@ def cases_of(scenario: Scenario, policies: Sequence[str] | None) -> list[Case]:
     for i, name in enumerate(policies or ()):
         if policies and name in policies[:i]:
             raise InputError(f"--policy {name} is given twice")
-    return [scenario.case(name) for name in policies] if policies else [scenario.case()]
+    scenario = load_scenario(path, sets=sets or (), allow_code=allow_code)
+    if policies:
+        return [scenario.case(name) for name in policies]
+    return scenario.cases() if compare else [scenario.case()]
 
 
 def run_all(cases: Sequence[Case]) -> list[Result]:
@@ -48,10 +57,13 @@ def run_all(cases: Sequence[Case]) -> list[Result]:
     return results
 
 
-def finish(results: Sequence[Result], outputs: Outputs | None) -> None:
+def finish(results: Sequence[Result], files: Mapping[str, str | None]) -> None:
     """Write the files that are wanted, naming each, and exit with 1 if an expectation is not met."""
-    for path in outputs.write(results) if outputs is not None else ():
-        typer.echo(f"wrote {path}", err=True)
+    if any(files.values()):
+        from scenarios.report.outputs import write_outputs
+
+        for path in write_outputs(results, files):
+            typer.echo(f"wrote {path}", err=True)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
 

@@ -71,8 +71,7 @@ TraceFile = Annotated[
 ]
 
 Ops = Annotated[
-    str | None,
-    typer.Option("--ops", metavar="FILE", help="Write one row per task (.csv, .parquet, .json)."),
+    str | None, typer.Option("--ops", metavar="FILE", help="Write one row per task (.csv, .parquet, .json).")
 ]
 
 MemoryFile = Annotated[

@@ -6,11 +6,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from unicodedata import east_asian_width
 
-__all__ = ["print_list", "print_table", "strong"]
+from sim.words.units import format_bytes
+
+__all__ = ["percent", "print_list", "print_table", "size", "strong"]
 
 _WIDTH: Final = 160
 """Columns of a list that goes to a file or a pipe."""
@@ -22,17 +24,17 @@ def strong(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m" if bold and text else text
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table; the first `left` columns are text, the others numbers.
+def print_table(rows: Sequence[Mapping[str, str]], *, left: int = 1) -> None:
+    """Print a table, whose columns are the keys of its rows; the first `left` are text, the others numbers.
 
     Examples
     --------
-    >>> print_table(("device", "busy"), [("gpu0", "60 us"), ("a longer name", "5 us")])
+    >>> print_table([{"device": "gpu0", "busy": "60 us"}, {"device": "a longer name", "busy": "5 us"}])
     device          busy
     gpu0           60 us
     a longer name   5 us
     """
-    cells = [tuple(columns), *map(tuple, rows)]
+    cells = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     for n, row in enumerate(cells):
         line = [
@@ -41,6 +43,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
         ]
         text = "  ".join(line).rstrip()
         print(strong(text) if n == 0 else text)
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with one decimal."""
+    return f"{100 * share:.1f}%"
+
+
+def size(nbytes: int) -> str:
+    """Return an amount of memory."""
+    return format_bytes(nbytes, iec=True)
 
 
 def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -13,20 +13,24 @@ from pydantic import ConfigDict
 
 from devices.describe.quantities import Name, Shorthand, Strict
 
-__all__ = ["AnyChoice", "Choice"]
+__all__ = ["AnyChoice", "Choice", "WithOptions"]
 
 
-class Choice(Strict):
-    """One decision: a name, and whatever options it has."""
+class WithOptions(Strict):
+    """Keys that are known, and any others: the options of what is named."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: Name
-
     @property
     def options(self) -> dict[str, Any]:
-        """What was given besides the name."""
+        """The keys that are no field."""
         return dict(self.__pydantic_extra__ or {})
+
+
+class Choice(WithOptions):
+    """One decision: a name, and whatever options it has."""
+
+    name: Name
 
 
 AnyChoice = Annotated[Choice, Shorthand("name")]

@@ -15,9 +15,8 @@ share of what it should equal, and nothing is compared with a hidden epsilon.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scenarios.fields.policy_fields import Condition
 from scenarios.file.document import Document, Loc
@@ -32,8 +31,7 @@ Summary = Mapping[str, Any]
 Value = int | float | str | list[str]
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(NamedTuple):
     """How values of a sort are read from a scenario and shown to a reader."""
 
     read: Callable[[Any], Value]
@@ -64,8 +62,7 @@ _WORD = _Unit(str, str)
 _ORDER = _Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 
-@dataclass(frozen=True)
-class _Result:
+class _Result(NamedTuple):
     """One thing that may be expected.
 
     Attributes
@@ -121,8 +118,7 @@ RESULTS: Final[Mapping[str, _Result]] = {
 """What may be expected: of the whole run, of ``.DEVICE``, of ``.LINK``, or of ``.OP``."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One expectation, and what came out.
 
     Attributes
@@ -148,8 +144,7 @@ class Outcome:
         return {"what": self.what, **self.condition, "actual": self.actual, "passed": self.passed}
 
 
-@dataclass(frozen=True)
-class Expectation:
+class Expectation(NamedTuple):
     """A condition on a result.
 
     Attributes
@@ -252,50 +247,47 @@ def read_expectations(
 
 
 def _read(what: str, condition: Condition, document: Document, loc: Loc) -> dict[str, Value]:
+    """Return the values in a fixed order and in base units, a relative tolerance made absolute."""
     kind, _, name = what.partition(".")
     if kind not in RESULTS:
         raise document.error(loc, f"unknown result {kind!r}{hint(kind, RESULTS)}", key=True)
     result = RESULTS[kind]
-    if bool(result.of) != bool(name):
-        why = (
-            f"is of {'an' if result.of == 'op' else 'a'} {result.of}: write {kind}.NAME" if result.of else ""
-        )
-        raise document.error(loc, why or f"is of the whole run: write {kind}", key=True)
+    if result.of and not name:
+        article = "an" if result.of == "op" else "a"
+        raise document.error(loc, f"is of {article} {result.of}: write {kind}.NAME", key=True)
+    if name and not result.of:
+        raise document.error(loc, f"is of the whole run: write {kind}", key=True)
     values: dict[str, Value] = {}
     for key in (key for key in Condition.model_fields if key in condition.model_fields_set):
-        given = getattr(condition, key)
-        at = (*loc, key)
-        try:
-            if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
-                values[key] = parse_fraction(given, what="")
-            else:
-                values[key] = result.unit.read(given)
-        except InputError as error:
-            raise document.error(at, str(error).removeprefix(": ")) from None
-    return _consistent(values, condition, result, document, loc)
-
-
-def _consistent(
-    values: dict[str, Value], condition: Condition, result: _Result, document: Document, loc: Loc
-) -> dict[str, Value]:
-    """Return the values in a fixed order, a relative tolerance made absolute."""
-    if not values:
-        raise document.error(loc, "says nothing; give equals, at_most or at_least")
-    if "tolerance" in values and "equals" not in values:
-        raise document.error((*loc, "tolerance"), "needs equals")
-    if result.unit is _ORDER and set(values) != {"equals"}:
-        raise document.error(loc, "is a list of ops and nothing else")
-    if result.unit is _WORD and set(values) != {"equals"}:
-        raise document.error(loc, "is a name; it equals one or does not")
-    least, most = values.get("at_least"), values.get("at_most")
-    if least is not None and most is not None and least > most:  # type: ignore[operator]
-        raise document.error(loc, "can never hold: at_least is more than at_most")
-    tolerance, equals = condition.tolerance, values.get("equals")
-    if isinstance(tolerance, str) and tolerance.strip().endswith("%"):
+        with document.placing(*loc, key):
+            given = getattr(condition, key)
+            unit = _SHARE if key == "tolerance" and _is_share(given) else result.unit
+            values[key] = unit.read(given)
+    with document.placing(*loc):
+        _check_consistent(values, result.unit)
+    if _is_share(condition.tolerance):
+        equals = values["equals"]
         assert isinstance(equals, int | float)
         share = Fraction(str(values["tolerance"])) * Fraction(str(equals))
         values["tolerance"] = float(share) if isinstance(equals, float) else int(share)
     return {key: values[key] for key in ("equals", "tolerance", "at_most", "at_least") if key in values}
+
+
+def _is_share(given: Any) -> bool:
+    return isinstance(given, str) and given.strip().endswith("%")
+
+
+def _check_consistent(values: Mapping[str, Any], unit: _Unit) -> None:
+    if not values:
+        raise InputError("says nothing; give equals, at_most or at_least")
+    if "tolerance" in values and "equals" not in values:
+        raise InputError("needs equals", path=("tolerance",))
+    if unit is _ORDER and set(values) != {"equals"}:
+        raise InputError("is a list of ops and nothing else")
+    if unit is _WORD and set(values) != {"equals"}:
+        raise InputError("is a name; it equals one or does not")
+    if values.get("at_least", 0) > values.get("at_most", float("inf")):
+        raise InputError("can never hold: at_least is more than at_most")
 
 
 def _holds(key: str, value: Any, actual: Any, condition: Mapping[str, Value]) -> bool:

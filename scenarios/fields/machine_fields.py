@@ -7,29 +7,27 @@ table becomes a model, so that a wrong value gets its place in the file, and edi
         ──►  model field `gap`, checked by TYPES["duration"].read, JSON Schema "number and unit"
 
 Values are checked and left as written: `devices.machine.make_machine` lays them over presets and reads them.
+A file names a few of a hundred keys: it is read by models of these, and the model of all explains its faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema, create_model
 
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES, read_field
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, TYPES
 from devices.describe.fields import Field as Row
 from devices.describe.quantities import Name, Shorthand, Strict, reader
 from sim.words.errors import InputError
 
-__all__ = ["AnyMachine", "MachineSpec"]
+__all__ = ["PRESET", "AnyMachine", "machine_model"]
 
 
 def _json_schema(row: Row) -> dict[str, Any]:
     schema = dict(TYPES[row.type].schema)
-    if row.most:
-        schema["maximum"] = row.most
-    if row.choices:
-        schema["enum"] = list(row.choices)
     kinds = f" ({', '.join(row.kinds)})" if row.kinds else ""
     return {**schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
 
@@ -40,20 +38,20 @@ def _checked(row: Row) -> Any:
     def check(value: Any) -> Any:
         if value is None:
             raise InputError(f"has no value; accepted: {row.shown}")
-        try:
-            read_field(row, value)
-        except InputError as error:  # pydantic says the field itself
-            error.path = error.path[1:]
-            raise
+        TYPES[row.type].read(value)
         return value
 
     return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(_json_schema(row))]
 
 
-def _model(name: str, doc: str, rows: Mapping[str, Row], **special: Any) -> type[BaseModel]:
-    """Return a model with one field a row; `special` gives the types of those that are models themselves."""
+def _model(
+    name: str, doc: str, rows: Mapping[str, Row], named: frozenset[str] | None, **special: Any
+) -> type[BaseModel]:
+    """Return a model with a field for each row that is named; `special` gives the types that are models."""
     fields: dict[str, Any] = {}
     for row in rows.values():
+        if named is not None and row.name not in named:
+            continue
         description = row.doc if row.name in special else None
         # Left out is fine, and `gap:` with nothing behind it is not: only the default goes unchecked.
         field = Field(default=None, alias=row.name, description=description, validate_default=False)
@@ -61,24 +59,37 @@ def _model(name: str, doc: str, rows: Mapping[str, Row], **special: Any) -> type
     return create_model(name, __base__=Strict, __doc__=doc, __module__=__name__, **fields)
 
 
-_Device = _model(
-    "Device", "A device: a preset, or a kind with its numbers; left out is the ideal.", DEVICE_FIELDS
-)
-_Link = _model("Link", "A link between devices.", LINK_FIELDS)
-_Host = _model("Host", "Host threads that launch ops on several devices.", HOST_FIELDS)
-MachineSpec = _model(
-    "Machine",
-    "Devices, the links between them, and the hosts that issue to them.",
-    MACHINE_FIELDS,
-    devices=dict[Name, _Device],  # type: ignore[valid-type]
-    links=list[_Link],  # type: ignore[valid-type]
-    hosts=dict[Name, _Host],  # type: ignore[valid-type]
-)
-"""What ``machine:`` may hold."""
+@cache
+def machine_model(named: frozenset[str] | None = None) -> type[BaseModel]:
+    """Return a model of ``machine:`` with the keys that are named, or with all."""
+    about = "A device: a preset, or a kind with its numbers; left out is the ideal."
+    device = _model("Device", about, DEVICE_FIELDS, named)
+    link = _model("Link", "A link between devices.", LINK_FIELDS, named)
+    host = _model("Host", "Host threads that launch ops on several devices.", HOST_FIELDS, named)
+    return _model(
+        "Machine",
+        "Devices, the links between them, and the hosts that issue to them.",
+        MACHINE_FIELDS,
+        named,
+        devices=dict[Name, device],  # type: ignore[valid-type]
+        links=list[link],  # type: ignore[valid-type]
+        hosts=dict[Name, host],  # type: ignore[valid-type]
+    )
 
 
-if TYPE_CHECKING:
-    AnyMachine = BaseModel
-else:
-    AnyMachine = Annotated[MachineSpec, Shorthand("preset")]
+def _keys(value: Any) -> Iterator[Any]:
+    """Yield every key in a value."""
+    if isinstance(value, dict):
+        yield from value
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(below)
+
+
+def _read(value: Any) -> BaseModel:
+    whole = PRESET.whole(value)
+    return machine_model(frozenset(_keys(whole))).model_validate(whole)
+
+
+PRESET: Final = Shorthand("preset")
+AnyMachine = Annotated[BaseModel, PlainValidator(_read)]
 """A machine, or the name of a preset."""

@@ -5,13 +5,15 @@ The words of `sim.job.noise.Noise`, checked and placed in the file.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from devices.describe.quantities import Name, Strict, reader
-from sim.job.noise import Noise
 from sim.words.units import parse_fraction
+
+if TYPE_CHECKING:
+    from sim.job.noise import Noise
 
 __all__ = ["NoiseFields"]
 
@@ -47,4 +49,6 @@ class NoiseFields(Strict):
 
     def noise(self) -> Noise:
         """Return it for `sim.job.build_job.make_job`."""
+        from sim.job.noise import Noise
+
         return Noise(self.sigma, self.devices, self.straggler_probability, self.straggler_factor)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    JsonValue,
-    WithJsonSchema,
-)
+from pydantic import Field, JsonValue, WithJsonSchema
 
 from devices.describe.quantities import Name, Shorthand, Strict
-from scenarios.fields.choices import AnyChoice
+from scenarios.fields.choices import AnyChoice, WithOptions
 from sim.policy.policy import Synchronisation
 
 __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]
@@ -21,10 +16,8 @@ __all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Polic
 Knowledge = Literal["exact", "mean", "estimate", "none"]
 
 
-class Policy(Strict):
+class Policy(WithOptions):
     """The policy and the other decisions; further keys are the policy's options."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
     runtime: Annotated[Name | None, Field(description="a named set of decisions (`sim runtimes`)")] = None
@@ -43,11 +36,6 @@ class Policy(Strict):
         Field(description="launch ops one by one (default), or those of a device as one CUDA graph"),
     ] = None
     knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the policy: keys that are no decision of their own."""
-        return dict(self.__pydantic_extra__ or {})
 
 
 AnyPolicy = Annotated[Policy, Shorthand("name")]

@@ -79,13 +79,9 @@ def _message(fault: Any) -> str:
     kind = fault["type"]
     if kind == "scenario":
         return str(fault["ctx"]["message"])
-    if kind == "missing":
-        return "is missing"
-    if kind == "string_type":
-        return f"{misfit_text(fault)}; put it in quotes if it is meant"
-    if kind == "too_short":
-        return "is empty"
-    return misfit_text(fault)
+    if kind in ("missing", "too_short"):
+        return "is missing" if kind == "missing" else "is empty"
+    return misfit_text(fault) + ("; put it in quotes if it is meant" if kind == "string_type" else "")
 
 
 def _unknown(loc: Loc, model: type[BaseModel]) -> str:

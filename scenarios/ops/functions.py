@@ -27,10 +27,9 @@ Functional If and While as ONNX has them, and TensorFlow 2, which writes them ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
-from scenarios.ops.control_flow import cond, while_loop
 from sim.graph.builder import GraphBuilder
 from sim.words.errors import GraphError, UnknownNameError
 
@@ -47,8 +46,7 @@ Record = Mapping[str, Any]
 """Arguments of `GraphBuilder.op`."""
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """Ops with inputs and results.
 
     Attributes
@@ -103,13 +101,14 @@ def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping
         for record in records:
             builder.op(**record)
         return
-    _Scope(builder, functions, records, "", {}, (), (), ()).add()
+    _Scope(builder, functions, records).add()
 
 
+@dataclass
 class _Scope:
     """The ops of a graph, or of one use of a function.
 
-    Parameters
+    Attributes
     ----------
     prefix : str
         Of the names of its ops.
@@ -125,30 +124,26 @@ class _Scope:
         Functions that are being written out.
     """
 
-    def __init__(
-        self,
-        builder: GraphBuilder,
-        functions: Mapping[str, Function],
-        records: Sequence[Record],
-        prefix: str,
-        given: Mapping[str, Any],
-        begins: Sequence[Any],
-        pivot: Sequence[Any],
-        stack: tuple[str, ...],
-        free: frozenset[str] = frozenset(),
-    ) -> None:
-        self.builder, self.functions, self.prefix = builder, functions, prefix
-        self.records = {record["name"]: record for record in records}
-        self.given, self.begins, self.pivot, self.stack = given, begins, pivot, stack
-        self.free = free
-        self.results: dict[str, list[Any]] = {}
-        self.ends: dict[str, list[str]] = {}
+    builder: GraphBuilder
+    functions: Mapping[str, Function]
+    ops: Sequence[Record]
+    prefix: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    begins: Sequence[Any] = ()
+    pivot: Sequence[Any] = ()
+    free: frozenset[str] = frozenset()
+    stack: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Prepare for what the ops stand for: of each functional one, its results and where it ends."""
+        self.records = {record["name"]: record for record in self.ops}
+        self.done: dict[str, tuple[list[Any], list[str]]] = {}
 
     def add(self) -> None:
         """Add every op, functional ones when they are first needed."""
         for name, record in self.records.items():
             if is_functional(record):
-                self._results_of(name)
+                self._written(name)
             else:
                 self.builder.op(**{**record, **self._edges(record), "name": self.prefix + name})
 
@@ -186,7 +181,7 @@ class _Scope:
             return _later(name, distance)
         if not is_functional(self.records[name]):
             return _later(self.prefix + name + (f":{k}" if k else ""), distance)
-        results = self._results_of(name)
+        results, _ = self._written(name)
         if k >= len(results):
             raise GraphError(f"{self.prefix}{name} has {len(results)} result(s), counted from 0, not {k}")
         return _later(results[k], distance)
@@ -194,8 +189,7 @@ class _Scope:
     def _control(self, ref: Any) -> list[Any]:
         name, _, distance = self._split(ref)
         if name in self.records and is_functional(self.records[name]):
-            self._results_of(name)
-            return [_later(end, distance) for end in self.ends[name]]
+            return [_later(end, distance) for end in self._written(name)[1]]
         return [_later(self.prefix + name if name in self.records else name, distance)]
 
     def _where(self) -> str:
@@ -203,17 +197,15 @@ class _Scope:
 
     # -- ops that stand for others ---------------------------------------------------------------
 
-    def _results_of(self, name: str) -> list[Any]:
-        """Return the results of a functional op, which is written out the first time."""
-        if name in self.results:
-            return self.results[name]
-        record = self.records[name]
-        self.results[name] = []  # a reference back to itself, over iterations, has no meaning here
-        edges = self._edges(record)
-        inputs, after = edges["inputs"], edges["after"]
-        write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
-        self.results[name] = write(record, inputs, after)
-        return self.results[name]
+    def _written(self, name: str) -> tuple[list[Any], list[str]]:
+        """Return results and ends of a functional op, which is written out the first time."""
+        if name not in self.done:
+            record = self.records[name]
+            self.done[name] = [], []  # a reference back to itself, over iterations, has no meaning here
+            edges = self._edges(record)
+            write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
+            self.done[name] = write(record, edges["inputs"], edges["after"])
+        return self.done[name]
 
     def _function(self, record: Record, key: str, n_inputs: int) -> Function:
         name: Any = record["attributes"].get(key)
@@ -233,19 +225,12 @@ class _Scope:
         return function
 
     def _write(
-        self,
-        function: Function,
-        prefix: str,
-        given: Sequence[Any],
-        *,
-        begins: Sequence[Any] = (),
-        pivot: Sequence[Any] = (),
-        free: frozenset[str] = frozenset(),
+        self, function: Function, prefix: str, given: Sequence[Any], **around: Any
     ) -> tuple[list[Any], list[str]]:
         """Add the ops of a function; return its results, and the ops at which it ends."""
         values = dict(zip(function.inputs, given, strict=True))
         stack = (*self.stack, function.name)
-        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, begins, pivot, stack, free)
+        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, stack=stack, **around)
         scope.add()
         results = [scope.value(ref) for ref in function.results]
         edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
@@ -267,16 +252,13 @@ class _Scope:
     def _identity(self, name: str, value: Any, after: Sequence[Any] = ()) -> str:
         return self.builder.op(name, kind="identity", inputs=[value], after=after, duration_ns=0)
 
-    def _call(self, record: Record, inputs: list[Any], after: list[Any]) -> list[Any]:
+    def _call(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
         name = record["name"]
         function = self._function(record, "body", len(inputs))
         prefix = f"{self.prefix}{name}/"
         if not record["attributes"].get("own_frame", False):
             free = _handed(record, function, self.free)
-            results, self.ends[name] = self._write(
-                function, prefix, inputs, begins=after, pivot=self.pivot, free=free
-            )
-            return results
+            return self._write(function, prefix, inputs, begins=after, pivot=self.pivot, free=free)
         if not inputs or not function.results:
             raise GraphError(f"op {self.prefix + name!r}: a frame of its own needs an input and a result")
         frame = {"frame": self.prefix + name, "parallel_iterations": 1}
@@ -291,10 +273,9 @@ class _Scope:
             self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
             for k, x in enumerate(results)
         ]
-        self.ends[name] = exits
-        return list(exits)
+        return exits, exits
 
-    def _if(self, record: Record, inputs: list[Any], after: list[Any]) -> list[Any]:
+    def _if(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
         name = self.prefix + record["name"]
         if not inputs:
             raise GraphError(f"op {name!r} of kind if needs an input that decides")
@@ -322,14 +303,15 @@ class _Scope:
 
             return write
 
+        from scenarios.ops.control_flow import cond
+
         switched = (
             list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
         )
         merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
-        self.ends[record["name"]] = merges
-        return list(merges)
+        return merges, merges
 
-    def _while(self, record: Record, inputs: list[Any], after: list[Any]) -> list[Any]:
+    def _while(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
         name, attributes = self.prefix + record["name"], record["attributes"]
         body = self._function(record, "body", len(inputs))
         if len(body.results) != len(inputs):
@@ -365,6 +347,8 @@ class _Scope:
             results, _ = self._write(test, f"{name}/test/", given(inside), pivot=[inside[first]])
             return str(results[0])
 
+        from scenarios.ops.control_flow import while_loop
+
         out = while_loop(
             self.builder,
             name,
@@ -375,8 +359,7 @@ class _Scope:
             parallel_iterations=attributes.get("parallel_iterations", 10),
             condition=decide if test is not None else None,
         )
-        self.ends[record["name"]] = list(out.values())
-        return [out[p] if p in changing else values[p] for p in body.inputs]
+        return [out[p] if p in changing else values[p] for p in body.inputs], list(out.values())
 
 
 def _is_free(record: Record, free: frozenset[str]) -> bool:

@@ -13,8 +13,7 @@ Names are looked at before anything runs, so that a typing error does not cost a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,24 +24,18 @@ from sim.words.errors import InputError
 if TYPE_CHECKING:
     from scenarios.run.execute import Result
 
-__all__ = ["Outputs", "check_path", "write_graphs"]
+__all__ = ["check_outputs", "check_path", "write_graphs", "write_outputs"]
 
-_ENDINGS: Final = {
-    "gantt": (".png", ".svg", ".pdf", ".html"),
-    "trace": (".json", ".json.gz", *PERFETTO_ENDINGS),
-    "ops": TABLE_ENDINGS,
-    "memory": (".png", ".svg", ".pdf"),
-}
+_PICTURES: Final = (".png", ".svg", ".pdf")
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What is to be written, and where.
+def check_outputs(files: Mapping[str, str | None]) -> None:
+    """Refuse names that cannot be written, before anything runs.
 
-    Attributes
+    Parameters
     ----------
-    gantt, trace, ops, memory : str or None
-        Files; None: not wanted.
+    files : mapping of str to (str or None)
+        ``gantt``, ``trace``, ``ops``, ``memory`` -> file; None: not wanted.
 
     Raises
     ------
@@ -51,37 +44,28 @@ class Outputs:
     MissingExtraError
         A Gantt chart as HTML without Plotly.
     """
-
-    gantt: str | None = None
-    trace: str | None = None
-    ops: str | None = None
-    memory: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse names that cannot be written, before anything runs."""
-        taken: dict[Path, str] = {}
-        for what, endings in _ENDINGS.items():
-            path = getattr(self, what)
-            if path is None:
-                continue
-            target = check_path(what, path, endings)
-            if target.resolve() in taken:
-                raise InputError(f"--{what} {path}: is what --{taken[target.resolve()]} writes")
-            taken[target.resolve()] = what
-        if self.gantt is not None and _is_html(self.gantt):
+    taken: dict[Path, str] = {}
+    for what, path in files.items():
+        if path is None:
+            continue
+        target = check_path(what, path, _KINDS[what][0]).resolve()
+        if target in taken:
+            raise InputError(f"--{what} {path}: is what --{taken[target]} writes")
+        taken[target] = what
+        if what == "gantt" and _is_html(path):
             from sim.plot.html import need_plotly
 
             need_plotly()
 
-    def write(self, results: Sequence[Result]) -> list[str]:
-        """Write what is wanted, each file whole or not at all; return the files."""
-        written = []
-        for what in _ENDINGS:
-            path = getattr(self, what)
-            if path is not None:
-                _WRITERS[what](results, path)
-                written.append(path)
-        return written
+
+def write_outputs(results: Sequence[Result], files: Mapping[str, str | None]) -> list[str]:
+    """Write what is wanted, each file whole or not at all; return the files."""
+    written = []
+    for what, path in files.items():
+        if path is not None:
+            _KINDS[what][1](results, path)
+            written.append(path)
+    return written
 
 
 def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
@@ -155,7 +139,13 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
     save(figure, path)
 
 
-_WRITERS: Final = {"gantt": _write_gantt, "trace": _write_trace, "ops": _write_ops, "memory": _write_memory}
+_KINDS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Sequence[Result], str], None]]]] = {
+    "gantt": ((*_PICTURES, ".html"), _write_gantt),
+    "trace": ((".json", ".json.gz", *PERFETTO_ENDINGS), _write_trace),
+    "ops": (TABLE_ENDINGS, _write_ops),
+    "memory": (_PICTURES, _write_memory),
+}
+"""What can be written: the endings of its file, and its writer."""
 
 
 def write_graphs(results: Sequence[Result], paths: tuple[str, str]) -> None:

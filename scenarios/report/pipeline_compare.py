@@ -20,22 +20,7 @@ from sim.words.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLUMNS", "draw_pareto", "front", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
-
-COLUMNS = (
-    "schedule",
-    "makespan",
-    "longest span",
-    "bubble",
-    "span bubble",
-    "formula",
-    "of",
-    "activations",
-    "peak memory",
-    "waits for transfers",
-    "bottleneck",
-)
-"""Columns of the table of `pipeline_rows`."""
+__all__ = ["draw_pareto", "front", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
 
 
 def is_pipelines(results: Sequence[Result]) -> bool:
@@ -43,36 +28,36 @@ def is_pipelines(results: Sequence[Result]) -> bool:
     return bool(results) and all(result.summary["pipeline"] for result in results)
 
 
-def pipeline_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """Return one row of text a result, for `COLUMNS`.
+def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
+    """Return one row of text a result, by the titles of its columns.
 
     Bubbles of all rows are of the same two things, the makespan and the longest span of a rank, so that they
     can be compared; the formula's is of the one that it was published for. Activations are micro-batches
     (times chunks) alive on the rank that has most; what a rank waits for transfers is communication that
     nothing hides, of the rank that waits longest.
     """
-    return [_row(result.policy, result.summary["pipeline"], _peak_bytes(result)) for result in results]
+    return [_row(result.policy, result.summary["pipeline"]) for result in results]
 
 
-def _row(name: str, told: dict[str, Any], peak: int) -> tuple[str, ...]:
+def _row(name: str, told: dict[str, Any]) -> dict[str, str]:
     formula = told["bubble_formula"]
-    return (
-        name,
-        format_duration(told["makespan_ns"]),
-        format_duration(max(told["span_ns"])),
-        f"{100 * told['makespan_bubble']:.2f}%",
-        f"{100 * told['span_bubble']:.2f}%",
-        "" if formula is None else f"{100 * formula:.2f}%",
-        told["bubble_of"],
-        str(max(told["peak_activations"])),
-        format_bytes(peak, iec=True),
-        format_duration(max(told["exposed_ns"])),
-        told["bottleneck"] or "",
-    )
+    return {
+        "schedule": name,
+        "makespan": format_duration(told["makespan_ns"]),
+        "longest span": format_duration(max(told["span_ns"])),
+        "bubble": f"{100 * told['makespan_bubble']:.2f}%",
+        "span bubble": f"{100 * told['span_bubble']:.2f}%",
+        "formula": "" if formula is None else f"{100 * formula:.2f}%",
+        "of": told["bubble_of"],
+        "activations": str(max(told["peak_activations"])),
+        "peak memory": format_bytes(_peak_bytes(told), iec=True),
+        "waits for transfers": format_duration(max(told["exposed_ns"])),
+        "bottleneck": told["bottleneck"] or "",
+    }
 
 
-def _peak_bytes(result: Result) -> int:
-    bands: list[dict[str, int]] = result.summary["pipeline"]["memory_bytes"]
+def _peak_bytes(told: dict[str, Any]) -> int:
+    bands: list[dict[str, int]] = told["memory_bytes"]
     return max(sum(of_rank.values()) for of_rank in bands)
 
 
@@ -110,11 +95,9 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
 
     if ax is None:
         _, (ax,) = new_figure(width=7.0, height=4.5)
-    sized = any(_peak_bytes(result) for result in results)
-    memory = [
-        _peak_bytes(result) if sized else max(result.summary["pipeline"]["peak_activations"])
-        for result in results
-    ]
+    told = [result.summary["pipeline"] for result in results]
+    sized = any(map(_peak_bytes, told))
+    memory = [_peak_bytes(one) if sized else max(one["peak_activations"]) for one in told]
     points = [
         (float(result.trace.makespan_ns), float(size)) for result, size in zip(results, memory, strict=True)
     ]
@@ -173,20 +156,15 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     device = result.summary["pipeline"]["devices"][rank]
     times, bands = bands_over_time(result.trace, device)
     scale = scale_time(ax, max(result.trace.makespan_ns, 1))
-    unit = 1 << 20
-    below = times * 0
     colours = dict(zip(reversed(BANDS), (*OKABE_ITO, OTHER, "#444444"), strict=True))
-    for name, held in bands.items():
-        ax.fill_between(
-            times / scale,
-            below / unit,
-            (below + held) / unit,
-            step="post",
-            color=colours[name],  # the same for all runs, whatever else they hold
-            label=name,
-            linewidth=0,
-        )
-        below = below + held
+    ax.stackplot(
+        times / scale,
+        [held / (1 << 20) for held in bands.values()],
+        labels=list(bands),
+        colors=[colours[name] for name in bands],  # the same for all runs, whatever else they hold
+        step="post",
+        linewidth=0,
+    )
     ax.set_ylabel(f"{device} (MiB)")
     ax.margins(x=0)
     ax.update_datalim(

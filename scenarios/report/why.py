@@ -14,50 +14,37 @@ asks not who, but what for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from sim.analysis.bounds import bounds
 from sim.explain.derived_columns import Facts
-from sim.record.record import Wait
+from sim.explain.idle import held_up
 from sim.trace import Trace
 from sim.words.arrays import UNSET, IntArray
 from sim.words.units import format_duration
 
 __all__ = ["PARTS", "difference", "makespan_parts", "why_fast"]
 
-PARTS: Final[Mapping[str, str]] = {
-    "executing": "executing",
-    "transfer": "moving data",
-    "link": "waiting for a link",
-    "issuer": "waiting for the host or a worker",
-    "policy": "held back by the policy",
-    "stream": "queued on a stream",
-    "event": "waiting for an event",
-    "launch": "launching",
-    "resources": "waiting for resources of the device",
-    "memory": "waiting for memory",
+_PARTS: Final[Mapping[str, tuple[str, str]]] = {
+    "executing": ("executing", "its chain of ops takes longer to execute"),
+    "transfer": ("moving data", "its chain moves more data"),
+    "link": ("waiting for a link", "its transfers wait for links"),
+    "issuer": ("waiting for the host or a worker", "ops wait for the host or a worker"),
+    "policy": ("held back by the policy", "the policy holds ready ops back"),
+    "stream": ("queued on a stream", "ops queue on their streams"),
+    "event": ("waiting for an event", "ops wait for events"),
+    "launch": ("launching", "launch latency is exposed"),
+    "resources": ("waiting for resources of the device", "ops wait for resources of the device"),
+    "memory": ("waiting for memory", "ops wait for memory"),
+    "device": ("waiting for the device", "ops wait for the device"),
 }
-"""Parts of a makespan, and what they are called."""
+"""Part of a makespan -> what it is called, and why a run is slower when the largest increase is in it."""
 
-_NAMES: Final[Mapping[str, str]] = {**PARTS, "device": "waiting for the device"}
-
-_BECAUSE: Final[Mapping[str, str]] = {
-    "executing": "its chain of ops takes longer to execute",
-    "transfer": "its chain moves more data",
-    "link": "its transfers wait for links",
-    "issuer": "ops wait for the host or a worker",
-    "policy": "the policy holds ready ops back",
-    "stream": "ops queue on their streams",
-    "event": "ops wait for events",
-    "launch": "launch latency is exposed",
-    "resources": "ops wait for resources of the device",
-    "device": "ops wait for the device",
-    "memory": "ops wait for memory",
-}
-"""Why a run is slower, when the largest increase is in this part."""
+PARTS: Final[Mapping[str, str]] = {part: name for part, (name, _) in _PARTS.items() if part != "device"}
+"""Parts of a makespan, and what they are called; of a difference, stream and resources together are one."""
 
 
 def makespan_parts(trace: Trace) -> dict[str, int]:
@@ -82,8 +69,8 @@ def makespan_parts(trace: Trace) -> dict[str, int]:
     started = trace.transfers["start_ns"][moves - f.n]
     parts["transfer"] = _sum(f.row_end[moves] - started)
     parts["link"] = _sum(started - f.data[moves])
-    for part, ns in _waits(f, tasks):
-        parts[part] += _sum(ns)
+    for reason, _, ns in held_up(f, tasks, f.data[tasks], f.start[tasks]):
+        parts["issuer" if reason == "issue" else reason] += _sum(ns)
     return {part: ns for part, ns in parts.items() if ns}
 
 
@@ -95,35 +82,6 @@ def _chain(f: Facts) -> IntArray:
         rows.append(row)
         row = int(f.last_producer[row])
     return np.array(rows, dtype=np.int64)
-
-
-def _waits(f: Facts, tasks: IntArray) -> Iterator[tuple[str, IntArray]]:
-    """Cut the time from data to start of some tasks into its parts (see `sim.explain.derived_columns`)."""
-    worker, wait = f.by_worker[tasks], f.wait[tasks]
-    cursor, start = f.data[tasks], f.start[tasks]
-
-    def until(bound: IntArray) -> IntArray:
-        nonlocal cursor
-        begin, cursor = cursor, np.clip(bound, cursor, start)
-        return cursor - begin
-
-    begin, taken = cursor, until(f.taken[tasks])
-    busy = f.issuers_busy.between(begin, begin + taken, f.machine.group_of[f.device[tasks]])
-    yield "issuer", busy
-    yield "policy", taken - busy
-    called = f.taken[tasks] + f.calls[tasks]
-    yield "memory", until(called)
-    issued = until(np.where(worker, called + f.cost[tasks], f.issue[tasks]))
-    starved = ~worker & (wait == Wait.MEMORY)
-    yield "issuer", np.where(starved, 0, issued)
-    yield "memory", np.where(starved, issued, 0)
-    yield "stream", until(np.where(worker, 0, f.lane_end[tasks]))
-    yield "launch", until(np.where(worker, 0, f.launch_end[tasks]))
-    rest = until(start)
-    memory, resources = wait == Wait.MEMORY, worker | (wait == Wait.RESOURCES)
-    yield "memory", np.where(memory, rest, 0)
-    yield "resources", np.where(resources & ~memory, rest, 0)
-    yield "event", np.where(resources | memory, 0, rest)
 
 
 def _sum(ns: IntArray) -> int:
@@ -159,7 +117,7 @@ def _terms(more: Mapping[str, int], total: int) -> str:
     """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
-    terms = [f"{_signed(more[part])} {_NAMES[part]}" for part in shown]
+    terms = [f"{_signed(more[part])} {_PARTS[part][0]}" for part in shown]
     rest = total - sum(more[part] for part in shown)
     return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
 
@@ -168,7 +126,7 @@ def _because(trace: Trace, best: Trace, part: str) -> str:
     """Say what makes a part of the makespan longer; for the host's part, whether it waits for kernels."""
     if part == "issuer" and not _launches_ahead(trace) and _launches_ahead(best):
         return "the host waits for each kernel"
-    return _BECAUSE[part]
+    return _PARTS[part][1]
 
 
 def _launches_ahead(trace: Trace) -> bool:

@@ -14,8 +14,8 @@ placement puts it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
@@ -27,7 +27,7 @@ from sim.words.errors import InputError, ScenarioError
 if TYPE_CHECKING:
     from scenarios.file.document import Document, Loc
 
-__all__ = ["Compiled", "Rewrite", "Step", "compile_graph", "pinned"]
+__all__ = ["Rewrite", "Step", "compile_graph", "pinned"]
 
 
 class Rewrite(Protocol):
@@ -38,8 +38,7 @@ class Rewrite(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A rewrite, and where the scenario names it."""
 
     name: str
@@ -47,18 +46,10 @@ class Step:
     loc: Loc
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A compiled graph, and the placement that is still to be made (None: ops run where they are pinned)."""
-
-    graph: Graph
-    placement: Placement | None
-
-
 def compile_graph(
     graph: Graph, steps: Sequence[Step], machine: Machine, placement: Placement | None, document: Document
-) -> Compiled:
-    """Apply the steps in order.
+) -> tuple[Graph, Placement | None]:
+    """Apply the steps in order; return what runs, and the placement that is left to make.
 
     Parameters
     ----------
@@ -85,7 +76,7 @@ def compile_graph(
             raise
         except InputError as error:
             raise document.error(step.loc, f"{step.name}: {error}") from error
-    return Compiled(graph, placement)
+    return graph, placement
 
 
 def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:

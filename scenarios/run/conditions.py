@@ -14,9 +14,8 @@ counts in that run. Once ``--set`` has changed a scenario, the keys of its file 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.file.document import Loc
@@ -32,12 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Rule", "refuse_without_effect"]
 
 
-Values = Mapping[str, Any]
-"""What is said of a device, presets included, read."""
-
-
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Some keys, and the condition under which they have an effect.
 
     Attributes
@@ -92,86 +86,88 @@ def refuse_without_effect(case: Case) -> None:
 def _others(case: Case) -> Iterator[Case]:
     """Yield the runs that the file describes besides; one that is wrong will say so when it is run."""
     base = case.base
-    makers: list[Callable[[], Case]] = [base.case, *(partial(base.entry, i) for _, i in base.variants)]
-    for make in makers:
-        try:
-            other = make()
-        except ScenarioError:
-            continue
-        if other.decisions.loc != case.decisions.loc:
-            yield other
+    for i in (None, *range(len(base.variants))):
+        with suppress(ScenarioError):
+            other = base.case() if i is None else base.entry(i)
+            if other.decisions.loc != case.decisions.loc:
+                yield other
 
 
 # -- what the conditions ask -----------------------------------------------------------------------
 
 
-def _entry(case: Case, loc: Loc) -> dict[str, Mapping[str, Any]]:
-    """Return what is said, presets included, of the devices that an entry of ``devices`` stands for."""
+class _Described(NamedTuple):
+    """A device in a run, and what is said of it, presets included, read."""
+
+    case: Case
+    device: Device
+    values: Mapping[str, Any]
+
+    def linked(self) -> bool:
+        """Whether a link leads to it."""
+        links = self.case.work.machine.links
+        return any(self.device.name in (link.source, link.destination) for link in links)
+
+    def waits_for_events(self) -> bool:
+        return self.case.decisions.policy.synchronisation == "issue"
+
+    def may_compete(self) -> bool:
+        """Whether its tasks may want more than it has."""
+        device = self.device
+        if device.workers:
+            return device.workers * device.cores_per_op > device.cores
+        return device.lanes > 1
+
+    def shares(self, *kinds: str) -> bool:
+        """Whether its tasks share something, in one of these ways."""
+        return self.device.processor is not None and (not kinds or self.values.get("sharing") in kinds)
+
+    def timed(self) -> bool:
+        """Whether its cost model is asked: some op that may run there has no duration of its own."""
+        if self.case.scenario.content.workload.asks_cost_models() or self.case.decisions.compile:
+            return True  # a rewrite may make ops that have none
+        graph, device = self.case.work.graph, self.device
+        asked = graph.duration_ns == UNSET
+        if device.kind in graph.duration_by_kind:
+            asked = asked & (graph.duration_by_kind[device.kind] == UNSET)
+        if not asked.any():
+            return False
+        pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}
+        return not pins.isdisjoint({None, device.name, device.kind})
+
+    def rated(self) -> bool:
+        """Whether its cost is reckoned from its rates."""
+        cost = self.values.get("cost", self.case.scenario.content.cost)
+        each = cost if isinstance(cost, list | tuple) else [cost]
+        names = {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
+        return not names <= {"fixed", "table", "fitted"}
+
+    def by_roofline(self, *needs: str) -> bool:
+        """Whether a roofline or tiles time some op with one of the rates `needs`."""
+        given = not needs or any(self.values.get(key) is not None for key in needs)
+        return given and self.rated() and self.timed()
+
+
+def _entry(case: Case, loc: Loc) -> list[_Described]:
+    """Return the devices that an entry of ``devices`` stands for."""
     name = str(loc[2])
     count = case.scenario.machine_spec["devices"].get(name, {}).get("count")
     names = [name] if count is None else [f"{name}{i}" for i in range(count)]
+    return [each for each in _devices(case) if each.device.name in names]
+
+
+def _devices(case: Case) -> list[_Described]:
     described = case.scenario.described_devices
-    return {name: described[name] for name in names if name in described}
+    devices = case.work.machine.devices
+    return [
+        _Described(case, device, described[device.name]) for device in devices if device.name in described
+    ]
 
 
-def _of_devices(names: tuple[str, ...], holds: Callable[[Case, Device, Values], bool], why: str) -> Rule:
+def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why: str) -> Rule:
     """Return the rule of keys of a device: that it holds for some device that an entry stands for."""
-
-    def of_entry(case: Case, loc: Loc) -> bool:
-        devices = {device.name: device for device in case.work.machine.devices}
-        return any(holds(case, devices[name], values) for name, values in _entry(case, loc).items())
-
-    return Rule(tuple(f"machine.devices.*.{name}" for name in names), of_entry, why)
-
-
-def _linked(case: Case, device: Device, values: Values) -> bool:
-    return any(device.name in (link.source, link.destination) for link in case.work.machine.links)
-
-
-def _shares(case: Case, device: Device, values: Values) -> bool:
-    return device.processor is not None
-
-
-def _events(case: Case, device: Device, values: Values) -> bool:
-    return case.decisions.policy.synchronisation == "issue"
-
-
-def _timed(case: Case, device: Device, values: Values | None = None) -> bool:
-    """Whether the cost model of a device is asked: some op that may run there has no duration of its own."""
-    workload = case.scenario.content.workload
-    if workload.asks_cost_models() or case.decisions.compile:
-        return True  # a rewrite may make ops that have none
-    graph = case.work.graph
-    asked = graph.duration_ns == UNSET
-    if device.kind in graph.duration_by_kind:
-        asked = asked & (graph.duration_by_kind[device.kind] == UNSET)
-    if not asked.any():
-        return False
-    pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}
-    return not pins.isdisjoint({None, device.name, device.kind})
-
-
-def _by_roofline(*needs: str) -> Callable[[Case, Device, Values], bool]:
-    """Return a condition that holds where a roofline or tiles time some op with one of the rates `needs`."""
-
-    def holds(case: Case, device: Device, values: Values) -> bool:
-        given = not needs or any(values.get(key) is not None for key in needs)
-        return given and _rated(case, values) and _timed(case, device)
-
-    return holds
-
-
-def _rated(case: Case, values: Values) -> bool:
-    """Whether a device's cost is reckoned from its rates."""
-    cost = values.get("cost", case.scenario.content.cost)
-    each = cost if isinstance(cost, list | tuple) else [cost]
-    names = {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
-    return not names <= {"fixed", "table", "fitted"}
-
-
-def _bandwidth(case: Case, device: Device, values: Values) -> bool:
-    dram = _shares(case, device, values) and values.get("sharing") == "sm+dram"
-    return dram or _by_roofline()(case, device, values)
+    keys = tuple(f"machine.devices.*.{name}" for name in names)
+    return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
 def _memory(case: Case) -> MemoryFields:
@@ -212,7 +208,7 @@ RULES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     _of_devices(
         ("copy_engines", "host_memory", "staging_bandwidth"),
-        _linked,
+        _Described.linked,
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(
@@ -222,111 +218,96 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("event_record", "event_wait"),
-        lambda case, device, values: (
-            _events(case, device, values) and device.lanes > 1 and not case.decisions.cuda_graph
-        ),
+        lambda of: of.waits_for_events() and of.device.lanes > 1 and not of.case.decisions.cuda_graph,
         "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
         "say so in the policy and give the device streams: 2 or more, or leave it out",
     ),
     _of_devices(
         ("event_hop",),
-        _events,
+        _Described.waits_for_events,
         "the host waits for completion, and the device for no events; say synchronisation: issue in the "
         "policy, or leave it out",
     ),
     _of_devices(
         ("legacy_stream",),
-        lambda case, device, values: device.lanes > 1,
+        lambda of: of.device.lanes > 1,
         "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
     ),
     # -- devices: what tasks share
     _of_devices(
         ("sharing",),
-        lambda case, device, values: (
-            device.workers * device.cores_per_op > device.cores if device.workers else device.lanes > 1
-        ),
+        _Described.may_compete,
         "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (inter_op x "
         "intra_op) than cores; or leave it out",
     ),
     _of_devices(
         ("max_resident", "blocks_per_sm", "fitted_grids"),
-        _shares,
+        _Described.shares,
         "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
         "leave it out",
     ),
     _of_devices(
         ("oversubscription_cost",),
-        lambda case, device, values: (
-            _shares(case, device, values) and values.get("sharing", "time") == "time"
-        ),
+        lambda of: of.shares("time") or (of.shares() and "sharing" not in of.values),
         "the device's threads do not exceed its cores, or share no time slices; raise inter_op or intra_op, "
         "or leave it out",
     ),
     _of_devices(
         ("partition_step",),
-        lambda case, device, values: bool(values.get("partitions")),
+        lambda of: bool(of.values.get("partitions")),
         "the SMs are not partitioned; give partitions, or leave it out",
     ),
     _of_devices(
         ("sms", "use_sms"),
-        lambda case, device, values: (
-            _shares(case, device, values)
-            or (_timed(case, device) and ("use_sms" in values or not _rated(case, values)))
-        ),
+        lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or not of.rated())),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
         "sharing: sm, or leave it out",
     ),
     # -- devices: what ops cost
     _of_devices(
         ("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
-        _by_roofline(),
+        _Described.by_roofline,
         "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
         "leave out the durations, or the key",
     ),
     _of_devices(
         ("bandwidth",),
-        _bandwidth,
+        lambda of: of.shares("sm+dram") or of.by_roofline(),
         "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
         "durations, or the key",
     ),
     _of_devices(
         ("efficiency", "half_flops"),
-        _by_roofline("peak", "matrix_peak", "vector_peak"),
+        lambda of: of.by_roofline("peak", "matrix_peak", "vector_peak"),
         "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
         "op; give peak and leave out the durations, or leave out the key",
     ),
     _of_devices(
         ("memory_efficiency", "half_bytes", "core_bandwidth"),
-        _by_roofline("bandwidth"),
+        lambda of: of.by_roofline("bandwidth"),
         "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
         "such op; give bandwidth and leave out the durations, or leave out the key",
     ),
     _of_devices(
         ("serial_fraction", "speedup"),
-        lambda case, device, values: (
-            _timed(case, device) and (device.cores_per_op > 1 or 1 in values.get("speedup", ()))
-        ),
+        lambda of: of.timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ())),
         "it is for ops that a cost model times and that use several cores; say intra_op: 2 or more and leave "
         "out the durations, or leave out the key",
     ),
     _of_devices(
         ("cost",),
-        _timed,
+        _Described.timed,
         "every op that may run on the device has a duration of its own; leave out the durations, or the key",
     ),
     Rule(
         ("cost",),
-        lambda case, loc: any(
-            _timed(case, device)
-            for device in case.work.machine.devices
-            if "cost" not in case.scenario.described_devices[device.name]
-        ),
+        lambda case, loc: any(of.timed() for of in _devices(case) if "cost" not in of.values),
         "every op has a duration of its own, or every device its own cost model; leave out one of them",
     ),
     # -- the machine
     Rule(
         ("machine.devices.*.ideal",),
-        lambda case, loc: any("preset" in values for values in _entry(case, loc).values()),
+        lambda case, loc: any("preset" in of.values for of in _entry(case, loc)),
         "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
     ),
     Rule(

@@ -13,9 +13,8 @@ own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scenarios.fields.choices import Choice
 from scenarios.fields.policy_fields import Policy
@@ -24,14 +23,13 @@ from scenarios.run.compiling import Step
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy.policy import Policy as IssuePolicy
 from sim.words import plugins
-from sim.words.errors import hint
+from sim.words.errors import InputError, hint, located
 from sim.words.options import arguments, parameters, require_call
 
 __all__ = ["Decisions", "overlay", "resolve", "resolve_schedule"]
 
 
-@dataclass(frozen=True)
-class Decisions:
+class Decisions(NamedTuple):
     """Everything that is decided, as objects.
 
     Attributes
@@ -59,15 +57,6 @@ class Decisions:
     loc: Loc = ()
     compile: tuple[Step, ...] = ()
     cuda_graph: bool = False
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where a specification stands, for messages, and what it may load."""
-
-    document: Document
-    loc: Loc
-    allow_code: bool = False
 
 
 def overlay(base: Policy, over: Policy) -> Policy:
@@ -118,26 +107,30 @@ def resolve(
     ScenarioError
         An unknown name (with the nearest known), an unknown option, or a wrong value of one.
     """
-    source = _Source(document, loc, allow_code)
-    spec = _with_runtime(spec, source)
-    if spec.name is None:
-        raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
+    origin = plugins.Origin(document.directory, allow_code)
+    with document.placing(*loc):
+        spec = _with_runtime(spec, document, loc, origin)
+        if spec.name is None:
+            raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
 
-    def choose(key: str, group: str) -> Any:
-        choice: Choice | None = getattr(spec, key)
-        return choice and _chosen(group, choice, _below(source, key))
+        def choose(choice: Choice | None, key: str, *at: int) -> Any:
+            with located(key, *at):
+                return choice and _chosen(key, choice, origin)
 
-    return Decisions(
-        label,
-        _policy(spec, source, inherited=inherited),
-        placement=choose("placement", "sim.placements"),
-        streams=choose("streams", "sim.streams"),
-        linearize=choose("linearize", "sim.linearizers"),
-        knowledge=spec.knowledge or knowledge,
-        loc=loc,
-        compile=_steps(spec, source),
-        cuda_graph=spec.launch == "cuda-graph",
-    )
+        return Decisions(
+            label,
+            _policy(spec, loc, origin, inherited=inherited),
+            placement=choose(spec.placement, "placement"),
+            streams=choose(spec.streams, "streams"),
+            linearize=choose(spec.linearize, "linearize"),
+            knowledge=spec.knowledge or knowledge,
+            loc=loc,
+            compile=tuple(
+                Step(choice.name, choose(choice, "compile", i), (*loc, "compile", i))
+                for i, choice in enumerate(spec.compile or ())
+            ),
+            cuda_graph=spec.launch == "cuda-graph",
+        )
 
 
 def resolve_schedule(
@@ -155,103 +148,75 @@ def resolve_schedule(
     from policies.issue.in_order import InOrder
     from scenarios.build.pipeline.pipeline_graph import AsWritten, CommunicationStream
 
-    source = _Source(document, loc)
-    spec = _with_runtime(spec, source)
-    if spec.name not in schedules:
-        what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
-        message = f"{what}{hint(spec.name or '', schedules)}"
-        raise document.error(_below(source, "name").loc if spec.name else loc, message)
-    for key in ("placement", "streams", "linearize", "synchronisation", "compile", "launch"):
-        if getattr(spec, key) is not None:
-            message = f"a pipeline's schedule decides it: {spec.name} takes no {key}"
-            raise document.error(_below(source, key).loc, message)
-    decisions = Decisions(
-        label,
-        InOrder(),
-        streams=CommunicationStream(),
-        linearize=AsWritten(),
-        loc=loc,
-    )
-    return decisions, spec
+    with document.placing(*loc):
+        spec = _with_runtime(spec, document, loc, plugins.Origin(document.directory))
+        if spec.name not in schedules:
+            what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
+            raise InputError(f"{what}{hint(spec.name or '', schedules)}", path=["name"] if spec.name else [])
+        for key in ("placement", "streams", "linearize", "synchronisation", "compile", "launch"):
+            if getattr(spec, key) is not None:
+                message = f"a pipeline's schedule decides it: {spec.name} takes no {key}"
+                raise InputError(message, path=(key,))
+    return Decisions(label, InOrder(), streams=CommunicationStream(), linearize=AsWritten(), loc=loc), spec
 
 
-def _steps(spec: Policy, source: _Source) -> tuple[Step, ...]:
-    """Return the rewrites that `spec` lists."""
-    steps = []
-    for i, choice in enumerate(spec.compile or ()):
-        at = _below(_below(source, "compile"), i)
-        rewrite = _chosen("sim.rewrites", choice, at)
-        steps.append(Step(choice.name, rewrite, at.loc))
-    return tuple(steps)
-
-
-def _below(source: _Source, key: str | int) -> _Source:
-    """Return where a key of `source` stands; of a policy from the command line there is but the name."""
-    if not source.loc:
-        return source
-    return _Source(source.document, (*source.loc, key), source.allow_code)
-
-
-def _with_runtime(spec: Policy, source: _Source) -> Policy:
+def _with_runtime(spec: Policy, document: Document, loc: Loc, origin: plugins.Origin) -> Policy:
     """Put the decisions of a runtime beneath those that are given."""
     if spec.runtime is None:
         return spec
     if spec.name is not None:
         message = "has both a name and a runtime; a runtime names the policy too"
-        raise source.document.error(source.loc, message, key=True)
-    choices = _look_up("sim.runtimes", spec.runtime, _below(source, "runtime"))
+        raise document.error(loc, message, key=True)
+    choices = _look_up("sim.runtimes", spec.runtime, "runtime", loc, origin)
     given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
     given |= spec.options
     return overlay(Policy.model_validate({**choices}), Policy.model_construct(**given))
 
 
-def _policy(spec: Policy, source: _Source, *, inherited: bool = False) -> IssuePolicy:
+def _policy(spec: Policy, loc: Loc, origin: plugins.Origin, *, inherited: bool) -> IssuePolicy:
     """Make the policy itself; how it synchronises is an option of most, and an attribute of all."""
     assert spec.name is not None
     options = dict(spec.options)
-    thing = _look_up("sim.policies", spec.name, _below(source, "name"))
+    thing = _look_up("sim.policies", spec.name, "name", loc, origin)
     taken = callable(thing) and "synchronisation" in parameters(thing)
     if spec.synchronisation is not None and taken:
         options["synchronisation"] = spec.synchronisation
-    policy: object = _call(thing, spec.name, options, source)
+    policy: object = _call(thing, spec.name, options, origin)
     if not isinstance(policy, IssuePolicy):
-        found = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
-        raise source.document.error((*source.loc, "name"), found)
+        message = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
+        raise InputError(message, path=("name",))
     if spec.synchronisation is not None and (taken or not inherited):
         policy.synchronisation = spec.synchronisation
     return policy
 
 
 _METHODS: Final = {
-    "sim.placements": ("place", "graph", "machine", "cost_ns"),
-    "sim.streams": ("assign", "job"),
-    "sim.linearizers": ("order", "job"),
-    "sim.rewrites": ("apply", "graph"),
+    "placement": ("sim.placements", "place", ("graph", "machine", "cost_ns")),
+    "streams": ("sim.streams", "assign", ("job",)),
+    "linearize": ("sim.linearizers", "order", ("job",)),
+    "compile": ("sim.rewrites", "apply", ("graph",)),
 }
-"""What an object of each group has to have: its method, and what that is called with."""
+"""Who takes each decision: its group of plugins, its method, and what that is called with."""
 
 
-def _chosen(group: str, choice: Choice, source: _Source) -> Any:
+def _chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
     """Make the object that a choice names, which decides by one method."""
-    made = _call(_look_up(group, choice.name, source), choice.name, choice.options, source)
-    method, *called_with = _METHODS[group]
-    with source.document.placing(*source.loc):
-        require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
+    group, method, called_with = _METHODS[key]
+    made = _call(origin.lookup(group, choice.name), choice.name, choice.options, origin)
+    require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
     return made
 
 
-def _look_up(group: str, name: str, source: _Source) -> Any:
-    document = source.document
-    with document.placing(*source.loc):
-        return plugins.lookup(group, name, allow_code=source.allow_code, directory=document.directory)
+def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) -> Any:
+    """Return what is known by a name, which stands under `key`; on the command line there is but the name."""
+    with located(*([key] if loc else [])):
+        return origin.lookup(group, name)
 
 
-def _call(thing: Any, name: str, options: Mapping[str, Any], source: _Source) -> Any:
+def _call(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
     """Call a class or function with options, each a parameter of it."""
-    document = source.document
-    with document.placing(*source.loc):
-        given = arguments(name, parameters(thing) if callable(thing) else {}, options)
-        for key, value in given.items():
-            if isinstance(value, Path):
-                given[key] = document.file(str(value))
-        return thing(**given) if callable(thing) else thing
+    given = arguments(name, parameters(thing) if callable(thing) else {}, options)
+    for key, value in given.items():
+        if isinstance(value, Path):
+            given[key] = origin.file(str(value))
+    return thing(**given) if callable(thing) else thing

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from devices.cost.plain_rooflines import warn_of_plain_rooflines
 from devices.kinds.launches import launched
 from scenarios.fields.expect import Expectation, Outcome, task_names
-from scenarios.file.document import dotted
+from scenarios.file.document import Document, dotted
 from scenarios.run.compiling import compile_graph
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.schema import MOST_TASKS
-from scenarios.work.op_places import op_place
-from sim.engine import Observer
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.job import Job
@@ -25,7 +22,17 @@ from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
 from sim.metrics import summary
 from sim.trace import Trace
-from sim.words.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError
+from sim.words.errors import (
+    GraphError,
+    InfeasibleError,
+    InputError,
+    ScenarioError,
+    SimError,
+    UnknownNameError,
+)
+
+if TYPE_CHECKING:
+    from sim.engine import Observer
 
 __all__ = ["Result", "run_case", "run_scenario"]
 
@@ -151,11 +158,18 @@ def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
     except NotOnKernelError as error:
         raise document.error(("engine",), str(error)) from error
     except (GraphError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
-        raise document.error(op_place(str(error), document), str(error)) from error
+        raise _at_its_op(error, document) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         # Again, and counted: it ends where memory ends, and says who held what.
         trace = run_job(job, decisions.policy, memory=exact_memory(job.machine))
     return trace
+
+
+def _at_its_op(error: SimError, document: Document) -> ScenarioError:
+    """Return an error with the place of the op that it names."""
+    from scenarios.work.op_places import op_place
+
+    return document.error(op_place(str(error), document), str(error))
 
 
 def job_of(case: Case, *, seed: int | None = None) -> Job:
@@ -169,18 +183,18 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
     scenario, decisions = case.scenario, case.decisions
     machine, content = case.work.machine, scenario.content
     try:
-        compiled = compile_graph(
+        graph, placement = compile_graph(
             case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
         )
-        tasks = content.iterations * len(compiled.graph)
+        tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
-            message = f"{content.iterations:,} iterations of {len(compiled.graph):,} ops are {tasks:,} tasks"
+            message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, compiled.graph, machine)
+        _check_names(scenario, graph, machine)
         job = make_job(
-            compiled.graph,
+            graph,
             machine,
-            placement=compiled.placement,
+            placement=placement,
             streams=decisions.streams,
             linearize=decisions.linearize,
             iterations=content.iterations,
@@ -190,13 +204,16 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             seed=content.seed if seed is None else seed,
         )
         refuse_without_effect(case)
-        warn_of_plain_rooflines(job)
+        if any(device.cost is not None for device in machine.devices):
+            from devices.cost.plain_rooflines import warn_of_plain_rooflines
+
+            warn_of_plain_rooflines(job)
         return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
     except ScenarioError:
         raise
     except (InfeasibleError, InputError) as error:
         # Nothing has run yet: it is the scenario that asks for what cannot be.
-        raise scenario.document.error(op_place(str(error), scenario.document), str(error)) from error
+        raise _at_its_op(error, scenario.document) from error
 
 
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:

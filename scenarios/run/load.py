@@ -72,9 +72,8 @@ def _validated(document: Document, allow_code: bool) -> Scenario:
     except ValidationError as error:
         raise scenario_error(error, model_for(value), document) from None
     scenario = Scenario(content, document, allow_code)
-    labels = [label for label, _ in scenario.variants]
-    for i, label in enumerate(labels):
-        if label in labels[:i]:
+    for i, label in enumerate(scenario.variants):
+        if label in scenario.variants[:i]:
             message = f"two entries are called {label!r}; give one of them a label"
             raise document.error(("compare", i), message)
     return scenario
@@ -189,12 +188,10 @@ class Scenario:
         return self.content.workload.build(self.document, self.machine)
 
     @cached_property
-    def variants(self) -> list[tuple[str, int]]:
-        """Labels of the entries of ``compare``, each with its index."""
-        return [
-            (entry.label or entry.name or entry.runtime or _own_label(self.content.policy), i)
-            for i, entry in enumerate(self.content.compare)
-        ]
+    def variants(self) -> list[str]:
+        """Labels of the entries of ``compare``."""
+        own = _own_label(self.content.policy)
+        return [entry.label or entry.name or entry.runtime or own for entry in self.content.compare]
 
     def case(self, policy: str | None = None) -> Case:
         """Return the run under a policy.
@@ -219,9 +216,8 @@ class Scenario:
             return self._case(
                 content.policy, _own_label(content.policy), self.document, ("policy",), expected
             )
-        for label, i in self.variants:
-            if label == policy:
-                return self.entry(i)
+        if policy in self.variants:
+            return self.entry(self.variants.index(policy))
         named = Document(Node({}, Place(f"--policy {shortened(policy)}")), self.document.path)
         return self._case(overlay(content.policy, self._named(policy)), policy, named)
 
@@ -240,18 +236,17 @@ class Scenario:
             raise Place("--policy").error(
                 f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
             )
-        labels = [label for label, _ in self.variants]
-        everything = dict.fromkeys([*labels, *known, *runtimes])
+        everything = dict.fromkeys([*self.variants, *known, *runtimes])
         raise Place("--policy").error(f"unknown policy {policy!r}{hint(policy, everything)}")
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
-        return [self.entry(i) for _, i in self.variants] or [self.case()]
+        return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
         own = [self.case()] if self.content.expect else []
-        return own + [self.entry(i) for _, i in self.variants if self.content.compare[i].expect]
+        return own + [self.entry(i) for i, entry in enumerate(self.content.compare) if entry.expect]
 
     def entry(self, i: int) -> Case:
         """Return the run of an entry of ``compare``, counted from 0.
@@ -267,9 +262,8 @@ class Scenario:
             changed = self.document.with_values(entry.set, (*loc, "set"))
             scenario = _validated(changed, self.allow_code)
         spec = overlay(scenario.content.policy, entry)
-        label = self.variants[i][0]
         expected = read_expectations(entry.expect, scenario.document, (*loc, "expect"))
-        return scenario._case(spec, label, scenario.document, loc, expected, base=self)
+        return scenario._case(spec, self.variants[i], scenario.document, loc, expected, base=self)
 
     def _case(
         self,

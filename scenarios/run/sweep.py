@@ -20,13 +20,13 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sim.words.atomic_files import write_text
-from sim.words.errors import InputError, MissingExtraError, SimError
+from sim.words.errors import InputError, SimError, extra
 
 __all__ = ["Point", "dask_executor", "points_of", "run_point", "sweep", "write_rows"]
 
@@ -180,15 +180,21 @@ def sweep(
     """
     if out is not None:
         _check_same_table(out, points)
-    memory = _Partial(path, sets, out)
-    rows = {point.key: memory.rows[point.key] for point in points if point.key in memory.rows}
+    partial = Path(f"{out}.partial") if out is not None else None
+    content = Path(path).read_bytes() if Path(path).is_file() else b""
+    stamp = hashlib.sha256(content + json.dumps(list(sets)).encode()).hexdigest()
+    before = _finished(partial, stamp) if partial is not None else {}
+    rows = {point.key: before[point.key] for point in points if point.key in before}
     left = [point for point in points if point.key not in rows]
     done(len(rows), len(points))
     for point, row in _run(path, left, sets, allow_code, executor):
         rows[point.key] = row
-        memory.add(point, row)
+        if partial is not None:
+            with partial.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"scenario": stamp, "point": point.key, "row": row}) + "\n")
         done(len(rows), len(points))
-    memory.forget()
+    if partial is not None:  # all is done: it has served
+        partial.unlink(missing_ok=True)
     return [rows[point.key] for point in points]
 
 
@@ -210,41 +216,15 @@ def _run(
             future.cancel()
 
 
-class _Partial:
-    """The points of a sweep that are done, on disk; of the scenario as it is now only."""
-
-    def __init__(self, path: str, sets: Sequence[str], out: str | Path | None) -> None:
-        self.path = Path(f"{out}.partial") if out is not None else None
-        self.rows: dict[str, Row] = {}
-        if self.path is None:
-            return
-        content = Path(path).read_bytes() if Path(path).is_file() else b""
-        self.stamp = hashlib.sha256(content + json.dumps(list(sets)).encode()).hexdigest()
-        if self.path.is_file():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                entry = _read(line)
-                if entry.get("scenario") == self.stamp:
-                    self.rows[entry["point"]] = entry["row"]
-
-    def add(self, point: Point, row: Row) -> None:
-        """Append a finished point."""
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"scenario": self.stamp, "point": point.key, "row": row}) + "\n")
-
-    def forget(self) -> None:
-        """All is done: the partial file has served."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-
-def _read(line: str) -> dict[str, Any]:
-    """Read a line of the partial file; one that was cut off when the sweep died counts for nothing."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
+def _finished(partial: Path, stamp: str) -> dict[str, Row]:
+    """Return the rows in a partial file that are of the scenario as it is now, by the key of their point."""
+    found = {}
+    for line in partial.read_text(encoding="utf-8").splitlines() if partial.is_file() else ():
+        with suppress(ValueError):  # a line that was cut off when the sweep died
+            entry = json.loads(line)
+            if isinstance(entry, dict) and entry.get("scenario") == stamp:
+                found[entry["point"]] = entry["row"]
+    return found
 
 
 def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
@@ -253,14 +233,10 @@ def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
     if not path.exists() or not points:
         return
     columns: list[str] = []
-    try:
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as file:
-                columns = next(csv.reader(file), [])
-        else:
-            columns = list(json.loads(path.read_text(encoding="utf-8"))[0])
-    except (ValueError, LookupError, TypeError, csv.Error):
-        pass  # no table at all: without columns it is refused below
+    with suppress(ValueError, LookupError, TypeError, csv.Error):  # no table at all is refused below
+        text = path.read_text(encoding="utf-8")
+        rows = csv.reader(io.StringIO(text)) if path.suffix == ".csv" else json.loads(text)
+        columns = list(next(iter(rows)))
     keys = [key for key, _ in points[0].settings]
     if columns[: len(keys) + 1] != [*keys, "policy"]:
         varied = ", ".join(columns[: columns.index("policy")]) if "policy" in columns else "something else"
@@ -271,26 +247,17 @@ def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
-    """Write rows as ``.csv`` or ``.json``, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        Another ending.
-    """
-    kind = Path(path).suffix
-    if kind == ".json":
+    """Write rows as ``.json``, else as CSV, whole or not at all."""
+    if Path(path).suffix == ".json":
         write_text(path, json.dumps(list(rows), indent=1) + "\n")
-    elif kind == ".csv":
-        columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
-        columns += ["error"] * any("error" in row for row in rows)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, text.getvalue())
-    else:
-        raise InputError(f"{path}: the table of a sweep ends in .csv or .json")
+        return
+    columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
+    columns += ["error"] * any("error" in row for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 @contextmanager
@@ -304,10 +271,8 @@ def dask_executor(address: str) -> Iterator[Executor]:
     InputError
         `address` is none.
     """
-    try:
+    with extra("dask", "a sweep on a Dask cluster"):
         from distributed import Client
-    except ImportError:
-        raise MissingExtraError("a sweep on a Dask cluster", "dask") from None
     try:
         client = Client(address)
     except ValueError as error:

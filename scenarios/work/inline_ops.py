@@ -23,20 +23,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, JsonValue, model_validator
 
-from devices.describe.quantities import (
-    Bytes,
-    Count,
-    Duration,
-    Flops,
-    Name,
-    Shorthand,
-    Strict,
-    Whole,
-    fault,
-)
+from devices.describe.quantities import Bytes, Count, Duration, Flops, Name, Shorthand, Strict, Whole, fault
 from scenarios.file.document import Document, Loc
 from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
-from scenarios.work.op_places import op_place
 from scenarios.work.workload import Workload
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -185,85 +174,79 @@ class InlineOps(Workload):
             add_ops(builder, records, functions)
             return builder.build()
         except GraphError as error:
+            from scenarios.work.op_places import op_place
+
             loc = op_place(str(error), document)
             raise document.error(loc, str(error), key=loc[-1] == "ops") from None
 
     def _check_names(self, document: Document) -> None:
         """Refuse references to what is not there."""
-        externals = {**self.inputs, **self.parameters}
         parts = {f"{name}/{k}" for name, op in self.ops.items() if op.split > 1 for k in range(op.split)}
-        for what in ("inputs", "parameters"):
-            for name in getattr(self, what):
-                if name in self.ops or name in parts or (what == "parameters" and name in self.inputs):
-                    loc: Loc = ("workload", what, name)
-                    raise document.error(loc, f"the name {name!r} is used twice", key=True)
         for part in sorted(parts & set(self.ops)):
-            raise document.error(
-                ("workload", "ops", part), "is also the name of a part of a split op", key=True
-            )
+            loc: Loc = ("workload", "ops", part)
+            raise document.error(loc, "is also the name of a part of a split op", key=True)
+        ops = {*self.ops, *parts}
+        for what, taken in (("inputs", ops), ("parameters", {*ops, *self.inputs})):
+            for name in getattr(self, what):
+                if name in taken:
+                    loc = ("workload", what, name)
+                    raise document.error(loc, f"the name {name!r} is used twice", key=True)
+        tensors = {*ops, *self.inputs, *self.parameters}
         for name, op in self.ops.items():
             for i, ref in enumerate(op.inputs):
-                known = self._n_outputs(ref.source, parts)
-                if known is None and ref.source not in externals:
-                    loc = ("workload", "ops", name, "inputs", i)
-                    base, colon, k = ref.source.rpartition(":")
-                    if colon and k.isdecimal() and base in self.ops:
-                        n = len(self.ops[base].sizes())
-                        raise document.error(loc, f"{base!r} has {n} output(s), counted from 0")
-                    near = hint(ref.source, [*self.ops, *externals])
-                    raise document.error(loc, f"unknown input {ref.source!r}{near}")
+                if ref.source not in tensors and (message := self._why_no_output(ref.source)):
+                    raise document.error(("workload", "ops", name, "inputs", i), message)
             for i, ref in enumerate(op.after):
-                if ref.source not in self.ops and ref.source not in parts:
-                    loc = ("workload", "ops", name, "after", i)
-                    raise document.error(loc, f"unknown op {ref.source!r}{hint(ref.source, self.ops)}")
+                if ref.source not in ops:
+                    message = f"unknown op {ref.source!r}{hint(ref.source, self.ops)}"
+                    raise document.error(("workload", "ops", name, "after", i), message)
+
+    def _why_no_output(self, source: str) -> str | None:
+        """Return what is wrong with ``op:k``; None: the op has an output k."""
+        base, _, k = source.rpartition(":")
+        if base not in self.ops or not k.isdecimal():
+            return f"unknown input {source!r}{hint(source, [*self.ops, *self.inputs, *self.parameters])}"
+        op = self.ops[base]
+        n = len(op.sizes())
+        if int(k) < n or is_functional({"kind": op.kind, "attributes": op.attributes}):
+            return None  # how many results a function has is checked later
+        return f"{base!r} has {n} output(s), counted from 0"
 
     def _check_functions(self, document: Document) -> None:
         """Refuse ops that stand for others and do not say for which; warn of functions nobody names."""
-        written: list[tuple[Loc, Mapping[str, Op]]] = [(("workload", "ops"), self.ops)]
-        for name, function in self.functions.items():
-            written.append((("workload", "functions", name, "ops"), function.ops))
         used = set()
-        for loc, ops in written:
-            for name, op in ops.items():
-                keys = FUNCTIONAL_KINDS.get(op.kind, ())
-                missing = [key for key in keys if key not in op.attributes]
-                if missing:
-                    given = ", ".join(f"{key}: FUNCTION" for key in keys)
-                    more = ", trips: N" if op.kind == "while" else ""
-                    message = (
-                        f"an op of kind {op.kind} stands for the ops of {' and '.join(keys)}, and its "
-                        f"attributes do not name {' and '.join(missing)}; give attributes: {{{given}{more}}}"
-                    )
-                    raise document.error((*loc, name), f"op {name!r}: {message}")
-                used |= {str(op.attributes[key]) for key in (*keys, "cond") if key in op.attributes}
+        for loc, op in self._written().items():
+            keys = FUNCTIONAL_KINDS.get(op.kind, ())
+            missing = [key for key in keys if key not in op.attributes]
+            if missing:
+                given = ", ".join(f"{key}: FUNCTION" for key in keys)
+                more = ", trips: N" if op.kind == "while" else ""
+                message = (
+                    f"an op of kind {op.kind} stands for the ops of {' and '.join(keys)}, and its "
+                    f"attributes do not name {' and '.join(missing)}; give attributes: {{{given}{more}}}"
+                )
+                raise document.error(loc, f"op {loc[-1]!r}: {message}")
+            used |= {str(op.attributes[key]) for key in (*keys, "cond") if key in op.attributes}
         for name in self.functions:
             if name not in used:
                 place = document.place(("workload", "functions", name), key=True)
                 warnings.warn(f"{place}: no op uses the function {name!r}", stacklevel=2)
 
-    def _n_outputs(self, source: str, parts: set[str]) -> int | None:
-        """Return a number if `source` names an output of an op."""
-        if source in self.ops or source in parts:
-            return 1
-        base, colon, k = source.rpartition(":")
-        if colon and k.isdecimal() and base in self.ops:
-            op = self.ops[base]
-            functional = is_functional({"kind": op.kind, "attributes": op.attributes})
-            if functional or int(k) < len(op.sizes()):  # how many results a function has is checked later
-                return int(k) + 1
-        return None
-
     def _check_devices(self, document: Document, machine: Machine) -> None:
         known = [word for device in machine.devices for word in (device.name, device.kind)]
-        things: dict[Loc, Op | External] = {("ops", name): op for name, op in self.ops.items()}
-        things |= {("inputs", name): tensor for name, tensor in self.inputs.items()}
-        things |= {("parameters", name): tensor for name, tensor in self.parameters.items()}
-        for name, function in self.functions.items():
-            things |= {("functions", name, "ops", inner): op for inner, op in function.ops.items()}
+        things: dict[Loc, Op | External] = {**self._written()}
+        for what in ("inputs", "parameters"):
+            things |= {("workload", what, name): tensor for name, tensor in getattr(self, what).items()}
         for loc, thing in things.items():
-            device = thing.device
-            if device is not None and device not in known:
-                raise document.wrong(UnknownNameError("device", device, known), ("workload", *loc, "device"))
+            if thing.device is not None and thing.device not in known:
+                raise document.wrong(UnknownNameError("device", thing.device, known), (*loc, "device"))
+
+    def _written(self) -> dict[Loc, Op]:
+        """Return all ops, those of functions included, by where they stand."""
+        ops: dict[Loc, Op] = {("workload", "ops", name): op for name, op in self.ops.items()}
+        for name, function in self.functions.items():
+            ops |= {("workload", "functions", name, "ops", inner): op for inner, op in function.ops.items()}
+        return ops
 
 
 _AS_WRITTEN: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase", "attributes")

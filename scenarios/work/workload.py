@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from devices.describe.quantities import Strict
 from scenarios.file.document import Document, Loc
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Work", "Workload"]
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What runs, where the policy has a say in it: a schedule makes the graph.
 
     Attributes

@@ -15,7 +15,6 @@ List scheduling is never worse than (2 - 1/m) times the greatest of the first tw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +32,7 @@ from sim.words.units import NS_PER_S
 __all__ = ["Bounds", "bounds", "cores_of_ops", "runs_of_ops"]
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Lower bounds of the makespan, in ns.
 
     Attributes

@@ -14,11 +14,12 @@ import simpy
 from sim.engine.deadlock import deadlock_error
 from sim.engine.hooks import Memory, Observer, tell
 from sim.engine.lanes import LaunchQueue, Stream
-from sim.engine.parts import groups_that_copy, holding_ops, make_network, make_readiness
+from sim.engine.parts import groups_that_copy, make_network, make_readiness
 from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
+from sim.job.pageable import holding_ops
 from sim.job.transfers import Flow, make_flow
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Issuer, Task
@@ -142,6 +143,7 @@ class Engine:
         """Go to the next instant, or to another round of this one, and note all that happens there."""
         self.round = self.round + 1 if to_ns == self.now_ns else 0
         self.now_ns = int(to_ns)
+        self.clock.step()
         while self.clock.peek() == to_ns:
             self.clock.step()
         # By now all is noted, so that what is called here begins things of the next round.

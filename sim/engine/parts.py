@@ -17,7 +17,7 @@ from sim.readiness.tokens import TaggedTokenReadiness
 from sim.words.arrays import UNSET
 from sim.words.errors import InfeasibleError, InputError
 
-__all__ = ["groups_that_copy", "holding_ops", "make_network", "make_readiness"]
+__all__ = ["groups_that_copy", "make_network", "make_readiness"]
 
 
 def make_readiness(
@@ -46,15 +46,6 @@ def make_readiness(
         return flow, readiness, None
     rendezvous = Rendezvous(readiness, job, flow, keys, context)
     return flow, rendezvous, rendezvous
-
-
-def holding_ops(job: Job) -> frozenset[int]:
-    """Return the launched ops that keep their host thread until they end, as pageable copies do."""
-    return frozenset(
-        op
-        for op, given in job.graph.attributes.items()
-        if (given.get("host_waits") or given.get("pageable")) and job.launched[op]
-    )
 
 
 def groups_that_copy(job: Job, flow: Flow) -> dict[int, int]:

@@ -35,16 +35,17 @@ unused
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.explain.derived_columns import Facts
 from sim.record.record import Record, Wait
-from sim.words.arrays import UNSET, BoolArray, IntArray
+from sim.words.arrays import UNSET, IntArray
 from sim.words.intervals import complement, union
 
-__all__ = ["REASONS", "IdlePieces", "idle_pieces", "idle_reasons"]
+__all__ = ["REASONS", "IdlePieces", "held_up", "idle_pieces", "idle_reasons"]
 
 REASONS: Final = (
     "dependency",
@@ -126,40 +127,63 @@ def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
     ]
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]
 
-    # The reasons follow one another; every bound is moved into the gap, so that the lengths add up.
-    cursor = start
-
-    def until(bound: IntArray, **reasons: BoolArray | bool) -> None:
-        nonlocal cursor
-        begin, cursor = cursor, np.clip(bound, cursor, end)
-        for reason, mine in reasons.items():
-            parts.append(_part(device, begin, np.where(mine, cursor - begin, 0), reason, row))
-
-    worker, starved = f.by_worker[row], f.wait[row] == Wait.MEMORY
     last = f.last_producer[row]
-    until(np.where(last >= f.n, f.data[last], f.data[row]), dependency=True)
-    until(f.data[row], transfer=True)
-
-    begin = cursor
-    until(f.taken[row])
-    busy = f.issuers_busy.between(begin, cursor, f.machine.group_of[device])
-    parts.append(_part(device, begin, busy, "issue", row))
-    parts.append(_part(device, begin, cursor - begin - busy, "policy", row))
-    until(f.taken[row] + f.calls[row], memory=True)
-    # A launched one that is taken may not be issued before its memory is there.
-    issued = np.where(worker, f.taken[row] + f.calls[row] + f.cost[row], f.issue[row])
-    until(issued, issue=worker | ~starved, memory=~worker & starved)
-
-    until(np.where(worker, 0, f.lane_end[row]), stream=True)
-    until(np.where(worker, 0, f.launch_end[row]), launch=True)
-
-    shared = ~starved & (worker | (f.wait[row] == Wait.RESOURCES))
-    until(end, event=~starved & ~shared, memory=starved, resources=shared)
+    made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), start, end)
+    there = np.clip(f.data[row], made, end)
+    parts.append(_part(device, start, made - start, "dependency", row))
+    parts.append(_part(device, made, there - made, "transfer", row))
+    for reason, begin, length in held_up(f, row, there, end):
+        parts.append(_part(device, begin, length, reason, row))
 
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
     order = order[pieces.length_ns[order] > 0]
     return IdlePieces(*(column[order] for column in pieces))
+
+
+def held_up(
+    f: Facts, row: IntArray, since: IntArray, end: IntArray
+) -> Iterator[tuple[str, IntArray, IntArray]]:
+    """Cut the time in which some tasks have their data and do not start into reasons.
+
+    Parameters
+    ----------
+    f : Facts
+    row : array of int
+        The tasks.
+    since, end : array of int
+        The time that is cut, for each.
+
+    Yields
+    ------
+    reason, begin_ns, length_ns
+        They follow one another; every bound is moved into the time, so that the lengths add up.
+    """
+    worker, wait = f.by_worker[row], f.wait[row]
+    cursor = since
+
+    def until(bound: IntArray) -> tuple[IntArray, IntArray]:
+        nonlocal cursor
+        begin, cursor = cursor, np.clip(bound, cursor, end)
+        return begin, cursor - begin
+
+    begin, length = until(f.taken[row])
+    busy = f.issuers_busy.between(begin, begin + length, f.machine.group_of[f.device[row]])
+    yield "issue", begin, busy
+    yield "policy", begin, length - busy
+    called = f.taken[row] + f.calls[row]
+    yield "memory", *until(called)
+    begin, length = until(np.where(worker, called + f.cost[row], f.issue[row]))
+    starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
+    yield "issue", begin, np.where(starved, 0, length)
+    yield "memory", begin, np.where(starved, length, 0)
+    yield "stream", *until(np.where(worker, 0, f.lane_end[row]))
+    yield "launch", *until(np.where(worker, 0, f.launch_end[row]))
+    begin, length = until(end)
+    event = ~worker & (wait != Wait.MEMORY) & (wait != Wait.RESOURCES)
+    yield "event", begin, np.where(event, length, 0)
+    yield "memory", begin, np.where(wait == Wait.MEMORY, length, 0)
+    yield "resources", begin, np.where(event | (wait == Wait.MEMORY), 0, length)
 
 
 def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row: IntArray) -> IdlePieces:

@@ -39,7 +39,7 @@ from sim.export.timeline import Lane, Timeline, launch_call
 from sim.job.costs import issue_costs_ns
 from sim.record.record import WAITS, Record
 from sim.words.atomic_files import atomic_path
-from sim.words.errors import MissingExtraError
+from sim.words.errors import extra
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
@@ -84,10 +84,8 @@ def write_perfetto(
     --------
     >>> write_perfetto(trace, "run.pftrace")  # doctest: +SKIP
     """
-    try:
+    with extra("perfetto", "writing Perfetto's own format"):
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
-    except ImportError:
-        raise MissingExtraError("writing Perfetto's own format", "perfetto") from None
     traces = {trace.job.graph.name: trace} if isinstance(trace, Record) else trace
     with atomic_path(path) as beside, beside.open("wb") as file:
         packets = _Packets(file, TraceProtoBuilder)

@@ -18,7 +18,7 @@ from sim.explain.waits import final_waits
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET, IntArray
 from sim.words.atomic_files import atomic_path, write_bytes
-from sim.words.errors import InputError, MissingExtraError
+from sim.words.errors import InputError, extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,10 +116,8 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         rows: str = table.to_json(orient="records", lines=True)
         write_bytes(path, ("[\n" + ",\n".join(rows.splitlines()) + "\n]\n").encode())
     elif name.endswith(".parquet"):
-        try:
+        with extra("parquet", "writing Parquet files"):
             import pyarrow  # noqa: F401
-        except ImportError:
-            raise MissingExtraError("writing Parquet files", "parquet") from None
         with atomic_path(path) as beside:
             table.to_parquet(beside, engine="pyarrow", index=False)
     else:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.job.costs import _by_identity, _timed, costs_ns
 from sim.job.job import Job, Linearizer, Placement, StreamAssignment
-from sim.job.noise import Noise, draw_durations
 from sim.job.pins import PinnedPlacement, allowed_devices
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from sim.job.noise import Noise
 
 __all__ = ["make_job"]
 
@@ -107,6 +111,8 @@ def make_job(
             raise InputError(
                 "noise is drawn for each task before time 0; control flow decides on tasks later"
             )
+        from sim.job.noise import draw_durations
+
         job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, job.rng("noise"))
     return job
 
@@ -116,6 +122,8 @@ def _known(knowledge: str, job: Job, estimate_error: float) -> IntArray:
     if knowledge == "exact":
         return duration_ns
     if knowledge == "estimate":
+        from sim.job.noise import Noise, draw_durations
+
         error = Noise(sigma=estimate_error)
         rng = job.rng("estimates")
         return draw_durations(error, duration_ns, job.device_of, job.machine, 1, rng).ravel()

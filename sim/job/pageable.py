@@ -22,7 +22,7 @@ from sim.job.job import Job
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["host_groups", "staging_bytes_per_s"]
+__all__ = ["holding_ops", "host_groups", "staging_bytes_per_s"]
 
 
 def host_groups(job: Job, source: IntArray, destination: IntArray) -> IntArray:
@@ -51,3 +51,12 @@ def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int 
         return None  # from host to host: no driver in between
     rates = [d.staging_bytes_per_s for d in devices if d.pageable and d.staging_bytes_per_s is not None]
     return min(rates, default=None)
+
+
+def holding_ops(job: Job) -> frozenset[int]:
+    """Return the launched ops that keep their host thread until they end, as pageable copies do."""
+    return frozenset(
+        op
+        for op, given in job.graph.attributes.items()
+        if (given.get("host_waits") or given.get("pageable")) and job.launched[op]
+    )

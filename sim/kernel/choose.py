@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sim.engine import Memory, Observer
-from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.kernel.run import DEADLOCK, compiled, run
@@ -18,6 +16,10 @@ from sim.native.compiled import source_is_wanted
 from sim.policy.policy import Policy
 from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from sim.engine import Memory, Observer
+    from sim.job.context import Context
 
 __all__ = ["ENGINES", "NotOnKernelError", "run_job"]
 

@@ -16,11 +16,10 @@ cdef i64 EVENT, LAUNCH, RESOURCES, AT_ISSUE, AT_START, NEVER
 cdef class Run:
     cdef public i64 n, ends, n_ops, n_tasks, n_lanes, n_issuers, n_touched, n_devices, n_asked, maker
     cdef public i64 maker_label, n_made, stride, window, most_in_flight, n_events, now, round, n_ended
-    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_fresh, n_coming, n_last, takes, n_noted
+    cdef public i64 n_done, n_paid, n_placed, n_released, n_rows, n_last, takes, n_noted
     cdef public i64 n_groups, n_unhosted
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
     cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting
-    cdef public bint tangled
     cdef public Net net
     cdef public Sms sms
     cdef public Stealing threads
@@ -33,7 +32,7 @@ cdef class Run:
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
     cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
     cdef public i64[::1] noted_ns, host_group, host, unhosted, unhosted_last
-    cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released, coming
+    cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released
 
     @cython.locals(going=bint)
     cpdef void run(self) noexcept
@@ -100,12 +99,9 @@ cdef class Run:
     cdef void wake(self, i64 lane, i64 at) noexcept
     @cython.locals(ns=i64)
     cdef void begin(self, i64 task, i64 node, i64 at) noexcept
-    @cython.locals(turn=i64, fresh=i64)
     cdef void note_start(self, i64 task, i64 at) noexcept
     @cython.locals(ns=i64, at=i64)
     cdef void begin_on_sms(self, i64 task, i64 node, i64 partition) noexcept
-    @cython.locals(k=i64)
-    cdef void note_starts(self) noexcept
     cdef bint earlier(self, i64 a, i64 b) noexcept
     @cython.locals(key=i64, task=i64, k=i64)
     cdef bint next_round(self) noexcept
@@ -114,10 +110,6 @@ cdef class Run:
     cdef i64 pop_event(self) noexcept
     @cython.locals(up=i64, above=i64)
     cdef void place_event(self, i64 at, i64 key, i64 task) noexcept
-    @cython.locals(at=i64)
-    cdef void push_coming(self, i64 task) noexcept
-    @cython.locals(first=i64, n=i64, task=i64, at=i64, kid=i64)
-    cdef i64 pop_coming(self) noexcept
     @cython.locals(at=i64, up=i64)
     cdef void push_slot(self, i64 first, i64 n, i64 value) noexcept
     @cython.locals(least=i64, value=i64, at=i64, kid=i64)

@@ -4,9 +4,9 @@
 
 ::
 
-    next round ──► complete ──► pay ──► ask ──► heads ──► note the starts ──► next round
-                   what ended   issue   free     of       in the order of
-                   and whom it  costs   issuers  streams  the trace's rows
+    next round ──► complete ──► pay ──► ask ──► heads ──► settle ──► next round
+                   what ended   issue   free     of       the rates
+                   and whom it  costs   issuers  streams  of links
                    makes ready
 
 The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It
@@ -202,13 +202,9 @@ class Run:
     unhosted_last: Column
     n_unhosted: int
 
-    # The rows of the trace.
+    # Ops in the order in which their starts became known.
     rows: Column
     n_rows: int
-    n_fresh: int  # starts of this round, behind the rows
-    tangled: bool  # not in the order of lanes
-    coming: Column  # a heap of starts that lie ahead
-    n_coming: int
 
     def run(self) -> None:
         """Go from round to round until nothing lies ahead."""
@@ -223,8 +219,6 @@ class Run:
                 self.ask()
             if self.n_touched:
                 self.start_heads()
-            if self.n_fresh or self.n_coming:
-                self.note_starts()
             if self.networked:
                 self.net.settle(self.now)
             going = self.next_round()
@@ -794,17 +788,11 @@ class Run:
     def note_start(self, task: int, at: int) -> None:
         """Put down when a task starts, now or later."""
         self.start[task] = at
-        if at > self.now:
-            self.turn[task] = 1 + self.stream[task]
-            self.push_coming(task)
-        else:
-            turn = self.round * (self.n_lanes + 1) + 1 + self.stream[task]
-            self.turn[task] = turn
-            fresh = self.n_rows + self.n_fresh
-            if self.n_fresh and turn < self.turn[self.rows[fresh - 1]]:
-                self.tangled = True
-            self.rows[fresh] = task
-            self.n_fresh += 1
+        self.turn[task] = 1 + self.stream[task]
+        if at == self.now:
+            self.turn[task] += self.round * (self.n_lanes + 1)
+        self.rows[self.n_rows] = task
+        self.n_rows += 1
 
     def begin_on_sms(self, task: int, node: int, partition: int) -> None:
         """Start a kernel whose loads get the SMs of a partition as they come free."""
@@ -817,21 +805,6 @@ class Run:
             self.wait[task] = RESOURCES
         self.note_start(task, at)
         self.schedule(2 * self.sms.dispatch(partition, node, ns, self.now), task)
-
-    # The rows of the trace.
-
-    def note_starts(self) -> None:
-        """Put the starts up to now into rows, by (start, round, lane)."""
-        if not self.tangled and (self.n_coming == 0 or self.start[self.coming[0]] > self.now):
-            self.n_rows += self.n_fresh
-        else:
-            for k in range(self.n_fresh):
-                self.push_coming(self.rows[self.n_rows + k])
-            while self.n_coming and self.start[self.coming[0]] <= self.now:
-                self.rows[self.n_rows] = self.pop_coming()
-                self.n_rows += 1
-        self.n_fresh = 0
-        self.tangled = False
 
     def earlier(self, a: int, b: int) -> bool:
         """Whether task `a` comes before `b`: by start, round in which it started, lane, number."""
@@ -913,35 +886,6 @@ class Run:
             at = up
         self.event_key[at] = key
         self.event_task[at] = task
-
-    def push_coming(self, task: int) -> None:
-        """Put a start into the heap of those to come."""
-        at = self.n_coming
-        self.n_coming += 1
-        while at > 0 and self.earlier(task, self.coming[(at - 1) >> 1]):
-            self.coming[at] = self.coming[(at - 1) >> 1]
-            at = (at - 1) >> 1
-        self.coming[at] = task
-
-    def pop_coming(self) -> int:
-        """Take the first start off the heap."""
-        first = self.coming[0]
-        self.n_coming -= 1
-        n = self.n_coming
-        task = self.coming[n]
-        at = 0
-        while True:
-            kid = 2 * at + 1
-            if kid >= n:
-                break
-            if kid + 1 < n and self.earlier(self.coming[kid + 1], self.coming[kid]):
-                kid += 1
-            if self.earlier(task, self.coming[kid]):
-                break
-            self.coming[at] = self.coming[kid]
-            at = kid
-        self.coming[at] = task
-        return first
 
     def push_slot(self, first: int, n: int, value: int) -> None:
         """Push a number onto the heap of `n` numbers that begins at a slot."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 
 from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
-from sim.kernel import loop as source
-from sim.kernel import network as network_source
-from sim.kernel import sms as sms_source
-from sim.kernel import stealing as stealing_source
 from sim.kernel.layout.columns import columns, no_order, obstacle, routes_of, shared_of, sms_of
 from sim.kernel.memory import Journal, MemoryAfterwards
 from sim.native.compiled import load
@@ -28,20 +26,14 @@ __all__ = ["compiled", "run"]
 _SYNCHRONISATIONS: Final = ("completion", "issue")
 """Those that the kernel runs; any other is the engine's on SimPy alone."""
 
-_SOURCES: Final = (source, network_source, sms_source, stealing_source)
-
-_NETWORK: Final = {
-    network_source.TOO_LARGE: "the work of a transfer needs more than 60 bits",
-    network_source.TIE: "shares of links are fractions that 128 bits cannot tell apart",
-}
-"""Why the network of the kernel gave up, by its status."""
+_SOURCE: Final = "sim.kernel.loop"
 
 DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
     """Whether the kernel runs compiled (see `sim.native.compiled`)."""
-    return load("loop") is not source
+    return load("loop").__name__ != _SOURCE
 
 
 def run(
@@ -102,9 +94,9 @@ def run(
     log_of = memories.afterwards(job, flow) if memories is not None else None
     if isinstance(log_of, str):
         return log_of
-    names = ("loop", "network", "sms", "stealing")
-    loop, network, sms, stealing = _SOURCES if pure else [load(name) for name in names]
-    lists = loop is source
+    form = _source if pure else load
+    loop, network, sms, stealing = map(form, ("loop", "network", "sms", "stealing"))
+    lists = loop.__name__ == _SOURCE
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared, memories).items():
         setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
@@ -117,7 +109,7 @@ def run(
         )
     kernel.run()
     if routes is not None and kernel.net.status:
-        return _NETWORK[kernel.net.status]
+        return _given_up(kernel.net.status)
     if kernel.n_done < kernel.n_tasks:
         return DEADLOCK
     log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None
@@ -127,18 +119,38 @@ def run(
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
     tasks = _at(rows, ran, TASK_COLUMNS)
-    moved = _at(_transfers(job, flow, ran), ran, TRANSFER_COLUMNS)
+    moved = _at(_transfers(job, flow), ran, TRANSFER_COLUMNS)
     which = "kernel (pure Python)" if lists else "kernel"
     return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=which)
 
 
+def _source(name: str) -> ModuleType:
+    return import_module(f"sim.kernel.{name}")
+
+
+def _given_up(status: int) -> str:
+    """Return why the network of the kernel gave up."""
+    from sim.kernel.network import TIE, TOO_LARGE
+
+    return {
+        TOO_LARGE: "the work of a transfer needs more than 60 bits",
+        TIE: "shares of links are fractions that 128 bits cannot tell apart",
+    }[status]
+
+
 def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
+    """Return the rows of some tasks, by start, round in which it came, and lane; then in the order given."""
+    start, turn = ran["start_ns"][id], ran["turn"][id]
+    turns = int(turn.max(initial=0)) + 1
+    if int(start.max(initial=0)) < (1 << 62) // turns:  # one number each; nearly in order already
+        order = np.argsort(start * turns + turn, kind="stable")
+    else:
+        order = np.lexsort((turn, start))
+    id = id[order]
     return {"id": id} | {name: ran[name][id].astype(np.int64, copy=False) for name in names}
 
 
-def _transfers(job: Job, flow: Flow, ran: dict[str, IntArray]) -> IntArray:
-    """Return the ids of the transfers, in the order of starts."""
+def _transfers(job: Job, flow: Flow) -> IntArray:
+    """Return the ids of the transfers."""
     n = flow.n_nodes
-    id = (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
-    order: IntArray = id[np.lexsort((ran["turn"][id], ran["start_ns"][id]))]
-    return order
+    return (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()

@@ -33,7 +33,7 @@ from sim.plot.strips import Strips, alike, band_colours, band_labels, scales_of,
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET
 from sim.words.atomic_files import write_text
-from sim.words.errors import MissingExtraError
+from sim.words.errors import extra
 from sim.words.units import format_bytes
 
 __all__ = ["html_figure", "need_plotly", "save_html"]
@@ -65,10 +65,8 @@ def need_plotly() -> Callable[..., str]:
     MissingExtraError
         Plotly is not installed.
     """
-    try:
+    with extra("html", "an interactive Gantt chart (.html)"):
         from plotly.io import to_html
-    except ImportError:
-        raise MissingExtraError("an interactive Gantt chart (.html)", "html") from None
     make: Callable[..., str] = to_html
     return make
 

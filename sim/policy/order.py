@@ -17,8 +17,7 @@ kernel (`sim.kernel`) can run it::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from sim.words.arrays import IntArray
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Order"]
 
 
-@dataclass(frozen=True, eq=False)
-class Order:
+class Order(NamedTuple):
     """How a policy chooses.
 
     Attributes
@@ -56,7 +54,7 @@ class Order:
     """
 
     kind: Literal["fifo", "lifo", "place", "keep", "steal"]
-    programs: Sequence[IntArray] = field(default=())
+    programs: Sequence[IntArray] = ()
     window: int | None = None
     per: Literal["group", "machine", "issuer"] = "group"
     in_flight: int | None = None

@@ -6,8 +6,8 @@ Data only. A unit that people miss is one entry here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 __all__ = [
     "BANDWIDTH",
@@ -34,8 +34,7 @@ def _prefixed(units: Mapping[str, Fraction], *, iec: bool = False) -> dict[str, 
     return {prefix + unit: size * scale for unit, size in units.items() for prefix, scale in scales.items()}
 
 
-@dataclass(frozen=True)
-class Dimension:
+class Dimension(NamedTuple):
     """What one parser accepts: its units, each with its size in the base unit."""
 
     name: str

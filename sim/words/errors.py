@@ -43,6 +43,7 @@ __all__ = [
     "UnitError",
     "UnknownNameError",
     "UnknownOptionError",
+    "extra",
     "hint",
     "located",
     "nearest",
@@ -190,6 +191,35 @@ class MissingExtraError(InputError):
     def __init__(self, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs the extra {extra!r}: pip install 'graph-schedule-sim[{extra}]'")
         self.extra = extra
+
+
+@contextmanager
+def extra(name: str, purpose: str) -> Iterator[None]:
+    """Say which extra is needed for what, where an import inside the block fails.
+
+    Parameters
+    ----------
+    name : str
+        The extra.
+    purpose : str
+        What it is for.
+
+    Raises
+    ------
+    MissingExtraError
+        An import fails.
+
+    Examples
+    --------
+    >>> with extra("onnx", "reading ONNX files"):
+    ...     raise ImportError("no module named onnx")
+    Traceback (most recent call last):
+    sim.words.errors.MissingExtraError: reading ONNX files needs the extra 'onnx': pip install ...
+    """
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(purpose, name) from None
 
 
 class RunError(SimError):

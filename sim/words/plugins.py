@@ -26,7 +26,6 @@ import importlib
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
 from os import PathLike
@@ -137,8 +136,7 @@ def lookup(
     raise UnknownNameError(_what(group), name, names(group))
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Who names plugins: what may be loaded, and from where.
 
     Attributes

@@ -17,7 +17,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from devices.cost.fitted import SCHEMA
 from devices.cost.formulas.parameters import to_mapping
 from sim.words.errors import SimError
 from studies.h200.crossval import IntArray, cross_validate, errors, folds_by
-from studies.h200.docs_tables import error_table
 from studies.h200.measured import (
     ATTENTION_FILE,
     COLLECTIVE_FILE,
@@ -51,7 +50,7 @@ from studies.h200.predictors import (
     trainers,
 )
 
-__all__ = ["evaluate", "main"]
+__all__ = ["error_table", "evaluate", "found_errors", "main"]
 
 _WORST = 5
 
@@ -111,6 +110,34 @@ def _worst(problem: Problem, predicted_ns: IntArray) -> list[dict[str, Any]]:
         }
         for row in np.argsort(-factor, kind="stable")[:_WORST].tolist()
     ]
+
+
+def error_table(record: Mapping[str, Any]) -> str:
+    """Return the errors of every kind of op, split and predictor as a Markdown table."""
+    lines = [
+        "| op | split by | predictor | mean | median | max | bias | off by > 2x | no warning "
+        "| false warning | means of the folds |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for op, split, name, found in found_errors(record):
+        whole = found["all"]
+        means = [fold["mean"] for fold in found["folds"]]
+        lines.append(
+            f"| {op} | {split} | {name} | {whole['mean']:.1%} | {whole['median']:.1%} "
+            f"| {whole['max']:.0%} | {whole['bias']:+.1%} | {whole['beyond_2x']} of {whole['count']} "
+            f"| {found['unannounced_beyond_2x']} "
+            f"| {found['announced_within_2x'] / whole['count']:.1%} "
+            f"| {min(means):.1%} to {max(means):.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def found_errors(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    """Yield (kind of op, split, predictor, what was found) of a record."""
+    for op, splits in record["errors"].items():
+        for split, predictors in splits.items():
+            for name, found in predictors.items():
+                yield op, split, name, found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

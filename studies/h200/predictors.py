@@ -73,11 +73,11 @@ _RESTARTS, _ITERATIONS = 3, 250
 class RooflineParameters:
     """A roofline with losses: what is left of the model when tiles, waves and caches are not looked at."""
 
-    overhead_ns: float = parameter(3000, 100, 20000, "ns", "launch and drain")
-    efficiency: float = parameter(0.7, 0.1, 1, "1", "share of the peak flop rate that large ops reach")
-    memory_efficiency: float = parameter(0.8, 0.1, 1, "1", "share of the peak bandwidth that large ops reach")
-    half_flops: float = parameter(1e9, 1e6, 1e11, "flop", "work at which half of the flop rate is reached")
-    half_bytes: float = parameter(1e6, 1e4, 1e8, "B", "traffic at which half of the bandwidth is reached")
+    overhead_ns: float = parameter(3000, 100, 20000, "launch and drain")
+    efficiency: float = parameter(0.7, 0.1, 1, "share of the peak flop rate that large ops reach")
+    memory_efficiency: float = parameter(0.8, 0.1, 1, "share of the peak bandwidth that large ops reach")
+    half_flops: float = parameter(1e9, 1e6, 1e11, "work at which half of the flop rate is reached")
+    half_bytes: float = parameter(1e6, 1e4, 1e8, "traffic at which half of the bandwidth is reached")
 
     def to_kind_efficiency(self) -> KindEfficiency:
         """Return the same in the whole units of :mod:`devices.cost.formulas.roofline`."""

@@ -7,7 +7,7 @@ The bare schedule (profiled F, I, W and transfer) promises 9 % more than was mea
     the step       └───── schedule ─────┘└ optimizer ┘            from parameters and bandwidth, not fitted
 
 Two parameters are fitted on a third of the rows and judged on the rest
-(`studies.zero_bubble.zero_bubble_report`).
+(`tools.pages.zero_bubble`).
 
 Rows: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, tables 3, 4, 5 and 9, in
 ``zero_bubble/measured.csv``.

@@ -31,12 +31,18 @@ from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from validation.calibrate.blocks.calibration_probes import probes
-from validation.calibrate.blocks.company import PARTITIONS, busy_workers, partitions, shared_sms
-from validation.calibrate.blocks.gpu_costs import driven, frames, gpu_streams
+from validation.calibrate.blocks.gpu_costs import (
+    BATCHES,
+    PARTITIONS,
+    driven,
+    frames,
+    gpu_streams,
+    model_steps,
+    partitions,
+    shared_sms,
+)  # fmt: skip
 from validation.calibrate.blocks.grid import durations
-from validation.calibrate.blocks.lane_costs import decisions, streams
-from validation.calibrate.blocks.model_steps import BATCHES, model_steps
-from validation.calibrate.blocks.reads import reads
+from validation.calibrate.blocks.host_costs import busy_workers, decisions, reads, streams
 from validation.calibrate.journal import Journal
 from validation.calibrate.session import ATTEMPTS, CrowdedError, DisturbedError, Session
 from validation.cases.backends import Executor, make_backend, provenance

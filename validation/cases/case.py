@@ -28,7 +28,7 @@ from sim.machine.device_details import Details
 from sim.machine.machine import Machine
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
-from validation.real.follow import program_plan
+from sim.simulation import simulate
 from validation.real.measured_kernels import HOLDS_HOST
 
 __all__ = ["Case", "CaseOp", "digest"]
@@ -270,8 +270,16 @@ class Case:
         return replace(self, ops=ops)
 
     def plan(self) -> Plan | None:
-        """Return the plan to execute; None when a policy drives."""
-        return None if self.policy is not None else program_plan(self.job())
+        """Return the plan to execute, of a host that issues the program without looking at results.
+
+        None when a policy drives.
+        """
+        if self.policy is not None:
+            return None
+        # Launching takes a moment, so that tasks are numbered in the order of the program.
+        machine = Machine(tuple(replace(device, issue_ns=1) for device in self.machine().devices))
+        # The kernel of the simulator needs numpy alone, as whoever measures.
+        return simulate(self.graph(), machine, self.make_policy(), engine="kernel", **self.decisions()).plan()
 
 
 class _Lanes(NamedTuple):

@@ -14,9 +14,9 @@ import numpy as np
 
 from policies.pipeline import generate
 from validation.cases.case import Case, CaseOp
-from validation.cases.training_cases import steps_of_models
+from validation.gpu.torch_models import step_kinds
 
-__all__ = ["DRIVEN", "EXPERIMENTS", "KERNELS", "draw"]
+__all__ = ["DRIVEN", "EXPERIMENTS", "KERNELS", "draw", "step_case"]
 
 MS: Final = 1_000_000
 
@@ -237,6 +237,23 @@ def _reads(action: Any, p: int) -> list[str]:
     if phase == "F":
         return [f"{stage - 1}F{k}"] if stage else []
     return [f"{stage}F{k}", *([f"{stage + 1}B{k}"] if stage + 1 < p else [])]
+
+
+def step_case(model: str, batch: int, experiment: str, split: str) -> Case:
+    """Return a step of a model as a chain on one stream."""
+    kinds = step_kinds(model)
+    ops = [
+        CaseOp(kind, kind, [kinds[k - 1]] if k else [], {"batch": batch}, "dev0")
+        for k, kind in enumerate(kinds)
+    ]
+    return Case(f"{model}-{batch}", experiment, split, ops, {"dev0": {"streams": 1}})
+
+
+def steps_of_models(backend: str, split: str) -> Iterator[Case]:
+    """h. A step of a GPT and of a residual network, at batch sizes that no calibration saw."""
+    batches = {"gpt": (8, 32), "resnet": (64, 256)} if backend == "cuda" else {}
+    for model, batch in ((model, batch) for model, sizes in batches.items() for batch in sizes):
+        yield step_case(model, batch, "h-models", split)
 
 
 def ranking(backend: str, split: str) -> Iterator[Case]:

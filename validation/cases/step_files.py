@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from sim.record.plan import Plan
 from sim.words.atomic_files import write_text
 from sim.words.errors import InputError
 from validation.cases.case import Case, digest
 
 __all__ = [
-    "STEPS", "Recorded", "read", "read_cases", "read_path", "read_plans", "recorded", "step_path", "write",
+    "STEPS", "Recorded", "read", "read_case", "read_path", "read_plans", "recorded", "step_path", "write",
 ]  # fmt: skip
 
 STEPS: Final = {
@@ -118,18 +119,15 @@ def recorded(out: Path, experiment: str, *, recompute: bool) -> Recorded | list[
     return Recorded(plans, measurements, None if recompute else predictions, before)
 
 
-def read_cases(plans: dict[str, Any]) -> list[Case]:
-    """Return the cases of a file of plans.
+def read_case(entry: dict[str, Any]) -> tuple[Case, Plan | None]:
+    """Return a case of a file of plans, and the plan to execute; None when a policy drives.
 
     Raises
     ------
     InputError
-        A case is not the one that was hashed when it was drawn.
+        It is not the one that was hashed when it was drawn.
     """
-    cases = []
-    for entry in plans["cases"]:
-        case = Case.from_json(entry["case"])
-        if case.digest != entry["digest"]:
-            raise InputError(f"case {case.name!r} was changed after it was drawn")
-        cases.append(case)
-    return cases
+    case, plan = Case.from_json(entry["case"]), entry["plan"]
+    if case.digest != entry["digest"]:
+        raise InputError(f"case {case.name!r} was changed after it was drawn")
+    return case, None if plan is None else Plan.from_json(json.dumps(plan))

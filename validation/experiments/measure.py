@@ -8,7 +8,6 @@ A run counts when the machine was quiet around it (`validation.real.gate`), what
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from sim.words.errors import SimError
 from validation.cases import step_files
 from validation.cases.backends import Executor, provenance, reason, run_case
 from validation.cases.case import Case, digest
+from validation.experiments import memory_experiment
 from validation.experiments.contexts import durations_ns
 from validation.real.gate import Sentinel, around, verdict
 from validation.real.work import Observation
@@ -101,17 +101,20 @@ def measure(
     }
     known = {} if again else _measured(out, experiment, content)
     entries, patience = content["cases"], Patience()
-    for k, (case, entry) in enumerate(zip(step_files.read_cases(plans), plans["cases"], strict=True)):
-        if case.name in known:
-            entries[k] = known[case.name]
+    for k, entry in enumerate(plans["cases"]):
+        if entry["name"] in known:
+            entries[k] = known[entry["name"]]
             continue
         if deadline is not None and time.monotonic() > deadline:
             entries[k]["skipped"] = "the time was up"
             continue
-        plan = None if entry["plan"] is None else Plan.from_json(json.dumps(entry["plan"]))
         try:
-            done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
-            entries[k] = {"name": case.name, "runs": done}
+            if experiment == memory_experiment.NAME:
+                done = memory_experiment.measure_program(executor, entry["steps"])
+            else:
+                case, plan = step_files.read_case(entry)
+                done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
+            entries[k] = {"name": entry["name"], "runs": done}
         except Exception as error:  # one case lost, not the experiment, whatever a library raises
             entries[k]["skipped"] = reason(error)
             if not isinstance(error, SimError):

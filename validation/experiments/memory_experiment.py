@@ -21,13 +21,11 @@ import numpy as np
 
 from devices.memory.allocators.caching import CachingAllocator
 from devices.memory.blocks import Block
-from sim.words.errors import SimError
 from validation.cases import step_files
-from validation.cases.backends import Executor, provenance
-from validation.cases.case import digest
+from validation.cases.backends import Executor
 from validation.gpu.torch_memory import MemoryStep, run_steps
 
-__all__ = ["GOALS", "NAME", "draw", "predicted", "report", "run"]
+__all__ = ["GOALS", "NAME", "draw", "measure_program", "predicted", "report"]
 
 NAME: Final = "g-memory"
 
@@ -113,17 +111,17 @@ def _training(rng: np.random.Generator, layers: int = 6, iterations: int = 3) ->
             yield ["free", id]
 
 
-def predicted(steps: Sequence[MemoryStep]) -> tuple[list[int], list[int]]:
+def predicted(steps: Sequence[MemoryStep]) -> dict[str, list[int]]:
     """Return the bytes allocated and reserved after every step, according to the model.
 
     Examples
     --------
     >>> predicted([["alloc", 0, 1000, 0], ["free", 0]])
-    ([1024, 0], [2097152, 2097152])
+    {'allocated': [1024, 0], 'reserved': [2097152, 2097152]}
     """
     model = CachingAllocator()
     live: dict[int, Block] = {}
-    allocated, reserved = [], []
+    said: dict[str, list[int]] = {what: [] for what in _BYTES}
     for step in steps:
         if step[0] == "alloc":
             live[step[1]] = model.alloc(step[2], stream=step[3])
@@ -131,42 +129,16 @@ def predicted(steps: Sequence[MemoryStep]) -> tuple[list[int], list[int]]:
             model.free(live.pop(step[1]))
         else:
             model.empty_cache()
-        allocated.append(model.in_use)
-        reserved.append(model.reserved)
-    return allocated, reserved
+        said["allocated"].append(model.in_use)
+        said["reserved"].append(model.reserved)
+    return said
 
 
-def run(out: Path, backend: str, executor: Executor) -> None:
-    """Draw the programs, predict and run them; one that fails does not lose the others."""
-    cases = [{"name": name, "steps": steps} for name, steps in draw(backend).items()]
-    step_files.write(out, "plans", NAME, {"backend": backend, "split": "test", "cases": cases})
-    plans = step_files.read_plans(out, NAME)
-    said = {case["name"]: predicted(case["steps"]) for case in cases}
-    predictions = [{"name": name, "allocated": a, "reserved": r} for name, (a, r) in said.items()]
-    step_files.write(out, "predictions", NAME, {"plans": digest(plans), "cases": predictions})
-    content = {
-        "plans": digest(plans),
-        "predictions": digest(step_files.read(out, "predictions", NAME)),
-        "provenance": provenance(executor),
-        "cases": _measured(plans["cases"], executor),
-    }
-    step_files.write(out, "measurements", NAME, content)
-
-
-def _measured(cases: Sequence[Mapping[str, Any]], executor: Executor) -> list[dict[str, Any]]:
-    """Return what torch says of each program."""
-    torch = executor.torch  # type: ignore[attr-defined]
+def measure_program(executor: Executor, steps: Sequence[MemoryStep]) -> list[dict[str, list[int]]]:
+    """Return what torch says after every step of a program, of `RUNS` runs."""
     executor.forget()  # type: ignore[attr-defined]
-    entries: list[dict[str, Any]] = []
-    for case in cases:
-        entries.append({"name": case["name"], "runs": []})
-        try:
-            for _ in range(RUNS):
-                allocated, reserved = run_steps(torch, case["steps"])
-                entries[-1]["runs"].append({"allocated": allocated, "reserved": reserved})
-        except (SimError, RuntimeError) as error:  # torch's errors are RuntimeErrors
-            entries[-1]["skipped"] = str(error).partition("\n")[0]
-    return entries
+    runs = (run_steps(executor.torch, steps) for _ in range(RUNS))  # type: ignore[attr-defined]
+    return [dict(zip(_BYTES, said, strict=True)) for said in runs]
 
 
 def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
@@ -185,10 +157,7 @@ def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
         if measured.get("skipped"):
             left_out.append({"case": case["name"], "why": measured["skipped"]})
             continue
-        if found.predictions is None:
-            model = dict(zip(_BYTES, predicted(case["steps"]), strict=True))
-        else:
-            model = found.predictions["cases"][k]
+        model = predicted(case["steps"]) if found.predictions is None else found.predictions["cases"][k]
         rows += [_compare(case, model, run) for run in measured["runs"]]
     result: dict[str, Any] = {
         "experiment": NAME,

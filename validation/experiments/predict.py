@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +13,14 @@ import numpy as np
 from devices.cost.calibration import Calibration
 from devices.processor.cores.corun import CorunSlowdown
 from sim.machine.machine import Machine
+from sim.policy.policy import Policy
+from sim.simulation import simulate
 from sim.trace import Trace
 from sim.words.errors import InputError
 from validation.cases import step_files
 from validation.cases.case import Case, digest
 from validation.cases.draws import draw
+from validation.experiments import memory_experiment
 from validation.experiments.contexts import FloatArray, blended, durations_ns
 from validation.real.measured_kernels import HOLDS_HOST
 
@@ -28,19 +32,23 @@ CORUN_SIZES: Final = (512, 1024, 2048)
 
 def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
     """Write the cases of an experiment, with the plans that are executed."""
-    entries = []
-    for case in draw(experiment, backend, split):
-        plan = case.plan()
-        entries.append(
-            {
-                "name": case.name,
-                "case": case.to_json(),
-                "digest": case.digest,
-                "plan": None if plan is None else json.loads(plan.to_json()),
-                "plan_digest": None if plan is None else plan.digest,
-            }
-        )
+    if experiment == memory_experiment.NAME:
+        programs = memory_experiment.draw(backend, split)
+        entries = [{"name": name, "steps": steps} for name, steps in programs.items()]
+    else:
+        entries = [_entry(case) for case in draw(experiment, backend, split)]
     step_files.write(out, "plans", experiment, {"backend": backend, "split": split, "cases": entries})
+
+
+def _entry(case: Case) -> dict[str, Any]:
+    plan = case.plan()
+    return {
+        "name": case.name,
+        "case": case.to_json(),
+        "digest": case.digest,
+        "plan": None if plan is None else json.loads(plan.to_json()),
+        "plan_digest": None if plan is None else plan.digest,
+    }
 
 
 def with_interference(machine: Machine, case: Case, calibration: Calibration) -> Machine:
@@ -75,15 +83,35 @@ def with_interference(machine: Machine, case: Case, calibration: Calibration) ->
     return replace(machine, devices=devices)
 
 
-def simulate_case(case: Case, duration_ns: list[int], calibration: Calibration | None) -> Trace:
-    """Simulate a case; without a calibration nothing costs anything but the ops."""
-    from sim.simulation import simulate
+def simulate_case(
+    case: Case, duration_ns: Sequence[int], calibration: Calibration | None, policy: Policy | None = None,
+    *, issue_ns: int | None = None, alone: bool = True, looked: bool = False,
+) -> Trace:  # fmt: skip
+    """Simulate a case; without a calibration nothing costs anything but the ops.
 
+    Parameters
+    ----------
+    case : Case
+    duration_ns : sequence of int
+        By op.
+    calibration : Calibration, optional
+    policy : Policy, optional
+        By default the one of the case.
+    issue_ns : int, optional
+        What a launch costs the host, if not what was calibrated.
+    alone : bool
+        The durations are those of ops alone; what was measured in company has its cost in it already.
+    looked : bool
+        The durations are from a GPU with events around every op, where other overheads hold.
+    """
+    policy = policy or case.make_policy()
     case = case.simulated()
-    machine = case.machine(calibration)
-    if calibration is not None:
+    machine = case.machine(calibration, looked=looked)
+    if calibration is not None and alone:
         machine = with_interference(machine, case, calibration)
-    return simulate(case.graph(duration_ns), machine, case.make_policy(), **case.decisions())
+    if issue_ns is not None:
+        machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
+    return simulate(case.graph(duration_ns), machine, policy, **case.decisions())
 
 
 def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
@@ -147,7 +175,13 @@ def by_op(trace: Trace, column: str) -> list[int]:
 def predict(experiment: str, out: Path, calibration: Calibration) -> None:
     """Predict all cases of an experiment that was drawn, and write it down with digests."""
     plans = step_files.read_plans(out, experiment)
-    predictions = [predict_or_say_why(case, calibration) for case in step_files.read_cases(plans)]
+    if experiment == memory_experiment.NAME:
+        predictions = [
+            {"name": entry["name"], **memory_experiment.predicted(entry["steps"])} for entry in plans["cases"]
+        ]
+    else:
+        cases = (step_files.read_case(entry)[0] for entry in plans["cases"])
+        predictions = [predict_or_say_why(case, calibration) for case in cases]
     content = {
         "plans": digest(plans),
         "calibration": digest([calibration.quantities, calibration.tables]),

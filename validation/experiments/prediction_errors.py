@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
@@ -23,10 +23,9 @@ import numpy as np
 from devices.cost.calibration import Calibration
 from sim.machine.task import Task
 from sim.record.plan import Plan
-from sim.simulation import simulate
 from sim.trace import Trace
 from validation.cases.case import Case
-from validation.experiments.predict import with_interference
+from validation.experiments.predict import simulate_case
 from validation.experiments.redecide import Redecide
 from validation.host.statistics import kendall_tau
 from validation.real.gate import MAX_PROBE
@@ -109,26 +108,6 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
     return measured_trace(job, tasks)
 
 
-def _follow(
-    case: Case, plan: Plan, duration_ns: Sequence[int], calibration: Calibration,
-    *, issue_ns: int | None = None, alone: bool = False, looked: bool = False,
-) -> int:  # fmt: skip
-    """Simulate a plan with given durations and the overheads of a calibration; return the makespan.
-
-    Durations that were measured in company have its cost in them already: `alone` says that these have not.
-    With events around every op a GPU has other overheads: `looked` says that the durations come from there.
-    """
-    policy = Redecide(plan, case.make_policy().synchronisation)
-    case = case.simulated()
-    machine = case.machine(calibration, looked=looked)
-    if alone:
-        machine = with_interference(machine, case, calibration)
-    if issue_ns is not None:
-        machine = replace(machine, devices=tuple(replace(d, issue_ns=issue_ns) for d in machine.devices))
-    trace = simulate(case.graph(duration_ns), machine, policy, **case.decisions())
-    return trace.makespan_ns + case.frame_ns(calibration)
-
-
 def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
     """Return how long issuing took the host of a run, each op alike; None where the host also had to wait."""
     held = any(op.kind in HOLDS_HOST for op in case.ops)
@@ -162,20 +141,23 @@ def points_of(
     calibration : Calibration
     """
     clean = [run for run in runs if run["clean"]]
+    synchronisation, frame_ns = case.make_policy().synchronisation, case.frame_ns(calibration)
     points = []
     for k, run in enumerate(clean):
         m = run["makespan_ns"]
         others = [other["makespan_ns"] for i, other in enumerate(clean) if i != k]
-        followed = plan if plan is not None else rebuild(case, run).plan()
+        decisions = Redecide(rebuild(case, run).plan() if plan is None else plan, synchronisation)
         replay, tau, inverted = nan, nan, 0
         if run.get("probe_error", 0) <= MAX_PROBE:  # else events around ops have changed what they measured
             lasted = np.subtract(run["end_ns"], run["start_ns"]).tolist()
             host_ns, looked_ns = _host_ns(case, run), run.get("looked_ns") or m
-            ns = _follow(case, followed, lasted, calibration, issue_ns=host_ns, looked=True)
-            replay = (ns - looked_ns) / looked_ns
+            replayed = simulate_case(
+                case, lasted, calibration, decisions, issue_ns=host_ns, alone=False, looked=True
+            )
+            replay = (replayed.makespan_ns + frame_ns - looked_ns) / looked_ns
             tau = kendall_tau(predicted["order"], np.argsort(run["start_ns"], kind="stable").tolist())
             inverted = inversions(predicted["start_ns"], run["start_ns"], GAP * predicted["makespan_ns"])
-        decided_ns = _follow(case, followed, predicted["duration_ns"], calibration, alone=True)
+        decided = simulate_case(case, predicted["duration_ns"], calibration, decisions)
         points.append(
             Point(
                 case=case.name,
@@ -185,7 +167,7 @@ def points_of(
                 predicted_ns=predicted["makespan_ns"],
                 prediction=(predicted["makespan_ns"] - m) / m,
                 replay=replay,
-                decided=(decided_ns - m) / m,
+                decided=(decided.makespan_ns + frame_ns - m) / m,
                 floor=(statistics.median(others) - m) / m if others else 0.0,
                 naive={name: (ns - m) / m for name, ns in predicted["naive"].items()},
                 tau=tau,

@@ -21,18 +21,17 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from sim.job.job import Job
-from sim.machine.task import Issuer, Task
+from sim.machine.task import Task
 from sim.policy.policy import Policy
 from sim.record.plan import Plan
-from sim.words.errors import InfeasibleError, InputError, MissingExtraError, RunError, StuckError
+from sim.words.errors import InfeasibleError, InputError, RunError, StuckError, extra
 from validation.gpu.gpu_probes import elapsed_ns
 from validation.gpu.partitions import partition_streams
 from validation.gpu.torch_device import CYCLES_PER_NS, DeviceState, smi_facts
 from validation.gpu.torch_models import ModelWork
 from validation.gpu.torch_work import TorchWork
 from validation.host.clock import now_ns, quiet_interpreter, run_queue_ns
-from validation.real.driver import Driver
-from validation.real.follow import Follower
+from validation.real.driver import Driver, Follower
 from validation.real.work import Observation, measured_trace
 
 __all__ = ["Cuda"]
@@ -78,10 +77,8 @@ class Cuda:
 
     def __init__(self, torch: Any = None, driver: Any = None) -> None:
         if torch is None:
-            try:
+            with extra("torch", "executing on a GPU"):
                 import torch  # type: ignore[no-redef]
-            except ImportError as error:
-                raise MissingExtraError("executing on a GPU", "torch") from error
         if not torch.cuda.is_available():
             raise InfeasibleError("torch finds no CUDA device here")
         self.torch, self.driver = torch, driver
@@ -143,7 +140,7 @@ class Cuda:
         Raises
         ------
         InputError, UnknownNameError
-            See `validation.real.follow.Follower`; or the job has CPU workers.
+            See `validation.real.driver.Follower`; or the job has CPU workers.
         InfeasibleError
             The machine's devices stand for partitions of SMs, and there are none here; or the host could not
             fill the queues before the gate opened.
@@ -151,9 +148,7 @@ class Cuda:
             Torch raised something: no memory, say.
         """
         with _told():
-            work, streams = self._work(job), self._streams_of(job)
-            self.state.wake()
-            self._capture(job, work, streams, plan)
+            work, streams = self._ready(job)
             waited = run_queue_ns()
             truth = self._execute(job, plan, work, streams, gated, timed=False)
             delayed = _since(waited)
@@ -172,21 +167,14 @@ class Cuda:
         )
 
     def _execute(
-        self,
-        job: Job,
-        plan: Plan,
-        work: _Work,
-        streams: list[Any],
-        gated: bool,
-        *,
-        timed: bool,
+        self, job: Job, plan: Plan, work: _Work, streams: list[Any], gated: bool, *, timed: bool
     ) -> _Ran:
         """Execute once; a gate that opened before the queues were full is made longer, twice at most."""
         key = (id(job.graph), plan.digest, timed)
         for factor in (2, 8, 32):
             expected = self._host_ns.get(key, _LAUNCH_NS * (work.launches + 4 * len(plan)))
             spin_ns = _GATE_NS + factor * expected if gated else 0
-            done = self._execute_once(job, plan, work, streams, spin_ns, timed=timed)
+            done = self._execute_once(Follower(job, plan), work, streams, spin_ns, timed=timed)
             if done is not None:
                 self._host_ns[key] = done.host_ns
                 return done
@@ -196,43 +184,30 @@ class Cuda:
         )
 
     def _execute_once(
-        self, job: Job, plan: Plan, work: _Work, streams: list[Any], spin_ns: int, *, timed: bool
+        self, follower: Follower, work: _Work, streams: list[Any], spin_ns: int, *, timed: bool
     ) -> _Ran | None:
-        torch = self.torch
-        follower = Follower(job, plan, lambda: 0)
-        number = {task.id: k for k, task in enumerate(follower.tasks)}
-        records = [self._event(timing=False) if needed else None for needed in plan.records.tolist()]
-        around = [(self._event(), self._event()) for _ in follower.tasks] if timed else []
+        follower.prepare()
+        tasks = follower.launches()  # decided before the clock starts
+        waited_for = {id for task in tasks for id in follower.waits(task)}
+        begun = {task.id: self._event() for task in tasks if timed}
+        ended = {task.id: self._event(timing=timed) for task in tasks if timed or task.id in waited_for}
         work.reset()
-        torch.cuda.synchronize()
+        self.torch.cuda.synchronize()
         with quiet_interpreter():
             start, end, gate = self._begin(streams, spin_ns)
-            zero = now_ns()
-            for k, task in enumerate(follower.tasks):
-                stream = streams[task.stream]
-                with torch.cuda.stream(stream):
-                    for id in follower.waits(task):
-                        stream.wait_event(records[number[id]])
-                    if timed:
-                        around[k][0].record(stream)
-                    work.launch(task.op)
-                    if timed:
-                        around[k][1].record(stream)
-                    if (event := records[k]) is not None:
-                        event.record(stream)
-                task.issue_ns = now_ns() - zero
-            host_ns = now_ns() - zero
+            zero_ns = now_ns()
+            for task in tasks:
+                waits = [ended[id] for id in follower.waits(task)]
+                self._launch(work, task, streams[task.stream], waits, begun.get(task.id), ended.get(task.id))
+                task.issue_ns = 0 if spin_ns else now_ns() - zero_ns
+            host_ns = now_ns() - zero_ns
             too_early = bool(spin_ns) and start.query()
             self._finish(streams, gate, end)
         if too_early:
             return None
-        for k, task in enumerate(follower.tasks):
-            if spin_ns:
-                task.issue_ns = 0
-            if timed:
-                task.start_ns = elapsed_ns(start, around[k][0])
-                task.end_ns = elapsed_ns(start, around[k][1])
-        return _Ran(elapsed_ns(start, end), host_ns, follower.tasks)
+        for task in tasks if timed else ():
+            task.start_ns, task.end_ns = elapsed_ns(start, begun[task.id]), elapsed_ns(start, ended[task.id])
+        return _Ran(elapsed_ns(start, end), host_ns, tasks)
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide: the host launches what it says and asks the events what has ended.
@@ -250,65 +225,65 @@ class Cuda:
             Torch raised something: no memory, say.
         """
         with _told():
-            work, streams = self._work(job), self._streams_of(job)
-            self.state.wake()
-            for op, stream in enumerate(job.stream_of.tolist()):
-                work.capture(op, streams[stream])
-            return self._drive(job, policy, work, streams)
+            work, streams = self._ready(job)
+            return self._drive(Driver(job, policy), work, streams)
 
-    def _drive(self, job: Job, policy: Policy, work: _Work, streams: list[Any]) -> Observation:
-        torch = self.torch
+    def _drive(self, driver: Driver, work: _Work, streams: list[Any]) -> Observation:
         work.reset()
-        torch.cuda.synchronize()
-        zero = [now_ns()]
-        driver = Driver(job, policy, lambda: now_ns() - zero[0])
+        self.torch.cuda.synchronize()
         ended: dict[int, Any] = {}
-        flying: list[deque[tuple[Task, Any]]] = [deque() for _ in streams]
-        done: list[tuple[Task, Any]] = []
-        todo: list[tuple[Issuer, Task]] = []
+        flying: list[deque[Task]] = [deque() for _ in streams]
+        done: list[Task] = []
         driver.prepare()
         waited = run_queue_ns()
         with quiet_interpreter():
             start, end, gate = self._begin(streams, 0)
-            zero[0] = now_ns()
-            todo += driver.begin()
+            todo = deque(driver.begin())
             while len(done) < driver.total:
                 while todo:
-                    _, task = todo.pop(0)
-                    stream, over = streams[task.stream], self._event()
-                    with torch.cuda.stream(stream):
-                        for id in driver.waits(task):
-                            if id in ended:
-                                stream.wait_event(ended[id])
-                        work.launch(task.op)
-                        over.record(stream)
-                    task.issue_ns = now_ns() - zero[0]
-                    ended[task.id] = over
-                    flying[task.stream].append((task, over))
+                    _, task = todo.popleft()
+                    waits = [ended[id] for id in driver.waits(task) if id in ended]
+                    ended[task.id] = self._event()
+                    self._launch(work, task, streams[task.stream], waits, None, ended[task.id])
+                    task.issue_ns = driver.now()
+                    flying[task.stream].append(task)
                     todo += driver.issued(task)
                 if not any(flying):
                     raise StuckError(f"the run is stuck: {driver.total - len(done)} tasks were never issued")
                 for line in flying:  # the first of a stream ends first
-                    if line and line[0][1].query():
+                    if line and ended[line[0].id].query():
                         done.append(line.popleft())
-                        todo += driver.completed(done[-1][0])
-            host_ns = now_ns() - zero[0]
+                        todo += driver.completed(done[-1])
+            host_ns = driver.now()
             self._finish(streams, gate, end)
         delayed = _since(waited)
         free_ns = [0] * len(streams)
-        for task, over in done:  # those of a stream in order
-            task.end_ns = elapsed_ns(start, over)
+        for task in done:  # those of a stream in order
+            task.end_ns = elapsed_ns(start, ended[task.id])
             task.start_ns = min(max(task.issue_ns, free_ns[task.stream]), task.end_ns)
             free_ns[task.stream] = task.end_ns
         wrong = work.wrong()
         self.state.busy()
         return Observation(
-            measured_trace(job, (task for task, _ in done), type(policy).__name__),
+            measured_trace(driver.job, done, driver.decided_by),
             wrong,
             delayed_ns=delayed,
             truth_ns=elapsed_ns(start, end),
             host_ns=host_ns,
         )
+
+    def _launch(
+        self, work: _Work, task: Task, stream: Any, waits: Sequence[Any], begun: Any, ended: Any
+    ) -> None:
+        """Put a task on its stream behind what it waits for, and events around it, if any."""
+        with self.torch.cuda.stream(stream):
+            for event in waits:
+                stream.wait_event(event)
+            if begun is not None:
+                begun.record(stream)
+            work.launch(task.op)
+            if ended is not None:
+                ended.record(stream)
 
     # -- parts of a run -----------------------------------------------------------------------
 
@@ -335,6 +310,16 @@ class Cuda:
             gate.wait_event(over)
         end.record(gate)
         self.torch.cuda.synchronize()
+
+    def _ready(self, job: Job) -> tuple[_Work, list[Any]]:
+        """Return kernels and streams of a job on a device that is awake; ops of several are captured."""
+        work, streams = self._work(job), self._streams_of(job)
+        self.state.wake()
+        for op, stream in enumerate(job.stream_of.tolist()):
+            work.capture(op, streams[stream])
+        if work.not_captured:
+            self.notes["not captured as CUDA graphs"] = work.not_captured
+        return work, streams
 
     def _work(self, job: Job) -> _Work:
         """Return the matrices of a graph, made once."""
@@ -363,14 +348,6 @@ class Cuda:
                 handles, _ = partition_streams(len(devices), driver=self.driver)
                 self._streams[shape] = [self.torch.cuda.ExternalStream(handle) for handle in handles]
         return self._streams[shape]
-
-    def _capture(self, job: Job, work: _Work, streams: list[Any], plan: Plan) -> None:
-        number = {job.machine.stream_name(s): s for s in range(job.machine.first_stream[-1])}
-        for task in plan:
-            if task.stream in number:
-                work.capture(job.graph.index(task.op), streams[number[task.stream]])
-        if work.not_captured:
-            self.notes["not captured as CUDA graphs"] = work.not_captured
 
 
 def _since(waited_ns: int | None) -> int:

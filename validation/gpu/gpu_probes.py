@@ -1,16 +1,20 @@
-"""What a CUDA device costs beside kernels: its launch queue, its copies, its allocator, its events.
+"""What a CUDA device costs beside kernels: launch queue, copies, allocator and events, and calls of the host.
 
 Every probe runs something small and returns what single samples took; none interprets. Where the device alone
 is asked, a spin gates the stream, so that the host is far ahead when the clock starts::
 
     stream   [ spin ]─start─ what is measured ─end─        host: launch, launch, launch ......... wait
 
+What a call costs the host is asked behind a spin that outlasts all of them, so that the device does not hold
+the host up.
+
 Needs torch and numpy; `torch` is an argument, because tests pass another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,15 +24,14 @@ from validation.gpu.torch_memory import idle_streams
 from validation.host.clock import now_ns, quiet_interpreter
 
 __all__ = [
-    "Depth",
-    "allocated",
-    "allocation_ns",
-    "copy_ns",
-    "duplex_ns",
-    "event_hop_ns",
-    "kernel_ns",
-    "queue_depth",
+    "CALLS", "Depth", "allocated", "allocation_ns", "copy_ns", "duplex_ns", "event_hop_ns", "issue_costs_ns",
+    "kernel_ns", "queue_depth",
 ]  # fmt: skip
+
+CALLS: Final = 64
+"""In a row, between two looks at the clock: few against the depth of a launch queue, some 1,000."""
+
+_COPY_BYTES: Final = 4096
 
 GATE_CYCLES: Final = 400_000
 """Some 200 us: longer than the few launches behind it take."""
@@ -55,17 +58,42 @@ class Depth(NamedTuple):
     held_up: bool
 
 
-def timed_ns(torch: Any, launch: Callable[[], Any], *, gate_cycles: int = GATE_CYCLES) -> int:
-    """Return how long the current stream is busy with what `launch` puts on it."""
+def sampled(n: int, once: Callable[[], Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return `n` samples of everything that `once` measures; two more come first and are left out."""
+    rows = [once() for _ in range(n + 2)][2:]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def timed(
+    torch: Any,
+    launch: Callable[[], Any],
+    *,
+    gate_cycles: int = GATE_CYCLES,
+    before: Callable[[], Any] = lambda: None,
+) -> tuple[Any, Any]:
+    """Return events around what `launch` puts on the current stream, behind a spin and what `before` does."""
     start, end = timers(torch)
     torch.cuda.synchronize()
     if gate_cycles:
         torch.cuda._sleep(gate_cycles)
+    before()
     start.record()
     launch()
     end.record()
     torch.cuda.synchronize()
-    return elapsed_ns(start, end)
+    return start, end
+
+
+def timed_ns(torch: Any, launch: Callable[[], Any], *, gate_cycles: int = GATE_CYCLES) -> int:
+    """Return how long the current stream is busy with what `launch` puts on it."""
+    return elapsed_ns(*timed(torch, launch, gate_cycles=gate_cycles))
+
+
+def host_ns(call: Callable[[], Any]) -> int:
+    """Return how long a call takes the host."""
+    begin = now_ns()
+    call()
+    return now_ns() - begin
 
 
 def timers(torch: Any) -> tuple[Any, Any]:
@@ -92,9 +120,7 @@ def queue_depth(torch: Any, most: int = 4096) -> Depth:
         torch.cuda._sleep(_QUEUE_GATE_CYCLES)
         opened.record()
         for launched in range(most):
-            begin = now_ns()
-            torch.cuda._sleep(1)
-            took_ns = now_ns() - begin
+            took_ns = host_ns(lambda: torch.cuda._sleep(1))
             if opened.query():
                 torch.cuda.synchronize()
                 if took_ns < _BLOCKED_NS:
@@ -121,22 +147,22 @@ def buffers(torch: Any, direction: str, nbytes: int, *, pinned: bool) -> tuple[A
     return made[0], made[1]
 
 
-def copy_ns(torch: Any, direction: str, nbytes: int, n: int, *, pinned: bool = True) -> list[int]:
-    """Return samples of how long a copy takes, between events; two more come first and are left out.
+def copy_ns(torch: Any, direction: str, nbytes: int, n: int, *, pinned: bool = True) -> list[float]:
+    """Return samples of how long a copy takes, between events.
 
     A copy of pageable memory passes through the driver's own pinned buffers and holds the host up, so nothing
     gates it.
     """
     source, target = buffers(torch, direction, nbytes, pinned=pinned)
     gate = GATE_CYCLES if pinned or direction == "d2d" else 0
-    samples = [
-        timed_ns(torch, lambda: target.copy_(source, non_blocking=True), gate_cycles=gate)
-        for _ in range(n + 2)
-    ]
-    return samples[2:]
+
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+
+    return sampled(n, lambda: {"copy": timed_ns(torch, copy, gate_cycles=gate)})["copy"]
 
 
-def duplex_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[int]]:
+def duplex_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[float]]:
     """Return samples of pinned copies to the device, from it, and of both at once on two streams."""
     pairs = [buffers(torch, direction, nbytes, pinned=True) for direction in ("h2d", "d2h")]
     streams = [torch.cuda.Stream() for _ in pairs]
@@ -153,39 +179,27 @@ def duplex_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[int]]:
             over.record(streams[k])
             gate.wait_event(over)
 
-    samples: dict[str, list[int]] = {"h2d": [], "d2h": [], "both": []}
-    for k in range(n + 2):
-        for name, chosen in (("h2d", [0]), ("d2h", [1]), ("both", [0, 1])):
-            ns = timed_ns(torch, lambda chosen=chosen: launch(chosen))  # type: ignore[misc]
-            if k >= 2:
-                samples[name].append(ns)
-    return samples
+    ways = {"h2d": [0], "d2h": [1], "both": [0, 1]}
+    return sampled(n, lambda: {way: timed_ns(torch, partial(launch, ways[way])) for way in ways})
 
 
-def allocation_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[int]]:
+def allocation_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[float]]:
     """Return samples of the host's time for an allocation from the device, for one from the cache, and for
     giving the segment back to the device.
     """  # fmt: skip
     [stream] = idle_streams(torch, 1)
-    samples: dict[str, list[int]] = {"fresh": [], "reuse": [], "release": []}
 
-    def take(name: str) -> None:
-        begin = now_ns()
+    def take() -> None:  # and let go of it
         with torch.cuda.stream(stream):
-            block = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-        samples[name].append(now_ns() - begin)
-        del block
+            torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+    def once() -> dict[str, float]:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return {"fresh": host_ns(take), "reuse": host_ns(take), "release": host_ns(torch.cuda.empty_cache)}
 
     with quiet_interpreter():
-        for _ in range(n + 1):
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            take("fresh")
-            take("reuse")
-            begin = now_ns()
-            torch.cuda.empty_cache()
-            samples["release"].append(now_ns() - begin)
-    return {name: values[1:] for name, values in samples.items()}
+        return sampled(n, once)
 
 
 def allocated(torch: Any, requests: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -204,7 +218,7 @@ def allocated(torch: Any, requests: Sequence[int]) -> list[tuple[int, int, int]]
     return rows
 
 
-def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> list[int]:
+def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> list[float]:
     """Return samples of how long a kernel takes in a context.
 
     Parameters
@@ -222,28 +236,20 @@ def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> li
     RunError
         The neighbours were not busy all the while.
     """
-    flush = _flush(torch) if context == "cold" else None
+    before: Callable[[], Any] = launch
     busy = _Neighbours(torch) if context == "neighbours busy" else None
-    samples: list[int] = []
-    for _ in range(n + 2):
-        torch.cuda.synchronize()
-        start, end = timers(torch)
-        torch.cuda._sleep(2 * GATE_CYCLES)
-        if context == "warm":
-            launch()
-        if flush is not None:
-            flush.fill_(len(samples))
-        if busy is not None:
-            busy.begin(torch.cuda.current_stream())
-            torch.cuda._sleep(GATE_CYCLES // 4)  # until they are there
-        start.record()
-        launch()
-        end.record()
-        torch.cuda.synchronize()
+    if busy is not None:
+        before = busy.begin
+    elif context == "cold":
+        before = partial(_flush(torch).fill_, 1)
+
+    def once() -> dict[str, float]:
+        start, end = timed(torch, launch, gate_cycles=2 * GATE_CYCLES, before=before)
         if busy is not None:
             busy.check(start, end)
-        samples.append(elapsed_ns(start, end))
-    return samples[2:]
+        return {"kernel": elapsed_ns(start, end)}
+
+    return sampled(n, once)["kernel"]
 
 
 def _flush(torch: Any) -> Any:
@@ -264,16 +270,17 @@ class _Neighbours:
         )
         self.first, self.last = timers(torch)
 
-    def begin(self, gate: Any) -> None:
-        """Be busy from what `gate` has reached on."""
+    def begin(self) -> None:
+        """Be busy from what the current stream has reached on, and let it spin until they are there."""
         opened = self.torch.cuda.Event()
-        opened.record(gate)
+        opened.record()
         self.stream.wait_event(opened)
         with self.torch.cuda.stream(self.stream):
             self.first.record(self.stream)
             for _ in range(self._PRODUCTS):
                 self.torch.mm(self.a, self.b, out=self.out)
             self.last.record(self.stream)
+        self.torch.cuda._sleep(GATE_CYCLES // 4)
 
     def check(self, start: Any, end: Any) -> None:
         """Raise unless they were busy from `start` to `end`."""
@@ -309,13 +316,56 @@ def event_hop_ns(torch: Any, n: int, length: int = 40) -> dict[str, list[float]]
 
         return launch
 
-    samples: dict[str, list[float]] = {"within": [], "across": []}
-    for k in range(n + 1):
+    def once() -> dict[str, float]:
         plain, within, across = (
             timed_ns(torch, chain(lanes, hops=hops), gate_cycles=10 * GATE_CYCLES)
             for lanes, hops in (((0, 0), False), ((0, 0), True), ((0, 1), True))
         )
-        if k:
-            samples["within"].append((within - plain) / (length - 1))
-            samples["across"].append((across - plain) / (length - 1))
-    return samples
+        return {"within": (within - plain) / (length - 1), "across": (across - plain) / (length - 1)}
+
+    return sampled(n, once)
+
+
+def issue_costs_ns(torch: Any, n: int) -> dict[str, list[float]]:
+    """Return samples of what one call of each kind costs the host.
+
+    Parameters
+    ----------
+    torch : module
+    n : int
+        Samples of each kind.
+
+    Returns
+    -------
+    dict of str to list of float
+        ns by kind: ``kernel``, ``copy`` (pinned, to the device), ``graph`` (of one kernel), ``record`` and
+        ``wait``.
+    """
+    source, target = buffers(torch, "h2d", _COPY_BYTES, pinned=True)
+    stream, event, graph = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            torch.cuda._sleep(1)
+        finally:
+            graph.capture_end()
+        event.record(stream)
+        kinds: dict[str, Callable[[], Any]] = {
+            "kernel": lambda: torch.cuda._sleep(1),
+            "copy": lambda: target.copy_(source, non_blocking=True),
+            "graph": graph.replay,
+            "record": lambda: event.record(stream),
+            "wait": lambda: stream.wait_event(event),
+        }
+        return sampled(n, lambda: {kind: _cost_ns(torch, call) for kind, call in kinds.items()})
+
+
+def _cost_ns(torch: Any, call: Callable[[], Any]) -> float:
+    """Return what one call takes, of `CALLS` behind a spin."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10 * GATE_CYCLES)
+    with quiet_interpreter():
+        took_ns = host_ns(lambda: [call() for _ in range(CALLS)])
+    torch.cuda.synchronize()
+    return took_ns / CALLS

@@ -1,4 +1,4 @@
-"""One training step of a GPT and of a residual network, op by op, from torch's own functions.
+"""One training step of a GPT and of a residual network, op by op, from torch's own modules.
 
 A model is a list of segments; an op is the forward or the backward of one, and the last op updates::
 
@@ -10,7 +10,8 @@ it has left. The gradients are compared with those of a serial step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from sim.graph.graph import Graph
@@ -41,8 +42,8 @@ def step_kinds(model: str) -> list[str]:
     return [*forward, *[f"{kind[:-1]}b" for kind in reversed(forward)], f"{model}-update"]
 
 
-Segment = tuple[Callable[..., Any], list[Any]]
-"""function of (input, parameters), and the parameters"""
+Segment = tuple[Callable[[Any], Any], list[Any]]
+"""function of the input, and the parameters that it uses"""
 
 
 class ModelWork:
@@ -64,7 +65,7 @@ class ModelWork:
         self.model = self.kinds[0].partition("-")[0]
         self.order = graph.topological_order.tolist()
         torch.manual_seed(0)
-        self.input, self.target, self.segments = (self._gpt if self.model == "gpt" else self._resnet)()
+        self.input, self.segments = (self._gpt if self.model == "gpt" else self._resnet)()
         self.originals = [[p.detach().clone() for p in parameters] for _, parameters in self.segments]
         self.not_captured = ""
         self.left: dict[str, Any] = {}
@@ -73,79 +74,55 @@ class ModelWork:
 
     # -- the models ---------------------------------------------------------------------------
 
-    def _parameter(self, *shape: int, scale: float | None = None) -> Any:
-        fan_in = 1
-        for n in shape[1:]:
-            fan_in *= n
-        value = self.torch.randn(*shape, device=self.device) * (fan_in**-0.5 if scale is None else scale)
-        return value.to(self.torch.bfloat16).requires_grad_()
+    def _segment(self, function: Callable[[Any], Any], *modules: Any) -> Segment:
+        for module in modules:
+            module.to(self.device, self.torch.bfloat16)
+        return function, [parameter for module in modules for parameter in module.parameters()]
 
-    def _norm(self, n: int) -> list[Any]:
-        ones = self.torch.ones(n, device=self.device, dtype=self.torch.bfloat16)
-        return [ones.requires_grad_(), self._parameter(n, scale=0.02)]
-
-    def _gpt(self) -> tuple[Any, Any, list[Segment]]:
-        torch, functional = self.torch, self.torch.nn.functional
+    def _gpt(self) -> tuple[Any, list[Segment]]:
+        torch, nn = self.torch, self.torch.nn
         width, heads, tokens, words = (SHAPES[key] for key in ("width", "heads", "tokens", "words"))
         ids, target = (torch.randint(words, (self.batch, tokens), device=self.device) for _ in range(2))
+        table, place = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        block = partial(
+            nn.TransformerEncoderLayer, width, heads, 4 * width,
+            dropout=0.0, activation="gelu", batch_first=True, norm_first=True,
+        )  # fmt: skip
+        causal = nn.Transformer.generate_square_subsequent_mask(tokens, self.device, torch.bfloat16)
+        head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, words, bias=False))
 
-        def embed(x: Any, table: Any, place: Any) -> Any:
-            return functional.embedding(x, table) + place
+        def embed(x: Any) -> Any:
+            return table(x) + place.weight
 
-        def block(x: Any, g1: Any, b1: Any, qkv: Any, out: Any, g2: Any, b2: Any, up: Any, down: Any) -> Any:
-            y = functional.linear(functional.layer_norm(x, (width,), g1, b1), qkv)
-            parts = y.view(self.batch, tokens, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-            seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-            x = x + functional.linear(seen.transpose(1, 2).reshape(self.batch, tokens, width), out)
-            y = functional.linear(functional.layer_norm(x, (width,), g2, b2), up)
-            return x + functional.linear(functional.gelu(y), down)
+        def loss(x: Any) -> Any:
+            return nn.functional.cross_entropy(head(x).flatten(0, 1).float(), target.flatten())
 
-        def loss(x: Any, g: Any, b: Any, table: Any) -> Any:
-            logits = functional.linear(functional.layer_norm(x, (width,), g, b), table)
-            return functional.cross_entropy(logits.view(-1, words).float(), self.target.view(-1))
+        layers = [block() for _ in range(SEGMENTS - 2)]
+        blocks = [self._segment(partial(layer, src_mask=causal, is_causal=True), layer) for layer in layers]
+        return ids, [self._segment(embed, table, place), *blocks, self._segment(loss, head)]
 
-        p = self._parameter
-        blocks = [
-            (
-                block,
-                [
-                    *self._norm(width), p(3 * width, width), p(width, width),
-                    *self._norm(width), p(4 * width, width), p(width, 4 * width),
-                ],
-            )
-            for _ in range(SEGMENTS - 2)
-        ]  # fmt: skip
-        entrance = (embed, [p(words, width, scale=0.02), p(tokens, width, scale=0.02)])
-        return ids, target, [entrance, *blocks, (loss, [*self._norm(width), p(words, width)])]
-
-    def _resnet(self) -> tuple[Any, Any, list[Segment]]:
-        torch, functional = self.torch, self.torch.nn.functional
+    def _resnet(self) -> tuple[Any, list[Segment]]:
+        torch, nn = self.torch, self.torch.nn
         channels, pixels, classes = SHAPES["channels"], SHAPES["pixels"], 1000
         images = torch.randn(self.batch, 3, pixels, pixels, device=self.device).to(torch.bfloat16)
         target = torch.randint(classes, (self.batch,), device=self.device)
 
-        def convolve(x: Any, p: Sequence[Any], stride: int) -> Any:
-            weight, g, b = p
-            y = functional.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-            return functional.batch_norm(y, None, None, g, b, training=True)
+        def convolution(thin: int, wide: int, size: int, stride: int) -> Any:
+            convolved = nn.Conv2d(thin, wide, size, stride, size // 2, bias=False)
+            return nn.Sequential(convolved, nn.BatchNorm2d(wide, track_running_stats=False))
 
-        def stem(x: Any, weight: Any, g: Any, b: Any) -> Any:
-            return functional.relu(convolve(x, (weight, g, b), 1))
+        def block(thin: int, wide: int) -> Segment:
+            body = nn.Sequential(convolution(thin, wide, 3, 2), nn.ReLU(), convolution(wide, wide, 3, 1))
+            shortcut = convolution(thin, wide, 1, 2)
+            return self._segment(lambda x: torch.relu(body(x) + shortcut(x)), body, shortcut)
 
-        def block(x: Any, *p: Any) -> Any:
-            y = convolve(functional.relu(convolve(x, p[:3], 2)), p[3:6], 1)
-            return functional.relu(y + convolve(x, p[6:9], 2))
+        def loss(x: Any) -> Any:
+            return nn.functional.cross_entropy(head(x.mean((2, 3))).float(), target)
 
-        def loss(x: Any, weight: Any) -> Any:
-            return functional.cross_entropy(functional.linear(x.mean((2, 3)), weight).float(), self.target)
-
-        p = self._parameter
-        segments: list[Segment] = [(stem, [p(channels, 3, 3, 3), *self._norm(channels)])]
-        for k in range(SEGMENTS - 2):
-            thin, wide = channels << max(0, k - 1), channels << k
-            convolutions = [(wide, thin, 3, 3), (wide, wide, 3, 3), (wide, thin, 1, 1)]
-            segments.append((block, [x for shape in convolutions for x in (p(*shape), *self._norm(wide))]))
-        return images, target, [*segments, (loss, [p(classes, channels << (SEGMENTS - 3))])]
+        stem = nn.Sequential(convolution(3, channels, 3, 1), nn.ReLU())
+        head = nn.Linear(channels << (SEGMENTS - 3), classes, bias=False)
+        blocks = [block(channels << max(0, k - 1), channels << k) for k in range(SEGMENTS - 2)]
+        return images, [self._segment(stem, stem), *blocks, self._segment(loss, head)]
 
     # -- what a backend asks of work ------------------------------------------------------------
 
@@ -190,7 +167,7 @@ class ModelWork:
         function, parameters = self.segments[k]
         if what[2] == "f":
             x = self.left[f"{k - 1} out"].detach().requires_grad_() if k else self.input
-            self.left[f"{k} in"], self.left[f"{k} out"] = x, function(x, *parameters)
+            self.left[f"{k} in"], self.left[f"{k} out"] = x, function(x)
             return
         gradient = self.left[f"{k + 1} gradient"] if k + 1 < SEGMENTS else None
         read = [self.left[f"{k} in"]] if k else []

@@ -15,8 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.graph.graph import Graph
-from sim.words.errors import InputError
-from validation.real.measured_kernels import HOLDS_HOST, TIMED_KINDS, Kernel, MatrixWork
+from validation.real.measured_kernels import HOLDS_HOST, Kernel, MatrixWork
 
 __all__ = ["TOLERANCE", "TorchWork"]
 
@@ -38,16 +37,15 @@ class TorchWork(MatrixWork):
 
     Raises
     ------
-    InputError
-        A kind that torch does not do here.
+    InputError, UnknownNameError
+        See `validation.real.measured_kernels.MatrixWork`.
     """
+
+    where = "a GPU"
 
     def __init__(self, torch: Any, graph: Graph, dtype: str = "bfloat16") -> None:
         super().__init__(graph)
         self.torch, self.dtype = torch, getattr(torch, dtype)
-        for name, kernel in zip(self.names, self.kernels, strict=True):
-            if kernel.kind == "sleep":
-                raise InputError(f"op {name!r}: a GPU does not sleep; use the kind spin, in clock cycles")
         torch.manual_seed(0)  # random data, never zeros, which save power and so run faster
         self.constants = {n: (self._random(n), self._random(n)) for n in self.sizes}
         moved = sorted({(k.kind, k.size) for k in self.kernels if k.kind.startswith("h2d")})
@@ -67,7 +65,7 @@ class TorchWork(MatrixWork):
         return self.torch.randn(n, n, device="cuda", dtype=self.dtype) * n**-0.5
 
     def _empty(self, n: int) -> Any:
-        return self.torch.full((max(1, n), max(1, n)), float("nan"), device="cuda", dtype=self.dtype)
+        return self.torch.full((n, n), float("nan"), device="cuda", dtype=self.dtype)
 
     def _on_host(self, n: int, kind: str) -> Any:
         """Return a matrix in host memory: pageable, or page-locked as copies that overlap need it."""
@@ -120,9 +118,6 @@ class TorchWork(MatrixWork):
     def compute(self, op: int) -> None:
         """Launch the kernels of one op, from what its producers have left."""
         kernel = self.kernels[op]
-        if kernel.kind in TIMED_KINDS:
-            self.torch.cuda._sleep(kernel.amount)
-            return
         if kernel.kind.startswith("h2d"):
             source = self.sources[kernel.kind, kernel.size]
             self.results[op].copy_(source, non_blocking=kernel.kind not in HOLDS_HOST)
@@ -153,7 +148,7 @@ class TorchWork(MatrixWork):
 
 def _kernels(kernel: Kernel) -> int:
     """Return about how many kernels an op launches; a copy from or to a host is one, and never captured."""
-    if kernel.kind in TIMED_KINDS or kernel.kind.startswith(("h2d", "d2h")):
+    if kernel.kind.startswith(("h2d", "d2h")):
         return 1
     return {"softmax": 2, "attention": 4, "block": 10}.get(kernel.kind, 1) * kernel.repeat
 

@@ -7,32 +7,28 @@ the time anybody cares; its own function changes the number later.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 __all__ = ["single_threaded_blas"]
 
 _PREFIXES: Final = ("scipy_openblas_", "openblas_")
 _SUFFIXES: Final = ("64_", "_64_", "")
-_MAPS: Final = "/proc/self/maps"
 
 
 def _function(name: str) -> Callable[..., Any] | None:
     """Return a function of the OpenBLAS that this process has loaded."""
     try:
-        with open(_MAPS) as file:
-            paths = {line.split()[-1] for line in file if "openblas" in line}
+        lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return None
-    for path in sorted(paths):
-        library = ctypes.CDLL(path)
-        for prefix in _PREFIXES:
-            for suffix in _SUFFIXES:
-                function = getattr(library, f"{prefix}{name}{suffix}", None)
-                if function is not None:
-                    found: Callable[..., Any] = function
-                    return found
+    libraries = map(ctypes.CDLL, sorted({line.split()[-1] for line in lines if "openblas" in line}))
+    for library, prefix, suffix in itertools.product(libraries, _PREFIXES, _SUFFIXES):
+        if found := getattr(library, f"{prefix}{name}{suffix}", None):
+            return found  # type: ignore[no-any-return]
     return None
 
 

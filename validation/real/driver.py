@@ -1,4 +1,4 @@
-"""Who decides during a real run: a policy object (`Driver`), or a plan (`validation.real.follow.Follower`).
+"""Who decides during a real run: a policy object (`Driver`), or a plan (`Follower`), which is replayed.
 
 A policy is a state machine: events in, decisions out, no clock, no threads. Here the events are real: a
 kernel ended, a launch is on its stream. The threads of a run report them under one lock and carry out what
@@ -16,8 +16,8 @@ that a difference between the two worlds is a difference of times, never of rule
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
+from policies.issue.replay import Planned, Replay
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
 from sim.job.job import Job
@@ -26,34 +26,14 @@ from sim.machine.task import Issuer, Task
 from sim.policy.issuers import Issuers, refuse_wrong
 from sim.policy.policy import Policy
 from sim.readiness.counters import CounterReadiness
+from sim.record.plan import Plan
 from sim.words.errors import InputError
+from validation.host.clock import now_ns
 
-__all__ = ["Assignments", "Brain", "Driver", "predecessors"]
+__all__ = ["Assignments", "Driver", "Follower", "predecessors"]
 
 Assignments = list[tuple[Issuer, Task]]
 """Who shall take what now (its `stream` is set); an issuer is named again only after its last report."""
-
-
-class Brain(Protocol):
-    """Tells the threads of a run what to do. Called by one thread at a time."""
-
-    total: int
-    """Tasks that have to end."""
-
-    def prepare(self) -> None:
-        """Do what is done before the clock starts."""
-
-    def begin(self) -> Assignments:
-        """Return the first assignments."""
-
-    def issued(self, task: Task) -> Assignments:
-        """`task` is on its stream and its issuer is free."""
-
-    def completed(self, task: Task) -> Assignments:
-        """`task` ended; the worker that ran it, if one did, is free."""
-
-    def waits(self, task: Task) -> list[int]:
-        """Return the ids of the tasks whose ends `task` has to wait for on its stream."""
 
 
 def predecessors(job: Job) -> Callable[[int], list[int]]:
@@ -76,7 +56,7 @@ def predecessors(job: Job) -> Callable[[int], list[int]]:
 
 
 class Driver:
-    """Lets a policy drive.
+    """Lets a policy drive one run. Called by one thread at a time.
 
     Parameters
     ----------
@@ -84,8 +64,13 @@ class Driver:
         On a machine without links: bytes move by ops that copy.
     policy : Policy
         Any object that the simulator takes; the very same object may be used in both.
-    now : callable
-        ``now()`` returns ns since the beginning of the run.
+
+    Attributes
+    ----------
+    decided_by : str
+        For the column ``policy`` of the trace.
+    total : int
+        Tasks that have to end.
 
     Raises
     ------
@@ -93,23 +78,29 @@ class Driver:
         The graph has control flow, or tensors that the runtime would have to move between devices.
     """
 
-    def __init__(self, job: Job, policy: Policy, now: Callable[[], int]) -> None:
+    def __init__(self, job: Job, policy: Policy) -> None:
         refuse_unsupported(job)
-        self.job, self.policy, self.now = job, policy, now
+        self.job, self.policy, self.decided_by = job, policy, type(policy).__name__
+        self.zero_ns = 0
         self.readiness = CounterReadiness(job, make_flow(job), policy.synchronisation)
         self.asynchronous = self.readiness.asynchronous
         self.total = self.readiness.total
         self.issuers = Issuers(job.machine, policy, {})
         self.executed: list[bool] = (~job.launched).tolist()
-        self.stream_of = [] if all(self.executed) else job.stream_of.tolist()
+        self.stream_of: list[int] = [] if all(self.executed) else job.stream_of.tolist()
         self.predecessors = predecessors(job)
 
+    def now(self) -> int:
+        """Return ns since the beginning of the run."""
+        return now_ns() - self.zero_ns
+
     def prepare(self) -> None:
-        """Let the policy look at the job."""
+        """Let the policy look at the job, before the clock starts."""
         self.policy.prepare(self.job)
 
     def begin(self) -> Assignments:
-        """Tell the policy of the tasks that nothing holds back, and ask."""
+        """Start the clock, tell the policy of the tasks that nothing holds back, and ask."""
+        self.zero_ns = now_ns()
         for task in self._stamp(self.readiness.roots()):
             self.policy.ready(task)
         return self._ask()
@@ -132,7 +123,7 @@ class Driver:
         return self._ask()
 
     def waits(self, task: Task) -> list[int]:
-        """Return what a launched task depends on, when it may be launched before that has ended."""
+        """Return the ids of the tasks whose ends `task`, launched before that, waits for on its stream."""
         return self.predecessors(task.id) if self.asynchronous else []
 
     def _stamp(self, tasks: list[Task]) -> list[Task]:
@@ -153,6 +144,52 @@ class Driver:
 
         self.issuers.ask(take)
         return taken
+
+
+class Follower(Driver):
+    """Executes a plan exactly: its order of issue, its streams, and no other waits than its own.
+
+    Parameters
+    ----------
+    job : Job
+        Whose graph and machine the plan names.
+    plan : Plan
+
+    Raises
+    ------
+    InputError, UnknownNameError
+        The plan does not fit the job (`policies.issue.replay`; some of it is seen by `prepare` only), or two
+        issuers feed one stream.
+    """
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        super().__init__(job, Replay(plan, synchronisation="issue"))
+        self.decided_by = "plan"
+        issuer_of: dict[int, int] = {}
+        for stream, issuer in zip(plan.stream.tolist(), plan.issuer.tolist(), strict=True):
+            if issuer_of.setdefault(stream, issuer) != issuer:
+                one, other = plan.issuers[issuer_of[stream]], plan.issuers[issuer]
+                raise InputError(f"two issuers feed {plan.streams[stream]}: {one} and {other}")
+        first = job.machine.first_stream
+        lanes = zip(job.device_of.tolist(), Planned(plan).assign(job), strict=True)
+        self.stream_of = [first[device] + lane for device, lane in lanes]
+        op = [job.graph.index(name) for name in plan.ops]
+        ids = [
+            iteration * len(job.graph) + op[k]
+            for iteration, k in zip(plan.iteration.tolist(), plan.op.tolist(), strict=True)
+        ]
+        self.before = {id: [ids[k] for k in plan.waits.row(n).tolist()] for n, id in enumerate(ids)}
+
+    def waits(self, task: Task) -> list[int]:
+        """Return the tasks whose events the plan lets `task` wait for."""
+        return self.before[task.id]
+
+    def launches(self) -> list[Task]:
+        """Return the tasks in the order in which they are launched, where no launch waits for an end."""
+        todo = self.begin()
+        for _, task in todo:  # which grows on the way
+            todo += self.issued(task)
+        return [task for _, task in todo]
 
 
 def refuse_unsupported(job: Job) -> None:

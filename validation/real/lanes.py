@@ -2,7 +2,7 @@
 
 ::
 
-    Brain ──assignment──► host thread ──issue, push──► stream thread ──wait events, run──► Event.record
+    Driver ─assignment──► host thread ──issue, push──► stream thread ──wait events, run──► Event.record
       ▲                        │                            │
       └────── issued ──────────┘        completed ──────────┤
       ▲                                                     │
@@ -28,20 +28,12 @@ from sim.policy.policy import Policy
 from sim.record.plan import Plan
 from sim.record.record import Wait
 from sim.words.errors import StuckError
-from validation.host.clock import (
-    Heart,
-    now_ns,
-    prefer_this_thread,
-    quiet_interpreter,
-    run_queue_ns,
-    stolen_ns,
-)
-from validation.real.driver import Assignments, Brain, Driver
-from validation.real.follow import Follower
+from validation.host.clock import Heart, prefer_this_thread, quiet_interpreter, run_queue_ns, stolen_ns
+from validation.real.driver import Assignments, Driver, Follower
 from validation.real.thread_events import Event
 from validation.real.work import Observation, Work, measured_trace
 
-__all__ = ["LaneBackend", "run_on_threads"]
+__all__ = ["LaneBackend"]
 
 _TIMEOUT_S: Final = 60.0
 
@@ -49,24 +41,14 @@ _Launch = tuple[Task, list[threading.Lock]]
 
 
 class _Run:
-    """One run; `run_on_threads` is the way in."""
+    """One run of the work that a driver hands out."""
 
-    def __init__(
-        self,
-        job: Job,
-        work: Work,
-        make_brain: Callable[[Callable[[], int]], Brain],
-        *,
-        pinned: bool,
-    ) -> None:
-        machine = job.machine
-        self.job, self.work, self.pinned = job, work, pinned
-        self.zero_ns = 0
-        self.brain = make_brain(self.now)
-        self.guard = threading.Lock()  # the brain thinks for one thread at a time
+    def __init__(self, driver: Driver, work: Work, *, pinned: bool) -> None:
+        job, machine = driver.job, driver.job.machine
+        self.job, self.driver, self.work, self.pinned = job, driver, work, pinned
+        self.guard = threading.Lock()  # the driver decides for one thread at a time
         self.issuers = machine.issuers()
         self.seats: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in self.issuers]
-        self.executed: list[bool] = (~job.launched).tolist()
         self.device_of = job.device_of.tolist()
         self.queues: dict[int, SimpleQueue[_Launch | None]] = {
             first + lane: SimpleQueue()
@@ -77,7 +59,7 @@ class _Run:
             None if device.queue_depth is None else threading.Semaphore(device.queue_depth)
             for device in machine.devices
         ]
-        self.events = [Event() for _ in range(self.brain.total)]
+        self.events = [Event() for _ in range(self.driver.total)]
         self.done: list[Task] = []
         self.active = 0
         self.failure: BaseException | None = None
@@ -85,10 +67,6 @@ class _Run:
         self.delays: list[int | None] = []
         self.pulses: dict[int, tuple[int, int]] = {}
         self.priority = "normal"
-
-    def now(self) -> int:
-        """Return ns since the beginning of the run."""
-        return now_ns() - self.zero_ns
 
     def run(self) -> list[Task]:
         ready = threading.Barrier(1 + len(self.issuers) + len(self.queues))
@@ -125,10 +103,9 @@ class _Run:
         prefer_this_thread()
         ready.wait()
         try:
-            self.brain.prepare()
-            self.zero_ns = now_ns()
+            self.driver.prepare()
             with self.guard:
-                assigned = self.brain.begin()
+                assigned = self.driver.begin()
                 self.active += len(assigned)
             self._hand_out(assigned, None)
             self._notice_stuck()
@@ -138,7 +115,7 @@ class _Run:
     def _remaining(self) -> str:
         over = {task.id for task in self.done}
         n = len(self.job.graph)
-        names = [self.job.graph.op_names[i % n] for i in range(self.brain.total) if i not in over]
+        names = [self.job.graph.op_names[i % n] for i in range(self.driver.total) if i not in over]
         return f"{len(names)} tasks remain, among them {', '.join(names[:5])}"
 
     def _stop(self) -> None:
@@ -179,8 +156,8 @@ class _Run:
         while (given := seat.get()) is not None:
             task: Task | None = given
             while task is not None and not self.over.is_set():
-                if self.executed[task.op]:
-                    task.issue_ns = self.now()
+                if self.driver.executed[task.op]:
+                    task.issue_ns = self.driver.now()
                     self._execute(task, self._waiters(task))
                     task = self._completed(task, issuer)
                 else:
@@ -203,15 +180,15 @@ class _Run:
         slot = self.slots[self.device_of[task.op]]
         if slot is not None:
             slot.acquire()
-        task.issue_ns = self.now()
+        task.issue_ns = self.driver.now()
         self.queues[task.stream].put((task, self._waiters(task)))
         with self.guard:
-            assigned = self.brain.issued(task)
+            assigned = self.driver.issued(task)
             self.active += len(assigned)
         return self._hand_out(assigned, issuer)
 
     def _waiters(self, task: Task) -> list[threading.Lock]:
-        locks = (self.events[id].waiter() for id in self.brain.waits(task))
+        locks = (self.events[id].waiter() for id in self.driver.waits(task))
         return [lock for lock in locks if lock is not None]
 
     def _execute(self, task: Task, waiters: list[threading.Lock]) -> None:
@@ -220,20 +197,20 @@ class _Run:
             lock.acquire()
         if self.over.is_set():
             return
-        task.start_ns = self.now()
+        task.start_ns = self.driver.now()
         self.work.run(task)
-        task.end_ns = self.now()
+        task.end_ns = self.driver.now()
 
     def _completed(self, task: Task, worker: Issuer | None) -> Task | None:
-        """Tell waiters and the brain that `task` ended; return what `worker` takes next."""
+        """Tell waiters and the driver that `task` ended; return what `worker` takes next."""
         if self.over.is_set():
             return None
         self.events[task.id].record()
         with self.guard:
             self.done.append(task)
-            assigned = self.brain.completed(task)
+            assigned = self.driver.completed(task)
             self.active += len(assigned) - 1
-        if len(self.done) == self.brain.total:
+        if len(self.done) == self.driver.total:
             self.over.set()
         mine = self._hand_out(assigned, worker)
         self._notice_stuck()
@@ -252,7 +229,7 @@ class _Run:
 
     def _notice_stuck(self) -> None:
         with self.guard:
-            stuck = not self.active and len(self.done) < self.brain.total and self.failure is None
+            stuck = not self.active and len(self.done) < self.driver.total and self.failure is None
         if stuck:
             self._fail(StuckError(f"the run is stuck, nothing was issued: {self._remaining()}"))
 
@@ -285,9 +262,10 @@ class LaneBackend(ABC):
         Raises
         ------
         InputError, StuckError
-            See `validation.real.driver.Driver` and `run_on_threads`.
+            See `validation.real.driver.Driver`; nothing was issued any more while tasks remained, or the
+            time is up.
         """
-        return self._run(job, lambda now: Driver(job, policy, now), type(policy).__name__)
+        return self._run(Driver(job, policy))
 
     def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
         """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
@@ -295,14 +273,30 @@ class LaneBackend(ABC):
         Raises
         ------
         InputError, UnknownNameError, StuckError
-            See `validation.real.follow.Follower` and `run_on_threads`.
+            See `validation.real.driver.Follower` and `drive`.
         """
-        return self._run(job, lambda now: Follower(job, plan, now), "plan")
+        return self._run(Follower(job, plan))
 
-    def _run(
-        self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
-    ) -> Observation:
-        return run_on_threads(job, self.work(job), make_brain, decided_by, pinned=self.pinned)
+    def _run(self, driver: Driver) -> Observation:
+        work = self.work(driver.job)
+        work.reset()
+        run = _Run(driver, work, pinned=self.pinned)
+        before = stolen_ns()
+        if self.pinned:  # every core has its thread, and a heart would have to wait for one
+            done, late_ns = run.run(), 0
+        else:
+            with Heart() as heart:
+                done = run.run()
+            late_ns = heart.latest_ns
+        stolen = stolen_ns() - before
+        delays = [delay for delay in run.delays if delay is not None]
+        return Observation(
+            measured_trace(driver.job, done, driver.decided_by),
+            work.wrong(),
+            max([*delays, stolen, late_ns]),
+            run.priority,
+            pulses=tuple(pulse for _, pulse in sorted(run.pulses.items())),
+        )
 
     def sentinel_ns(self) -> int | None:
         """Return how long a fixed piece of work takes now; None: every run takes the pulse of its threads."""
@@ -311,54 +305,3 @@ class LaneBackend(ABC):
     def provenance(self) -> dict[str, Any]:
         """Return what the numbers depend on besides the machine."""
         return {}
-
-
-def run_on_threads(
-    job: Job,
-    work: Work,
-    make_brain: Callable[[Callable[[], int]], Brain],
-    decided_by: str,
-    *,
-    pinned: bool = False,
-) -> Observation:
-    """Run `job` on threads.
-
-    Parameters
-    ----------
-    job : Job
-    work : Work
-        What the ops do.
-    make_brain : callable
-        ``make_brain(now)`` returns who decides.
-    decided_by : str
-        For the column ``policy`` of the trace.
-    pinned : bool
-        Whether each thread is pinned to a core.
-
-    Returns
-    -------
-    Observation
-
-    Raises
-    ------
-    StuckError
-        Nothing was issued any more while tasks remained, or the time is up.
-    """
-    work.reset()
-    run = _Run(job, work, make_brain, pinned=pinned)
-    before = stolen_ns()
-    if pinned:  # every core has its thread, and a heart would have to wait for one
-        done, late_ns = run.run(), 0
-    else:
-        with Heart() as heart:
-            done = run.run()
-        late_ns = heart.latest_ns
-    stolen = stolen_ns() - before
-    delays = [delay for delay in run.delays if delay is not None]
-    return Observation(
-        measured_trace(job, done, decided_by),
-        work.wrong(),
-        max([*delays, stolen, late_ns]),
-        run.priority,
-        pulses=tuple(pulse for _, pulse in sorted(run.pulses.items())),
-    )

@@ -12,7 +12,7 @@ dependencies of a plan cost nothing extra and are real::
     block        a transformer block on x (cuda)
     h2d, d2h     nothing: a pinned matrix moves to the device, x moves to a pinned one (cuda)
     *-pageable   the same from and to memory that may be paged out, which holds the host up (cuda)
-    spin, sleep  nothing, for a while
+    sleep        nothing, for a while (timer)
 
 All constants are normal with variance 1 / size, so that products of any depth neither vanish nor explode.
 """
@@ -20,7 +20,7 @@ All constants are normal with variance 1 / size, so that products of any depth n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from sim.graph.graph import Graph
 from sim.words.errors import InputError, UnknownNameError
 from validation.real.work import producers_of
 
-__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "TIMED_KINDS", "Kernel", "MatrixWork", "kernel_axes", "kernels_of"]
+__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "Kernel", "MatrixWork", "kernel_axes"]
 
 MATRIX_KINDS: Final = (
     "matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h",
@@ -39,9 +39,6 @@ MATRIX_KINDS: Final = (
 HOLDS_HOST: Final = ("h2d-pageable", "d2h-pageable")
 """Copies of pageable memory: the host makes them itself, and launches nothing meanwhile."""
 
-TIMED_KINDS: Final = {"sleep": "sleep_ns", "spin": "spin_cycles"}
-"""Kinds that only take time, and the attribute that says how much."""
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -51,53 +48,19 @@ class Kernel:
     ----------
     kind : str
     size : int
-        Rows and columns of the matrices; 0 for kinds that only take time.
+        Rows and columns of the matrices.
     repeat : int
         How often the kernel runs in one op.
-    amount : int
-        Of a kind that only takes time: ns of a sleep, clock cycles of a spin.
     """
 
     kind: str
-    size: int = 0
+    size: int
     repeat: int = 1
-    amount: int = 0
 
 
 def kernel_axes(kind: str) -> tuple[str, ...]:
     """Return the attributes of an op that determine how long a kernel of `kind` takes."""
-    if kind in TIMED_KINDS:
-        return (TIMED_KINDS[kind],)
-    return ("size", "repeat")
-
-
-def kernels_of(graph: Graph) -> list[Kernel]:
-    """Return the kernel of every op, read from its kind and attributes.
-
-    Raises
-    ------
-    UnknownNameError
-        A kind that is not in `MATRIX_KINDS` or `TIMED_KINDS`.
-    InputError
-        An attribute is missing, or is not a whole positive number.
-    """
-    return [
-        _kernel(graph.op_names[op], graph.kind(op), graph.attributes.get(op, {})) for op in range(len(graph))
-    ]
-
-
-def _kernel(name: str, kind: str, facts: Mapping[str, Any]) -> Kernel:
-    def whole(key: str, default: int | None = None) -> int:
-        value = facts.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"op {name!r} ({kind}): {key} must be a whole positive number, found {value!r}")
-        return value
-
-    if kind in TIMED_KINDS:
-        return Kernel(kind, amount=whole(TIMED_KINDS[kind]))
-    if kind not in MATRIX_KINDS:
-        raise UnknownNameError("kind of real kernel", kind, (*MATRIX_KINDS, *TIMED_KINDS))
-    return Kernel(kind, size=whole("size"), repeat=whole("repeat", 1))
+    return ("sleep_ns",) if kind == "sleep" else ("size", "repeat")
 
 
 class MatrixWork(ABC):
@@ -106,25 +69,54 @@ class MatrixWork(ABC):
     Parameters
     ----------
     graph : Graph
+        Ops with the kind and attributes of a kernel.
 
     Attributes
     ----------
+    where : str
+        What computes, for messages.
+    kinds : sequence of str
+        What it can compute.
     constants : dict of int to (matrix, matrix)
         By size, what an op reads that has fewer than two producers of its size.
     results : list of matrix
         By op.
+
+    Raises
+    ------
+    UnknownNameError
+        A kind that is not in `kinds`.
+    InputError
+        An attribute is missing, or is not a whole positive number.
     """
 
+    where: str
+    kinds: Sequence[str] = MATRIX_KINDS
     constants: dict[int, tuple[Any, Any]]
     results: list[Any]
 
     def __init__(self, graph: Graph) -> None:
         self.names = graph.op_names
-        self.kernels = kernels_of(graph)
+        self.kernels = [
+            self._kernel(name, graph.kind(op), graph.attributes.get(op, {}))
+            for op, name in enumerate(self.names)
+        ]
         self.producers = producers_of(graph)
         self.order = graph.topological_order.tolist()
-        self.sizes = sorted({kernel.size for kernel in self.kernels if kernel.size})
+        self.sizes = sorted({kernel.size for kernel in self.kernels})
         self.serial: list[Any] | None = None
+
+    def _kernel(self, name: str, kind: str, facts: Mapping[str, Any]) -> Kernel:
+        if kind not in self.kinds:
+            raise UnknownNameError(f"kind of op {name!r} on {self.where}:", kind, self.kinds)
+        kernel = Kernel(kind, facts.get("size", 0), facts.get("repeat", 1))
+        for key in ("size", "repeat"):
+            value = getattr(kernel, key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(
+                    f"op {name!r} ({kind}): {key} must be a whole positive number, found {value!r}"
+                )
+        return kernel
 
     def inputs(self, op: int) -> tuple[Any, Any]:
         """Return what an op reads: results of its producers on the same device, else constants."""
@@ -156,5 +148,5 @@ class MatrixWork(ABC):
             for op in self.order:
                 self.compute(op)
             self.serial = self.settled()
-        every = zip(self.names, self.kernels, left, self.serial, strict=True)
-        return [name for name, kernel, mine, right in every if kernel.size and not self.alike(mine, right)]
+        every = zip(self.names, left, self.serial, strict=True)
+        return [name for name, mine, right in every if not self.alike(mine, right)]

@@ -6,7 +6,6 @@ producer leaves NaN or numbers of another op, and the comparison with a serial e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ from sim.machine.task import Task
 from sim.words.errors import InputError
 from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
-from validation.real.driver import Brain
+from validation.real.driver import Driver
 from validation.real.lanes import LaneBackend
-from validation.real.measured_kernels import TIMED_KINDS, Kernel, MatrixWork
+from validation.real.measured_kernels import Kernel, MatrixWork
 from validation.real.work import Observation
 
 __all__ = ["NumpyWork", "Threads"]
@@ -38,15 +37,15 @@ class NumpyWork(MatrixWork):
 
     Raises
     ------
-    InputError
-        A kind that numpy does not do here.
+    InputError, UnknownNameError
+        See `validation.real.measured_kernels.MatrixWork`.
     """
+
+    where = "the threads backend"
+    kinds = ("matmul", "elementwise", "copy", "softmax", "attention")
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        for name, kernel in zip(self.names, self.kernels, strict=True):
-            if kernel.kind in TIMED_KINDS or kernel.kind in ("block", "h2d", "d2h"):
-                raise InputError(f"op {name!r}: the threads backend has no kernel of kind {kernel.kind!r}")
         rng = np.random.default_rng(0)
         self.constants = {
             n: (rng.normal(size=(n, n)) / n**0.5, rng.normal(size=(n, n)) / n**0.5) for n in self.sizes
@@ -152,11 +151,9 @@ class Threads(LaneBackend):
     def __init__(self) -> None:
         self._works: dict[int, tuple[Any, NumpyWork]] = {}
 
-    def _run(
-        self, job: Job, make_brain: Callable[[Callable[[], int]], Brain], decided_by: str
-    ) -> Observation:
+    def _run(self, driver: Driver) -> Observation:
         with single_threaded_blas():
-            return super()._run(job, make_brain, decided_by)
+            return super()._run(driver)
 
     def work(self, job: Job) -> NumpyWork:
         """Return the matrices of a graph, made once: their pages have to be touched before a measurement."""

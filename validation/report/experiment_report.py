@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -16,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from sim.record.plan import Plan
 from sim.words.errors import InputError
 from validation.cases import step_files
 from validation.experiments import memory_experiment
@@ -133,8 +131,10 @@ def experiment_report(
     left_out: list[dict[str, str]] = []
     wrong: list[str] = []
     rejected = 0
-    for k, case in enumerate(step_files.read_cases(found.plans)):
-        entry, measured = found.plans["cases"][k], found.measurements["cases"][k]
+    for k, (entry, measured) in enumerate(
+        zip(found.plans["cases"], found.measurements["cases"], strict=True)
+    ):
+        case, plan = step_files.read_case(entry)
         if found.predictions is None:
             predicted = predict_or_say_why(case, calibration)
         else:
@@ -151,7 +151,6 @@ def experiment_report(
             why = measured.get("skipped") or f"{clean} quiet runs of {len(runs)}; {whys[-1] if whys else ''}"
             left_out.append({"case": case.name, "why": why})
             continue
-        plan = None if entry["plan"] is None else Plan.from_json(json.dumps(entry["plan"]))
         points += points_of(case, plan, predicted, runs, calibration)
     result: dict[str, Any] = {
         "experiment": experiment,

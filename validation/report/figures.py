@@ -67,7 +67,7 @@ def draw_worst(report: Mapping[str, Any], out: Path, calibration: Calibration, p
     plans, measurements = (step_files.read(out, step, experiment) for step in ("plans", "measurements"))
     assert plans is not None
     assert measurements is not None
-    case = next(case for case in step_files.read_cases(plans) if case.name == name)
+    case, _ = next(step_files.read_case(entry) for entry in plans["cases"] if entry["name"] == name)
     runs = next(entry["runs"] for entry in measurements["cases"] if entry["name"] == name)
     run = next(run for run in runs if run["clean"] and run["makespan_ns"] == measured_ns)
     calibration = own_calibration(out, experiment) or calibration

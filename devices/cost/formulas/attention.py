@@ -50,49 +50,33 @@ class AttentionParameters:
     """What is particular to a GPU and its library; :mod:`studies.h200.fit` finds the values."""
 
     launch_ns: float = parameter(
-        10000, 2000, 20000, "ns", "what one sequence of one token takes: two launches, empty kernels"
+        10000, 2000, 20000, "what one sequence of one token takes: two launches, empty kernels"
     )
     doubling_ns: float = parameter(
-        300,
-        0,
-        1500,
-        "ns",
-        "added by each doubling of the sequence, before any SM is busy: set-up, first loads",
+        300, 0, 1500, "added by each doubling of the sequence, before any SM is busy: set-up, first loads"
     )
-    token_ns: float = parameter(
-        0.5, 0, 5, "ns", "what appending one token to the cache costs, however short its row"
-    )
+    token_ns: float = parameter(0.5, 0, 5, "what appending one token to the cache costs, however short a row")
     append_ns: float = parameter(
-        3.5,
-        0,
-        20,
-        "ns",
-        "what it costs more when the token's keys are spread over long rows (kv_heads x head_dim)",
+        3.5, 0, 20, "what it costs more when the token's keys are spread over long rows (kv_heads x head_dim)"
     )
     append_half_elements: float = parameter(
-        300, 50, 2000, "1", "length of such a row at which half of append_ns is reached"
+        300, 50, 2000, "length of such a row at which half of append_ns is reached"
     )
-    bandwidth_bytes_per_s: float = parameter(4.2e12, 2e12, 4.8e12, "B/s", "DRAM bandwidth of both kernels")
+    bandwidth_bytes_per_s: float = parameter(4.2e12, 2e12, 4.8e12, "DRAM bandwidth of both kernels")
     sm_flop_per_s: float = parameter(
-        6.5e12, 3e12, 7.495e12, "flop/s", "rate of one SM's tensor cores within a block, at full clock"
+        6.5e12, 3e12, 7.495e12, "rate of one SM's tensor cores within a block, at full clock"
     )
     score_ns: float = parameter(
-        0.03, 0.001, 0.2, "ns", "time for one score's exponential and bookkeeping, not hidden by products"
+        0.03, 0.001, 0.2, "time for one score's exponential and bookkeeping, not hidden by products"
     )
-    tile_ns: float = parameter(
-        1000, 50, 5000, "ns", "start and end of a thread block: load queries, write results"
-    )
-    tail: float = parameter(
-        0.3, 0, 1.5, "1", "share of the longest tile's time for which other SMs idle at the end"
-    )
-    small_tile: float = parameter(0.7, 0.2, 1, "1", "rate of a tile of 64 rows, as a share of that of 128")
+    tile_ns: float = parameter(1000, 50, 5000, "start and end of a thread block: load queries, write results")
+    tail: float = parameter(0.3, 0, 1.5, "share of the longest tile's time in which SMs idle at the end")
+    small_tile: float = parameter(0.7, 0.2, 1, "rate of a tile of 64 rows, as a share of that of 128")
     wide_head: float = parameter(
-        0.5, 0, 3, "1", "time added, per 256 elements by which the head dimension exceeds 256, as a share"
+        0.5, 0, 3, "time added, per 256 elements by which the head dimension exceeds 256, as a share"
     )
-    throttle: float = parameter(
-        0.2, 0, 0.5, "1", "share of the flop rate that long kernels lose to the power limit"
-    )
-    throttle_half_flops: float = parameter(1e12, 1e10, 1e13, "flop", "work at which half of that is lost")
+    throttle: float = parameter(0.2, 0, 0.5, "share of the rate that long kernels lose to the power limit")
+    throttle_half_flops: float = parameter(1e12, 1e10, 1e13, "work at which half of that is lost")
 
 
 def visible_pairs(seq_len: npt.ArrayLike, window: npt.ArrayLike = 0) -> IntArray:

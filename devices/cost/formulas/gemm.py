@@ -58,53 +58,35 @@ class GemmParameters:
     """What is particular to a GPU and its library; :mod:`studies.h200.fit` finds the values."""
 
     launch_ns: float = parameter(
-        2300,
-        500,
-        10000,
-        "ns",
-        "what the smallest product takes: launch, prologue and drain of an empty kernel",
+        2300, 500, 10000, "what the smallest product takes: launch, prologue and drain of an empty kernel"
     )
     k_latency_ns: float = parameter(
-        0.9,
-        0.05,
-        5,
-        "ns",
-        "least time for a thread block to advance by one element of k, however small its tile",
+        0.9, 0.05, 5, "least time for a thread block to advance by one element of k, however small its tile"
     )
     sm_flop_per_s: float = parameter(
-        6.5e12, 3e12, 7.495e12, "flop/s", "rate of one SM's tensor cores on a full tile, at full clock"
+        6.5e12, 3e12, 7.495e12, "rate of one SM's tensor cores on a full tile, at full clock"
     )
     sm_load_bytes_per_s: float = parameter(
-        9e10, 2e10, 4e11, "B/s", "rate at which one SM is fed with operands from L2, multicast included"
+        9e10, 2e10, 4e11, "rate at which one SM is fed with operands from L2, multicast included"
     )
     epilogue_ns: float = parameter(
-        500, 0, 5000, "ns", "filling the pipeline and writing the results of a tile of 128 x 128"
+        500, 0, 5000, "filling the pipeline and writing the results of a tile of 128 x 128"
     )
-    split_ns: float = parameter(
-        1500, 100, 10000, "ns", "what splitting k costs: one more kernel or a barrier"
-    )
+    split_ns: float = parameter(1500, 100, 10000, "what splitting k costs: one more kernel or a barrier")
     quantisation: float = parameter(
-        0.5, 0, 1, "1", "share of the last wave's idle SMs that is really lost (1: the wave model, 0: fluid)"
+        0.5, 0, 1, "share of the last wave's idle SMs that is really lost (1: the wave model, 0: fluid)"
     )
-    bandwidth_bytes_per_s: float = parameter(4.2e12, 2e12, 4.8e12, "B/s", "DRAM bandwidth of large products")
+    bandwidth_bytes_per_s: float = parameter(4.2e12, 2e12, 4.8e12, "DRAM bandwidth of large products")
     bandwidth_half_bytes: float = parameter(
-        4e6, 1e4, 5e7, "B", "traffic at which DRAM reaches half its ramp-up cost, this over the bandwidth"
+        4e6, 1e4, 5e7, "traffic at which DRAM reaches half its ramp-up cost, this over the bandwidth"
     )
-    l2_bytes: float = parameter(4e7, 5e6, 1e8, "B", "activations up to this size are found in the L2 cache")
-    l2_bytes_per_s: float = parameter(
-        7e12, 3e12, 3e13, "B/s", "L2 bandwidth for activations and partial sums"
-    )
+    l2_bytes: float = parameter(4e7, 5e6, 1e8, "activations up to this size are found in the L2 cache")
+    l2_bytes_per_s: float = parameter(7e12, 3e12, 3e13, "L2 bandwidth for activations and partial sums")
     overlap: float = parameter(
-        3,
-        1,
-        10,
-        "1",
-        "how well computing and memory overlap: exponent p of (a^p + b^p)^(1/p); 1 is not at all",
+        3, 1, 10, "how well computing and memory overlap: exponent p of (a^p + b^p)^(1/p); 1 is not at all"
     )
-    throttle: float = parameter(
-        0.2, 0, 0.5, "1", "share of the flop rate that long products lose to the power limit"
-    )
-    throttle_half_flops: float = parameter(1e12, 1e10, 1e13, "flop", "work at which half of that is lost")
+    throttle: float = parameter(0.2, 0, 0.5, "share of the rate that long products lose to the power limit")
+    throttle_half_flops: float = parameter(1e12, 1e10, 1e13, "work at which half of that is lost")
 
 
 def gemm_ns(

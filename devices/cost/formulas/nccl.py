@@ -42,25 +42,17 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
 class NcclParameters:
     """What is particular to a node; :mod:`studies.h200.fit` finds the values."""
 
-    launch_ns: float = parameter(4000, 1000, 10000, "ns", "launch, and the ranks finding each other")
-    ll_hop_ns: float = parameter(500, 10, 2000, "ns", "one step with protocol LL")
-    ll_bytes_per_s: float = parameter(2e10, 1e9, 2e11, "B/s", "rate of a rank's links with protocol LL")
-    ll128_hop_ns: float = parameter(1000, 10, 5000, "ns", "one step with protocol LL128")
-    ll128_bytes_per_s: float = parameter(
-        1.5e11, 1e10, 4e11, "B/s", "rate of a rank's links with protocol LL128"
-    )
-    simple_hop_ns: float = parameter(3000, 10, 20000, "ns", "one step with protocol Simple")
-    simple_bytes_per_s: float = parameter(
-        4e11, 1e11, 4.5e11, "B/s", "rate of a rank's links with protocol Simple"
-    )
-    nvls_ns: float = parameter(20000, 1000, 40000, "ns", "setting up a reduction in the switch")
-    nvls_bytes_per_s: float = parameter(
-        3e11, 5e10, 4.5e11, "B/s", "rate of a rank's links in such a reduction"
-    )
-    copy_bytes_per_s: float = parameter(
-        1.5e12, 3e11, 5e12, "B/s", "rate at which a rank's own data is copied"
-    )
-    pairwise_ns: float = parameter(500, 0, 10000, "ns", "what starting point-to-point exchanges costs more")
+    launch_ns: float = parameter(4000, 1000, 10000, "launch, and the ranks finding each other")
+    ll_hop_ns: float = parameter(500, 10, 2000, "one step with protocol LL")
+    ll_bytes_per_s: float = parameter(2e10, 1e9, 2e11, "rate of a rank's links with protocol LL")
+    ll128_hop_ns: float = parameter(1000, 10, 5000, "one step with protocol LL128")
+    ll128_bytes_per_s: float = parameter(1.5e11, 1e10, 4e11, "rate of a rank's links with protocol LL128")
+    simple_hop_ns: float = parameter(3000, 10, 20000, "one step with protocol Simple")
+    simple_bytes_per_s: float = parameter(4e11, 1e11, 4.5e11, "rate of a rank's links with protocol Simple")
+    nvls_ns: float = parameter(20000, 1000, 40000, "setting up a reduction in the switch")
+    nvls_bytes_per_s: float = parameter(3e11, 5e10, 4.5e11, "rate of a rank's links in such a reduction")
+    copy_bytes_per_s: float = parameter(1.5e12, 3e11, 5e12, "rate at which a rank's own data is copied")
+    pairwise_ns: float = parameter(500, 0, 10000, "what starting point-to-point exchanges costs more")
 
 
 def collective_ns(

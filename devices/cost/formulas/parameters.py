@@ -1,7 +1,7 @@
 """Parameters of a cost model: a value, a unit, a meaning, and the range in which it still has that meaning.
 
 A model's parameters are a frozen dataclass whose fields are made by :func:`parameter`. What is written down
-there serves the fit (start and range), the file of fitted values (units) and the reader (meanings).
+there serves the fit (start and range) and the reader (meanings). A name says its unit.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import numpy.typing as npt
 
 from sim.words.errors import InputError, UnknownNameError
 
-__all__ = ["from_mapping", "from_vector", "parameter", "ranges", "to_mapping", "with_values"]
+__all__ = ["from_mapping", "from_vector", "parameter", "ranges", "to_mapping", "unit_of", "with_values"]
 
 P = TypeVar("P")
 FloatArray = npt.NDArray[np.float64]
 
+_UNITS = {"bytes_per_s": "B/s", "flop_per_s": "flop/s", "_flops": "flop", "_bytes": "B", "_ns": "ns"}
+"""How names end, and the unit that they say."""
 
-def parameter(start: float, low: float, high: float, unit: str, meaning: str) -> Any:
+
+def parameter(start: float, low: float, high: float, meaning: str) -> Any:
     """Declare a parameter as a dataclass field.
 
     Parameters
@@ -31,13 +34,21 @@ def parameter(start: float, low: float, high: float, unit: str, meaning: str) ->
     low, high : float
         Outside this range the parameter no longer is what `meaning` says (a bandwidth above the data
         sheet's).
-    unit : str
-        ``"ns"``, ``"B/s"``, ``"1"`` for a plain number.
     meaning : str
         One sentence.
     """
-    about = {"start": start, "low": low, "high": high, "unit": unit, "meaning": meaning}
-    return dataclasses.field(metadata=about)
+    return dataclasses.field(metadata={"start": start, "low": low, "high": high, "meaning": meaning})
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that a parameter's name ends in: ``"ns"``, ``"B/s"``, ``"1"`` for a plain number.
+
+    Examples
+    --------
+    >>> unit_of("ll_bytes_per_s"), unit_of("tail")
+    ('B/s', '1')
+    """
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "1")
 
 
 def ranges(kind: type[Any]) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -57,7 +68,7 @@ def to_mapping(parameters: Any) -> dict[str, dict[str, Any]]:
     return {
         f.name: {
             "value": float(f"{getattr(parameters, f.name):.6g}"),
-            "unit": f.metadata["unit"],
+            "unit": unit_of(f.name),
             "meaning": f.metadata["meaning"],
         }
         for f in dataclasses.fields(parameters)
@@ -124,16 +135,14 @@ def with_values(parameters: P, given: Mapping[str, object], what: str) -> P:
     for name, value in given.items():
         if name not in fields:
             raise UnknownNameError(f"parameter {what}", name, list(fields))
-        about = fields[name]
+        about, unit = fields[name], unit_of(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InputError(
-                f"{value!r} is not a number; accepted: one in {about['unit']}", path=(what, name)
-            )
-        off = value == 0 and (about["unit"] == "ns" or name in _MAY_VANISH)
+            raise InputError(f"{value!r} is not a number; accepted: one in {unit}", path=(what, name))
+        off = value == 0 and (unit == "ns" or name in _MAY_VANISH)
         if not (off or about["low"] <= value <= about["high"]):
             raise InputError(
-                f"{value:g} {about['unit']} is outside {about['low']:g} to {about['high']:g} "
-                f"{about['unit']}, where it still means what it says: {about['meaning']}",
+                f"{value:g} {unit} is outside {about['low']:g} to {about['high']:g} {unit}, "
+                f"where it still means what it says: {about['meaning']}",
                 path=(what, name),
             )
     return dataclasses.replace(parameters, **{name: float(value) for name, value in given.items()})  # type: ignore[type-var, arg-type]

@@ -17,14 +17,17 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from devices.cost.tables.cost_table import Axis, CostTable
+from devices.cost.tables.record_file import read_record, well_formed
 from sim.words.errors import InputError
 
-__all__ = ["SCHEMA", "load_table", "save_table"]
+__all__ = ["SCHEMA", "load_table", "save_table", "table_of"]
 
 SCHEMA = "sim.cost_table/1"
 _KEYS = ("schema", "device", "unit", "kind", "axes", "neighbours", "noise", "provenance", "rows")
@@ -67,22 +70,16 @@ def load_table(path: str | Path) -> CostTable:
     ...     load_table(f"{folder}/copy.json.gz").lookup(nbytes=1024)
     900
     """
-    source = Path(path)
-    try:
-        raw = source.read_bytes()
-        data = json.loads(gzip.decompress(raw) if source.suffix == ".gz" else raw)
-    except FileNotFoundError:
-        raise InputError(f"{source}: no such file") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{source}: cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{source}: not a cost table: 'schema' must be {SCHEMA!r}, found {found!r}")
-    if unknown := sorted(set(data) - set(_KEYS)):
-        raise InputError(f"{source}: unknown keys {', '.join(unknown)}; known: {', '.join(_KEYS)}")
-    if data.get("unit") != "ns":
-        raise InputError(f"{source}: 'unit' must be 'ns', found {data.get('unit')!r}")
-    try:
+    return table_of(read_record(path, "a cost table", SCHEMA), path)
+
+
+def table_of(data: Mapping[str, Any], path: str | Path) -> CostTable:
+    """Return the table that a file holds; `path` names it in messages."""
+    with well_formed(path):
+        if unknown := sorted(set(data) - set(_KEYS)):
+            raise InputError(f"unknown keys {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+        if data.get("unit") != "ns":
+            raise InputError(f"'unit' must be 'ns', found {data.get('unit')!r}")
         return CostTable.from_rows(
             data["device"],
             data["kind"],
@@ -92,9 +89,3 @@ def load_table(path: str | Path) -> CostTable:
             neighbours=data.get("neighbours", 32),
             noise=data.get("noise", 0.0),
         )
-    except KeyError as error:
-        raise InputError(f"{source}: the key {error} is missing") from error
-    except (TypeError, AttributeError) as error:
-        raise InputError(f"{source}: malformed: {error}") from error
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error

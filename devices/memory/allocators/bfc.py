@@ -96,20 +96,12 @@ class BfcAllocator(SegmentedAllocator):
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
 
-    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate by the rules above, or return None; see `Allocator.alloc`."""
-        if nbytes <= 0:
-            return self._empty(nbytes, stream, owner)
-        need = self.rounded(nbytes)
-        min_remainder = min(need, MAX_WASTE_BYTES)
-        block = self._free.take(need, min_remainder, ANY_SIZE, nbytes, stream, owner)
-        if block is None:
-            if not self._extend(need) and not (self._collect(need) and self._extend(need)):
-                return None
-            block = self._free.take(need, min_remainder, ANY_SIZE, nbytes, stream, owner)
-            assert block is not None
-        self._took(block)
-        return block
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
+        return self._free, min(need, MAX_WASTE_BYTES), ANY_SIZE
+
+    def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
+        region = self._extend(need)
+        return self._extend(need) if region is None and self._collect(need) else region
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether a region for it is within the limit and the device's capacity."""
@@ -134,11 +126,11 @@ class BfcAllocator(SegmentedAllocator):
         """Return how many bytes the limit leaves, when so many are held."""
         return ANY_SIZE if self.limit is None else (self.limit - held) // ROUNDING_BYTES * ROUNDING_BYTES
 
-    def _extend(self, need: int) -> bool:
-        """Add a region of at least `need` bytes (rules 5 and 6)."""
+    def _extend(self, need: int) -> Block | None:
+        """Add a region of at least `need` bytes, and return its block (rules 5 and 6)."""
         left = self._left(self.reserved)
         if need > left:
-            return False
+            return None
         doubled = False
         while need > self._region_bytes:
             self._region_bytes *= 2
@@ -149,13 +141,12 @@ class BfcAllocator(SegmentedAllocator):
             # In single precision, as TensorFlow computes it: at 80 GiB that decides about kilobytes.
             nbytes = round_up(int(np.float32(nbytes) * BACKOFF), ROUNDING_BYTES)
             if nbytes < need:
-                return False
+                return None
             region = self._new_segment(nbytes, 0, self._free)
         if not doubled:
             self._region_bytes *= 2
         self._reserve(nbytes)
-        self._free.put(region.next)
-        return True
+        return region.next
 
     def _collect(self, need: int) -> bool:
         """Give wholly free regions back, if that can leave `need` bytes below the limit (rule 7)."""

@@ -103,32 +103,12 @@ class CachingAllocator(SegmentedAllocator):
     def _free_lists(self) -> Iterable[FreeList]:
         return [*self._small.values(), *self._large.values()]
 
-    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate by the rules above, or return None; see `Allocator.alloc`."""
-        if nbytes <= 0:
-            return self._empty(nbytes, stream, owner)
-        need = self.rounded(nbytes)
-        below = ANY_SIZE
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
         if need <= SMALL_REQUEST_BYTES:
-            pools = self._small
-            min_remainder = ROUNDING_BYTES
-        else:
-            pools = self._large
-            min_remainder = SMALL_REQUEST_BYTES + 1
-            if need < self._max_split:
-                below = self._max_split
-            else:
-                min_remainder = NEVER_SPLIT
-                below = need + OVERSIZE_SLACK_BYTES
-        free = pools[stream]
-        block = free.take(need, min_remainder, below, nbytes, stream, owner)
-        if block is None:
-            whole = self._segment_for(need, stream, free)
-            if whole is None:
-                return None
-            block = free.carve(whole, need, min_remainder, nbytes, stream, owner)
-        self._took(block)
-        return block
+            return self._small[stream], ROUNDING_BYTES, ANY_SIZE
+        if need < self._max_split:
+            return self._large[stream], SMALL_REQUEST_BYTES + 1, self._max_split
+        return self._large[stream], NEVER_SPLIT, need + OVERSIZE_SLACK_BYTES
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block`: at once, or when events of these streams have been reached; see `Allocator.free`."""
@@ -208,7 +188,7 @@ class CachingAllocator(SegmentedAllocator):
             )
         return hints
 
-    def _segment_for(self, need: int, stream: int, free: FreeList) -> Block | None:
+    def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
         """Return the block of a new segment for `need`, releasing cached ones if necessary (4 and 5)."""
         nbytes = _segment_bytes(need)
         whole = self._device_malloc(nbytes, stream, free)

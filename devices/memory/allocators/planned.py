@@ -14,9 +14,10 @@ from devices.memory.allocator import Allocator
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
 from devices.memory.memory_event import MemoryEvent
-from devices.memory.plan import PLANNERS, Lifetime, Plan
+from devices.memory.plan import PLANNERS
 from devices.memory.plan.plan_oom import plan_too_large
-from sim.words.errors import InputError, UnknownNameError, nearest
+from devices.memory.plan.plan_problem import Lifetime, Plan
+from sim.words.errors import InputError, UnknownNameError, hint
 
 __all__ = ["PlannedAllocator", "lifetimes_of_events"]
 
@@ -43,7 +44,7 @@ class PlannedAllocator(Allocator):
 
     Examples
     --------
-    >>> from devices.memory.plan import plan_greedy
+    >>> from devices.memory.plan.greedy_by_size import plan_greedy
     >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
     >>> planned = PlannedAllocator(plan, ["a", "b", "c"])
     >>> a, b = planned.alloc(4, owner="a"), planned.alloc(6, owner="b")
@@ -181,9 +182,8 @@ class PlannedAllocator(Allocator):
         """Return address and size of what the owner gets next."""
         places = self._places.get(owner)
         if places is None:
-            near = nearest(str(owner), (str(known) for known in self._places))
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{hint}")
+            near = hint(str(owner), map(str, self._places))
+            raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{near}")
         return places[self._turn[owner] % len(places)]
 
     def _occupant(self, address: int, at: int) -> Block | None:

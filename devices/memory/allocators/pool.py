@@ -105,22 +105,20 @@ class PoolAllocator(SegmentedAllocator):
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
 
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
+        return self._free, 1, ANY_SIZE
+
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
-        if nbytes <= 0:
-            return self._empty(nbytes, stream, owner)
-        need = round_up(nbytes, self._alignment)
-        if self._limits and not self._within_limit(need, owner):
+        if self._limits and not self._within_limit(self.rounded(nbytes), owner):
             return None
-        block = self._free.take(need, 1, ANY_SIZE, nbytes, stream, owner)
-        if block is None:
-            return None
-        if self._limits:
-            self._charge(owner, need)
-        self._took(block)
-        more = block.address + need - self._base - self.reserved
-        if more > 0:
-            self._reserve(more)
+        block = super().try_alloc(nbytes, stream, owner)
+        if block is not None:
+            if self._limits:
+                self._charge(owner, block.nbytes)
+            more = block.address + block.nbytes - self._base - self.reserved
+            if more > 0:
+                self._reserve(more)
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from devices.memory.allocator import Allocator
 from devices.memory.best_fit import FreeList, Segment
-from devices.memory.blocks import FREE, LIVE, WAITING, Block, Span
+from devices.memory.blocks import FREE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
-from sim.words.errors import InvariantError
 
 __all__ = ["SegmentedAllocator"]
 
@@ -17,7 +16,7 @@ __all__ = ["SegmentedAllocator"]
 class SegmentedAllocator(Allocator):
     """An allocator that takes segments from the device and deals out blocks of them.
 
-    A subclass implements `try_alloc`, `fits_empty` and `_free_lists`.
+    A subclass implements `fits_empty`, `_free_lists` and `_rule`, and `_grow` if it may take more segments.
     """
 
     def __init__(
@@ -29,6 +28,29 @@ class SegmentedAllocator(Allocator):
     @abstractmethod
     def _free_lists(self) -> Iterable[FreeList]:
         """Return every free list, in a fixed order."""
+
+    @abstractmethod
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
+        """Return which list serves a request, and `min_remainder` and `below` for its `FreeList.take`."""
+
+    def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
+        """Take a segment from the device for a request, and return its one block; None: there is none."""
+        return None
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate by the rule, or return None; see `Allocator.alloc`."""
+        if nbytes <= 0:
+            return self._empty(nbytes, stream, owner)
+        need = self.rounded(nbytes)
+        free, min_remainder, below = self._rule(need, stream)
+        block = free.take(need, min_remainder, below, nbytes, stream, owner)
+        if block is None:
+            whole = self._grow(need, stream, free)
+            if whole is None:
+                return None
+            block = free.carve(whole, need, min_remainder, nbytes, stream, owner)
+        self._took(block)
+        return block
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
@@ -48,61 +70,6 @@ class SegmentedAllocator(Allocator):
         for address in sorted(self._segments):
             for block in self._segments[address].blocks():
                 yield block.span(address)
-
-    def check(self) -> None:
-        """Verify what must hold between any two operations.
-
-        Blocks cover their segment without gaps, no two neighbours are both free, the free lists hold
-        exactly the free blocks, and the counters are the sums of what is there.
-
-        Raises
-        ------
-        InvariantError
-            Something does not hold.
-        """
-        listed = {id(block) for free in self._free_lists() for block in free.blocks()}
-        sums = {FREE: 0, LIVE: 0, WAITING: 0}
-        requested = found = held = 0
-        for segment in self._segments.values():
-            end = segment.address
-            held += segment.size
-            before: Block = segment
-            for block in segment.blocks():
-                if block.address != end or block.nbytes <= 0:
-                    raise InvariantError(
-                        f"{self.name}: {block!r} does not begin where its neighbour ends, {end:#x}"
-                    )
-                if block.prev is not before:
-                    raise InvariantError(
-                        f"{self.name}: {block!r} and {before!r} disagree on being neighbours"
-                    )
-                if not block.state and not before.state:
-                    raise InvariantError(
-                        f"{self.name}: {before!r} and {block!r} are free neighbours, unmerged"
-                    )
-                if (id(block) in listed) != (not block.state):
-                    raise InvariantError(
-                        f"{self.name}: {block!r} and the free lists disagree on its being free"
-                    )
-                found += id(block) in listed
-                sums[block.state] += block.nbytes
-                requested += block.requested if block.state == LIVE else 0
-                end += block.nbytes
-                before = block
-            if end != segment.address + segment.size:
-                raise InvariantError(
-                    f"{self.name}: the segment at {segment.address:#x} is not covered to its end"
-                )
-        if found != len(listed):
-            raise InvariantError(f"{self.name}: a free list holds a block of no segment")
-        expected = (sums[LIVE], sums[WAITING], requested)
-        if (self.in_use, self.waiting, self.requested) != expected:
-            raise InvariantError(
-                f"{self.name}: counts (in use, waiting, requested) of {self.in_use}, {self.waiting}, "
-                f"{self.requested} bytes, and the blocks sum up to {expected}"
-            )
-        if not self.in_use + self.waiting <= self.reserved <= held:
-            raise InvariantError(f"{self.name}: {self.reserved} bytes reserved, {held} held from the device")
 
     def _new_segment(self, nbytes: int, stream: int, home: FreeList) -> Segment | None:
         """Take `nbytes` from the device as a segment whose one block is in no list yet."""

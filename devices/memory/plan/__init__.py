@@ -14,23 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from devices.memory.plan.greedy_by_size import plan_greedy
-from devices.memory.plan.least_arena import plan_branch_and_bound, plan_cp_sat, plan_optimal
-from devices.memory.plan.plan_problem import Lifetime, Plan, peak_live
-from devices.memory.plan.tokens import TokenPool, plan_tokens
+from devices.memory.plan.least_arena import plan_optimal
+from devices.memory.plan.plan_problem import Lifetime, Plan
+from devices.memory.plan.tokens import plan_tokens
 
-__all__ = [
-    "PLANNERS",
-    "Lifetime",
-    "Plan",
-    "Planner",
-    "TokenPool",
-    "peak_live",
-    "plan_branch_and_bound",
-    "plan_cp_sat",
-    "plan_greedy",
-    "plan_optimal",
-    "plan_tokens",
-]
+__all__ = ["PLANNERS", "Planner"]
 
 Planner = Callable[[Sequence[Lifetime], int], Plan]
 """A planner: lifetimes and an alignment in bytes → a plan."""

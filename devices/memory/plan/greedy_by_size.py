@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from devices.memory.blocks import round_up
-from devices.memory.plan.plan_problem import Lifetime, Plan, checked
+from devices.memory.plan.plan_problem import Lifetime, Plan, checked, peak_live
 
 __all__ = ["plan_greedy"]
 
@@ -58,4 +58,5 @@ def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> Plan:
         placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
         placed[:, at] = (offset, offset + size, first, last)
         count += 1
-    return Plan.of(rows, offsets, int(placed[1, :count].max(initial=0)), "greedy", alignment)
+    nbytes = int(placed[1, :count].max(initial=0))
+    return Plan(rows, tuple(offsets), nbytes, peak_live(rows, alignment), "greedy", alignment)

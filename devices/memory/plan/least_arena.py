@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from devices.memory.blocks import round_up
 from devices.memory.plan.greedy_by_size import plan_greedy
 from devices.memory.plan.plan_problem import Lifetime, Plan
-from sim.words.errors import MissingExtraError
+from sim.words.errors import MissingExtraError, extra
 
 __all__ = ["plan_branch_and_bound", "plan_cp_sat", "plan_optimal"]
 
@@ -57,13 +58,11 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: fl
     MissingExtraError
         OR-Tools is not installed.
     """
-    try:
+    with extra("opt", "planning memory with CP-SAT"):
         from ortools.sat.python import cp_model
-    except ImportError:
-        raise MissingExtraError("planning memory with CP-SAT", "opt") from None
     start = plan_greedy(lifetimes, alignment)
     if start.optimal:
-        return _named(start, start.offsets, start.nbytes, start.bound, "cp-sat")
+        return replace(start, planner="cp-sat")
     rows = start.lifetimes
     # In the largest unit that divides every size: the smaller the numbers, the easier the search.
     sizes = [round_up(row.nbytes, alignment) for row in rows]
@@ -91,9 +90,10 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: fl
     status = solver.solve(model)
     bound = max(start.bound, round(solver.best_objective_bound) * unit)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return _named(start, start.offsets, start.nbytes, bound, "cp-sat")
-    found = [solver.value(offset) * unit for offset in offsets]
-    return _named(start, found, solver.value(height) * unit, bound, "cp-sat")
+        return replace(start, bound=bound, planner="cp-sat")
+    found = tuple(solver.value(offset) * unit for offset in offsets)
+    nbytes = solver.value(height) * unit
+    return replace(start, offsets=found, nbytes=nbytes, bound=bound, planner="cp-sat")
 
 
 def plan_branch_and_bound(
@@ -132,7 +132,8 @@ def plan_branch_and_bound(
     search = _Search(start, max_nodes)
     search.run()
     bound = start.bound if search.nodes > max_nodes else search.best
-    return _named(start, search.offsets, search.best, bound, "branch-and-bound")
+    offsets = tuple(search.offsets)
+    return replace(start, offsets=offsets, nbytes=search.best, bound=bound, planner="branch-and-bound")
 
 
 class _Search:
@@ -187,7 +188,3 @@ class _Search:
             for t, high in zip(slots, before, strict=True):
                 self._heights[t] = high
                 self._left[t] += size
-
-
-def _named(start: Plan, offsets: Sequence[int], nbytes: int, bound: int, planner: str) -> Plan:
-    return Plan(start.lifetimes, tuple(offsets), nbytes, bound, planner, start.alignment)

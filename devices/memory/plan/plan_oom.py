@@ -34,7 +34,8 @@ def plan_too_large(plan: Plan, owners: Sequence[Owner], memory: DeviceMemory, na
     Examples
     --------
     >>> from devices.memory.device_memory import DeviceMemory
-    >>> from devices.memory.plan import Lifetime, plan_greedy
+    >>> from devices.memory.plan.greedy_by_size import plan_greedy
+    >>> from devices.memory.plan.plan_problem import Lifetime
     >>> plan = plan_greedy([Lifetime(6144, 0, 1), Lifetime(4096, 1, 2), Lifetime(2048, 2, 2)])
     >>> print(plan_too_large(plan, ["a", "b", "c"], DeviceMemory(8192), "npu"))
     out of memory on npu (planned allocator): the plan (greedy) takes 10 KiB of 8 KiB left, before time 0

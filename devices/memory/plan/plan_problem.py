@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from devices.memory.blocks import round_up
-from sim.words.errors import InputError, InvariantError
+from sim.words.errors import InputError
 
 __all__ = ["Lifetime", "Plan", "fullest_step", "peak_live"]
 
@@ -60,45 +60,10 @@ class Plan:
     planner: str
     alignment: int = 1
 
-    @classmethod
-    def of(
-        cls,
-        lifetimes: tuple[Lifetime, ...],
-        offsets: Iterable[int],
-        nbytes: int,
-        planner: str,
-        alignment: int,
-    ) -> Plan:
-        """Return a plan with the bound that its lifetimes give."""
-        bound = peak_live(lifetimes, alignment)
-        return cls(lifetimes, tuple(offsets), nbytes, bound, planner, alignment)
-
     @property
     def optimal(self) -> bool:
         """Whether it is known that no plan takes fewer bytes."""
         return self.nbytes == self.bound
-
-    def check(self) -> None:
-        """Verify that no two tensors that live at the same time share a byte.
-
-        Raises
-        ------
-        InvariantError
-            Two do, or one lies outside the arena or off its alignment.
-        """
-        rows = sorted(
-            (offset, offset + lifetime.nbytes, lifetime)
-            for offset, lifetime in zip(self.offsets, self.lifetimes, strict=True)
-        )
-        for offset, end, lifetime in rows:
-            if offset < 0 or offset % self.alignment or end > self.nbytes:
-                raise InvariantError(f"plan {self.planner}: {lifetime} at {offset} of {self.nbytes} bytes")
-        for i, (_, end, one) in enumerate(rows):
-            for offset, _, other in itertools.islice(rows, i + 1, None):
-                if offset >= end:
-                    break
-                if other.nbytes and one.first <= other.last and other.first <= one.last:
-                    raise InvariantError(f"plan {self.planner}: {one} and {other} share byte {offset}")
 
 
 def peak_live(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:

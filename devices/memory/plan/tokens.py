@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from devices.memory.blocks import round_up
-from devices.memory.plan.plan_problem import Lifetime, Plan, checked
+from devices.memory.plan.plan_problem import Lifetime, Plan, checked, peak_live
 
 __all__ = ["TokenPool", "plan_tokens"]
 
@@ -81,17 +81,15 @@ def plan_tokens(lifetimes: Sequence[Lifetime], alignment: int = 1) -> Plan:
     (0, 4, 0)
     """
     rows = checked(lifetimes, alignment)
-    born: dict[int, list[int]] = {}
-    dead: dict[int, list[int]] = {}
-    for tensor, row in enumerate(rows):
-        born.setdefault(row.first, []).append(tensor)
-        dead.setdefault(row.last, []).append(tensor)
+    turns = [(row.first, False, tensor) for tensor, row in enumerate(rows)]
+    turns += [(row.last, True, tensor) for tensor, row in enumerate(rows)]
     pool = TokenPool()
     token_of = [-1] * len(rows)
-    for step in sorted({*born, *dead}):
-        for tensor in born.get(step, ()):
-            token_of[tensor] = pool.request(rows[tensor].nbytes)
-        for tensor in dead.get(step, ()):
+    for _, dies, tensor in sorted(turns):
+        if dies:
             pool.release(token_of[tensor])
+        else:
+            token_of[tensor] = pool.request(rows[tensor].nbytes)
     starts = [0, *accumulate(round_up(nbytes, alignment) for nbytes in pool.sizes)]
-    return Plan.of(rows, (starts[token] for token in token_of), starts[-1], "tokens", alignment)
+    offsets = tuple(starts[token] for token in token_of)
+    return Plan(rows, offsets, starts[-1], peak_live(rows, alignment), "tokens", alignment)

@@ -12,7 +12,6 @@ When a task acquires and when it reads is said in `devices.memory.run.tensors`; 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from typing import Final
 
@@ -48,10 +47,8 @@ class TensorMemory(DeviceMemories):
         self.home: list[int] = buffers.device.tolist() * job.iterations
         self.blocks = [_NOWHERE] * len(self.home)
         uses = buffers.uses(job.iterations)
-        self.uses = _packed(uses.ravel())
-        # What node k writes and reads is at the places from [k] to [k + 1]: a list each would cost more.
-        self.first_write, self.written = (_packed(column) for column in buffers.writes)
-        self.first_read, self.read = (_packed(column) for column in buffers.reads)
+        self.uses: list[int] = uses.ravel().tolist()
+        self.writes, self.reads = buffers.writes.lists(), buffers.reads.lists()
         # Node → what it writes, and nobody reads (in some iterations).
         self.unread = buffers.writers((uses == 0).any(axis=0))
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
@@ -94,10 +91,7 @@ class TensorMemory(DeviceMemories):
         charged = self.charged[device] and node < self.flow.n_ops
         first = task.iteration * self.n_buffers
         log = self.log
-        place, end = self.first_write[node], self.first_write[node + 1]
-        while place < end:
-            buffer = self.written[place]
-            place += 1
+        for buffer in self.writes[node]:
             block = allocator.try_alloc(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
                 return self._full(task, allocator, stream, buffer, now_ns)
@@ -157,7 +151,7 @@ class TensorMemory(DeviceMemories):
             raise allocator.out_of_memory(
                 self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
             )
-        for other in self._writes(task.op):
+        for other in self.writes[task.op]:
             if other == buffer:
                 break
             key = task.iteration * self.n_buffers + other
@@ -165,9 +159,6 @@ class TensorMemory(DeviceMemories):
             self.blocks[key] = _NOWHERE
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
-
-    def _writes(self, node: int) -> list[int]:
-        return self.written[self.first_write[node] : self.first_write[node + 1]].tolist()
 
     def freed(self) -> bool:
         """Whether an `acquire` freed anything since this was last asked; see `sim.engine.Memory`."""
@@ -203,7 +194,7 @@ class TensorMemory(DeviceMemories):
         """Say what `task` waits for; see `sim.engine.Memory`."""
         if task.id in self.synchronising:
             return f"memory: {self.allocators[self.device_of[task.op]].name}, until it is idle"
-        writes = self._writes(task.op)
+        writes = self.writes[task.op]
         allocator = self.allocators[self.device_of[task.op]].serving(self.names[writes[0]])
         need = sum(self.nbytes[buffer] for buffer in writes)
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
@@ -229,10 +220,8 @@ class TensorMemory(DeviceMemories):
         node = task.op
         first = task.iteration * self.n_buffers
         freed = False
-        place, end = self.first_read[node], self.first_read[node + 1]
-        while place < end:
-            key = first + self.read[place]
-            place += 1
+        for offset in self.reads[node]:
+            key = first + offset
             if key < 0:  # of an iteration before the first
                 continue
             if looks:
@@ -247,12 +236,11 @@ class TensorMemory(DeviceMemories):
             if not left:
                 self._free(key, task, stream, now_ns)
                 freed = True
-        if node in self.unread:
-            for buffer in self.unread[node]:
-                key = first + buffer
-                if not uses[key] and blocks[key] is not _NOWHERE:
-                    self._free(key, task, stream, now_ns)
-                    freed = True
+        for buffer in self.unread.get(node, ()):
+            key = first + buffer
+            if not uses[key] and blocks[key] is not _NOWHERE:
+                self._free(key, task, stream, now_ns)
+                freed = True
         return freed
 
     def _free(self, key: int, task: Task, stream: int, now_ns: int) -> None:
@@ -277,8 +265,3 @@ class TensorMemory(DeviceMemories):
 def _calls(allocator: Allocator) -> tuple[int, int, int]:
     """Return what was asked of the device so far: mallocs, frees, synchronisations."""
     return allocator.device_mallocs, allocator.device_frees, allocator.synchronisations
-
-
-def _packed(column: IntArray) -> array[int]:
-    """Return the same numbers, faster to read one by one."""
-    return array("q", column.tobytes())

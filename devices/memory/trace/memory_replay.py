@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -96,24 +95,6 @@ class Replay:
                 del live[event.id]
         return live
 
-    def summary(self, holders: int = 5) -> dict[str, Any]:
-        """Return the answer in plain numbers, as for ``--json``."""
-        at = self.peak_event
-        return {
-            "events": len(self.events),
-            "peak_in_use_bytes": self.peak_in_use,
-            "peak_requested_bytes": int(self.requested.max(initial=0)),
-            "peak_reserved_bytes": self.peak_reserved,
-            "peak_event": at,
-            "fragmentation_at_peak_bytes": int(self.fragmentation[at]) if at >= 0 else 0,
-            "peak_fragmentation_bytes": int(self.fragmentation.max(initial=0)),
-            "holders_at_peak": [{"id": i, "nbytes": nbytes} for i, nbytes in self.holders_at_peak(holders)],
-            "never_freed_bytes": sum(nbytes for _, nbytes in self.never_freed()),
-            "device_mallocs": self.device_mallocs,
-            "device_frees": self.device_frees,
-            "synchronisations": self.synchronisations,
-        }
-
 
 def replay(events: Sequence[MemoryEvent], allocator: Allocator) -> Replay:
     """Run a trace through an allocator.
@@ -148,18 +129,11 @@ def replay(events: Sequence[MemoryEvent], allocator: Allocator) -> Replay:
                 where = f"at event {i + 1} of {len(events)}"
                 raise allocator.out_of_memory(event.nbytes, stream=event.stream, owner=event.id, where=where)
             live[event.id] = block
-            address = block.address
         else:
             block = live.pop(event.id)
-            address = block.address
             allocator.free(block)
-        columns[:, i] = (
-            address,
-            allocator.in_use,
-            allocator.requested,
-            allocator.reserved,
-            allocator.largest_free(),
-        )
+        counters = (allocator.in_use, allocator.requested, allocator.reserved)
+        columns[:, i] = (block.address, *counters, allocator.largest_free())
     calls = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations)
-    address_column, in_use, requested, reserved, largest_free = columns
-    return Replay(events, address_column, in_use, requested, reserved, largest_free, *calls)
+    address, in_use, requested, reserved, largest_free = columns
+    return Replay(events, address, in_use, requested, reserved, largest_free, *calls)

@@ -21,7 +21,7 @@ from typing import Any
 
 from devices.memory.memory_event import MemoryEvent, checked_events
 from devices.memory.trace.snapshot import events_of_snapshot, load_plain_pickle
-from sim.words.errors import InputError, nearest
+from sim.words.errors import InputError, UnknownNameError, located
 
 __all__ = ["read_events", "read_json_lines"]
 
@@ -85,7 +85,7 @@ def read_json_lines(text: str, source: str) -> list[MemoryEvent]:
     [MemoryEvent(op='alloc', id=7, nbytes=512, stream=0)]
     >>> read_json_lines('{"op": "alloc", "id": 7, "bytes": 512}', "t")
     Traceback (most recent call last):
-    sim.words.errors.InputError: t:1: unknown key 'bytes'; did you mean 'nbytes'? Known: op, id, nbytes,
+    sim.words.errors.InputError: t:1: unknown key 'bytes'; did you mean 'nbytes'? Known: id, nbytes, op,
     stream
     """
     return list(checked_events(_lines(text, source)))
@@ -96,47 +96,45 @@ def _lines(text: str, source: str) -> Iterator[tuple[str, MemoryEvent]]:
         if not line.strip():
             continue
         where = f"{source}:{number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{where}: not JSON: {error}") from error
-        except RecursionError as error:
-            raise InputError(f"{where}: not JSON: nested too deeply") from error
-        yield where, _event(row, where)
+        with located(where):
+            event = _event(line)
+        yield where, event
 
 
-def _event(row: Any, where: str) -> MemoryEvent:
-    """Return the event of one decoded line."""
+def _event(line: str) -> MemoryEvent:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"not JSON: {why}") from error
     if not isinstance(row, dict):
-        raise InputError(f"{where}: {_shown(row)} is no object; expected one such as {_EXAMPLE}")
+        raise InputError(f"{_shown(row)} is no object; expected one such as {_EXAMPLE}")
     for key in row:
         if key not in _KEYS:
-            near = nearest(key, _KEYS)
-            hint = f"; did you mean {near!r}?" if near else "."
-            raise InputError(f"{where}: unknown key {key!r}{hint} Known: {', '.join(_KEYS)}")
+            raise UnknownNameError("key", key, _KEYS)
     op = row.get("op")
     if op not in ("alloc", "free"):
-        raise InputError(f"{where}: op: {_shown(op)}; accepted: 'alloc', 'free'")
+        raise InputError(f"op: {_shown(op)}; accepted: 'alloc', 'free'")
     for key in ("id", "nbytes") if op == "alloc" else ("id",):
         if key not in row:
-            raise InputError(f"{where}: no {key!r}; expected a line such as {_EXAMPLE}")
+            raise InputError(f"no {key!r}; expected a line such as {_EXAMPLE}")
     identity = row["id"]
     if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise InputError(f"{where}: id: {_shown(identity)} is neither a text nor a whole number")
-    nbytes = _whole(row.get("nbytes", 0), "nbytes", where)
+        raise InputError(f"id: {_shown(identity)} is neither a text nor a whole number")
+    nbytes = _whole(row.get("nbytes", 0), "nbytes")
     if nbytes < 0:
-        raise InputError(f"{where}: nbytes: {nbytes} is negative")
-    return MemoryEvent(op, identity, nbytes, _whole(row.get("stream", 0), "stream", where))
+        raise InputError(f"nbytes: {nbytes} is negative")
+    return MemoryEvent(op, identity, nbytes, _whole(row.get("stream", 0), "stream"))
 
 
 _EXAMPLE = '{"op": "alloc", "id": "x", "nbytes": 4096, "stream": 0}'
 
 
-def _whole(value: Any, key: str, where: str) -> int:
+def _whole(value: Any, key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{where}: {key}: {_shown(value)} is no whole number")
+        raise InputError(f"{key}: {_shown(value)} is no whole number")
     if not -(2**63) <= value < 2**63:
-        raise InputError(f"{where}: {key}: {_shown(value)} does not fit 64 bits")
+        raise InputError(f"{key}: {_shown(value)} does not fit 64 bits")
     return value
 
 

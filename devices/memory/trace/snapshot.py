@@ -7,7 +7,8 @@ A snapshot (``torch.cuda.memory._snapshot()`` or ``_dump_snapshot(path)``) is a 
      "device_traces": [[{"action", "addr", "size", "stream", "frames"}, ...], ... one list a device]}
 
 A pickle can name any function and have it called. This reader refuses a pickle that names anything at all,
-and so can only ever make dicts, lists, tuples, texts, numbers, booleans and None.
+and so can only ever make Python's own containers, texts, numbers, booleans and None. What is read of them
+has to be of the type that PyTorch writes.
 
 The trace becomes neutral events: ``alloc`` is an allocation of the size asked for, ``free_completed`` a free
 (the block can be reused from then on; ``free_requested`` comes earlier when other streams still use it). What
@@ -27,8 +28,6 @@ from sim.words.errors import InputError
 
 __all__ = ["events_of_snapshot", "load_plain_pickle"]
 
-_PLAIN = (str, int, float, bool, type(None))
-
 
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that refuses every class and every function."""
@@ -38,12 +37,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain_pickle(data: bytes, source: str) -> Any:
-    """Return what `data` holds, if that is plain containers of texts, numbers, booleans and None.
+    """Return what `data` holds, if that is plain containers of texts, numbers, booleans and the like.
 
     Raises
     ------
     InputError
-        It is no pickle, a broken one, or one that holds anything else.
+        It is no pickle, a broken one, or one that names a class or function.
 
     Examples
     --------
@@ -54,37 +53,11 @@ def load_plain_pickle(data: bytes, source: str) -> Any:
     sim.words.errors.InputError: x.pickle: names builtins.print; a memory snapshot holds plain containers only
     """
     try:
-        loaded = _PlainUnpickler(io.BytesIO(data)).load()
+        return _PlainUnpickler(io.BytesIO(data)).load()
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    except (
-        Exception
-    ) as error:  # a broken pickle may raise nearly anything (documentation of pickle.PickleError)
+    except Exception as error:  # a broken pickle may raise nearly anything (see pickle.PickleError)
         raise InputError(f"{source}: not a readable pickle: {error}") from error
-    _refuse_others(loaded, source)
-    return loaded
-
-
-def _refuse_others(loaded: Any, source: str) -> None:
-    """Refuse what opcodes alone can make beside plain containers: sets, bytes, bytearrays."""
-    todo = [loaded]
-    seen: set[int] = set()
-    while todo:
-        value = todo.pop()
-        if isinstance(value, _PLAIN):
-            continue
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if type(value) is dict:
-            todo.extend(value.keys())
-            todo.extend(value.values())
-        elif type(value) in (list, tuple):
-            todo.extend(value)
-        else:
-            raise InputError(
-                f"{source}: the pickle holds {type(value).__name__}; expected plain containers only"
-            )
 
 
 def events_of_snapshot(snapshot: Any, source: str, *, device: int | None = None) -> list[MemoryEvent]:
@@ -171,11 +144,9 @@ def _device(segments: list[Any], traces: list[Any], device: int | None, source: 
     with_events = {i for i, trace in enumerate(traces) if trace}
     with_events.update(_field(segment, "device", int, f"{source}: a segment") for segment in segments)
     known = sorted(with_events)
-    if device is None and len(known) == 1:
-        return known[0]
-    if device in with_events:
-        assert device is not None
-        return device
+    chosen = known[0] if device is None and len(known) == 1 else device
+    if chosen is not None and chosen in known:
+        return chosen
     names = ", ".join(map(str, known))
     if device is not None:
         raise InputError(

@@ -8,6 +8,7 @@ clock of the chip); kernels that differ need a model of what they compete for, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from devices.sharing.virtual_time import EqualShare
@@ -33,27 +34,25 @@ class CorunSlowdown:
     """
 
     def __init__(self, device: Device, context: Context) -> None:
-        factors = [Fraction(str(factor)) for factor in device.details.corun_slowdown]
         self._duration_of = context.duration_of
         exempt = device.details.corun_exempt
         graph = context.job.graph
         self._exempt = [graph.kinds[code] in exempt for code in graph.kind_code.tolist()]
-        self._running = EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
-        apart = [Fraction(str(factor)) for factor in device.details.corun_exempt_slowdown]
-        self._copying = (
-            EqualShare(context, lambda n: 1 / apart[min(n, len(apart)) - 1], context.finish)
-            if any(factor != 1 for factor in apart)
-            else None
-        )
+
+        def shared(slowdown: Sequence[float]) -> EqualShare:
+            factors = [Fraction(str(factor)) for factor in slowdown]
+            return EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
+
+        apart = device.details.corun_exempt_slowdown
+        self._running = shared(device.details.corun_slowdown)
+        self._copying = shared(apart) if any(factor != 1 for factor in apart) else None
 
     def start(self, task: Task) -> int:
         """Begin a task; it ends when its work is done."""
-        if not self._exempt[task.op]:
-            self._running.add(task, self._duration_of(task))
-        elif self._copying is not None:
-            self._copying.add(task, self._duration_of(task))
-        else:
+        among = self._copying if self._exempt[task.op] else self._running
+        if among is None:
             return self._duration_of(task)
+        among.add(task, self._duration_of(task))
         return MANAGED
 
     def end(self, task: Task) -> None:

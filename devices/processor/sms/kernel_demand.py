@@ -108,10 +108,8 @@ def demand(
     """
     if "grid" in attributes:
         grid = attributes["grid"]
-        if isinstance(grid, Sequence) and not isinstance(grid, str):
-            blocks = prod([_count(n, "grid", op) for n in grid])
-        else:
-            blocks = _count(grid, "grid", op)
+        sides = grid if isinstance(grid, Sequence) and not isinstance(grid, str) else [grid]
+        blocks = prod([_count(n, "grid", op) for n in sides])
         loads = -(-blocks // _count(attributes.get("blocks_per_sm", blocks_per_sm), "blocks_per_sm", op))
     elif "sms" in attributes:
         loads = min(sms, _count(attributes["sms"], "sms", op))
@@ -125,11 +123,7 @@ def demand(
     waves = -(-loads // sms)
     if bandwidth_bytes_per_s is None or not duration_ns:
         return Demand(loads, waves, 0)
-    nbytes = attributes.get("dram_bytes", dram_bytes)
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
-        raise InputError(
-            f"op {op!r}: the attribute dram_bytes must be a whole number of bytes, found {nbytes!r}"
-        )
+    nbytes = _count(attributes.get("dram_bytes", dram_bytes), "dram_bytes", op, least=0)
     # bytes of a load / block time, in whole bytes/s; what all that run together draw fits into the bandwidth.
     drawn = (2 * nbytes * waves * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
@@ -148,11 +142,10 @@ def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict
     here = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
     sms, blocks_per_sm = sms_in_use(device), device.details.blocks_per_sm
     nothing: dict[str, Any] = {}
+    asked: dict[int, Demand] = {}
     if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
         asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
         here = np.array([op for op in attributes if op in asked], dtype=np.int64)
-    else:
-        asked = {}
     nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
     asked |= {
         op: demand(
@@ -188,9 +181,9 @@ def _with_fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, An
     return {**attributes, **grids} if grids else attributes
 
 
-def _count(value: object, what: str, op: str) -> int:
-    if type(value) is not int or value < 1:
-        raise InputError(f"op {op!r}: {what} must be a whole number of at least 1, found {value!r}")
+def _count(value: object, what: str, op: str, *, least: int = 1) -> int:
+    if type(value) is not int or value < least:
+        raise InputError(f"op {op!r}: {what} must be a whole number of at least {least}, found {value!r}")
     return value
 
 

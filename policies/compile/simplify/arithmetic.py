@@ -36,14 +36,9 @@ def _terms(record: Record, records: Records, readers: dict[str, list[Record]]) -
     inner: list[str] = []
     for tensor, _ in record.inputs:
         below = records.producer(tensor)
-        if (
-            below is not None
-            and below.kind == "add"
-            and len(readers[below.name]) == 1
-            and below.device == record.device
-            and not below.after
-            and all(d == 0 for _, d in below.inputs)
-        ):
+        alone = below is not None and len(readers[below.name]) == 1 and not below.after
+        plain = below is not None and below.kind == "add" and not any(d for _, d in below.inputs)
+        if below is not None and alone and plain and below.device == record.device:
             more, sums = _terms(below, records, readers)
             terms += more
             inner += [*sums, below.name]
@@ -65,48 +60,30 @@ def _repeated_sums(records: Records) -> None:
         terms, inner = _terms(record, records, readers)
         if len(terms) < 3 or len(set(terms)) != 1:
             continue
-        factor = f"{record.name}/times"
+        factor, value = f"{record.name}/times", {"value": len(terms)}
         records.ops[factor] = Record(
-            factor, "const", [], [], (SCALAR_BYTES,), bytes_written=0, duration_ns=0, device=record.device,
-            attributes={"value": len(terms)},
-        )  # fmt: skip
+            factor, "const", [], [], (SCALAR_BYTES,), duration_ns=0, device=record.device, attributes=value
+        )
         record.kind = "mul"
         record.inputs = [(terms[0], 0), (factor, 0)]
         record.bytes_read = records.nbytes(terms[0]) + SCALAR_BYTES
         records.remove(inner)
 
 
-def _scalar(tensor: str, records: Records) -> bool:
-    producer = records.producer(tensor)
-    return producer is not None and producer.kind == "const" and records.nbytes(tensor) <= SCALAR_BYTES
-
-
 def _scalar_sums(records: Records) -> None:
     """Add scalars to one another before they are added to tensors."""
     readers = records.readers()
     for record in list(records.ops.values()):
-        if record.name not in records.ops or not _is_sum(record):
-            continue
-        sides = [records.producer(tensor) for tensor, _ in record.inputs]
-        if any(
-            side is None or not _is_sum(side) or len(readers[side.name]) != 1 or side.device != record.device
+        sides = [records.producer(tensor) for tensor, _ in record.inputs] if _is_sum(record) else []
+        parts = [
+            part
             for side in sides
-        ):
-            continue
-        parts = []
-        for side in sides:
-            assert side is not None
-            scalars = [t for t, _ in side.inputs if _scalar(t, records)]
-            tensors = [t for t, _ in side.inputs if not _scalar(t, records)]
-            if len(scalars) != 1 or len(tensors) != 1:
-                break
-            parts.append((tensors[0], scalars[0]))
+            if side is not None and len(readers[side.name]) == 1 and side.device == record.device
+            if (part := _tensor_and_scalar(side, records)) is not None
+        ]
         if len(parts) != 2:
             continue
-        left, right = sides
-        assert left is not None
-        assert right is not None
-        (a, s1), (b, s2) = parts
+        (left, a, s1), (right, b, s2) = parts
         left.inputs = [(a, 0), (b, 0)]
         left.bytes_read = records.nbytes(a) + records.nbytes(b)
         right.inputs = [(s1, 0), (s2, 0)]
@@ -116,3 +93,15 @@ def _scalar_sums(records: Records) -> None:
             right.duration_ns = 0
         right.duration_by_kind = dict.fromkeys(right.duration_by_kind, 0)
         record.bytes_read = left.outputs[0] + SCALAR_BYTES
+
+
+def _tensor_and_scalar(record: Record, records: Records) -> tuple[Record, str, str] | None:
+    """Return a sum of a tensor and a scalar constant with the two; None where it is none."""
+    if not _is_sum(record):
+        return None
+    sides: dict[bool, str] = {}
+    for tensor, _ in record.inputs:
+        producer = records.producer(tensor)
+        constant = producer is not None and producer.kind == "const"
+        sides[constant and records.nbytes(tensor) <= SCALAR_BYTES] = tensor
+    return (record, sides[False], sides[True]) if len(sides) == 2 else None

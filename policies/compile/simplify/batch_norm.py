@@ -53,11 +53,8 @@ class BatchNorm:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused batch norms."""
         records = read(graph)
-        parts = {
-            name: found
-            for name, record in records.ops.items()
-            if (found := _match(records, record)) is not None
-        }
+        matched = {name: _match(records, record) for name, record in records.ops.items()}
+        parts = {name: found for name, found in matched.items() if found is not None}
         if not parts:
             return graph
         for name, found in parts.items():
@@ -66,11 +63,7 @@ class BatchNorm:
             op.flops = 2 * elements(op.outputs[0], op.dtype)
             op.bytes_read = sum(records.nbytes(tensor) for tensor in found.reads)
             op.bytes_written = op.outputs[0]
-        for found in parts.values():  # last first
-            for name in found.ops:
-                readers, followers = records.readers(), records.followers()
-                if name in records.ops and not readers[name] and not followers[name]:
-                    records.remove([name])
+        records.remove_unused(name for found in parts.values() for name in found.ops)
         return write(records)
 
 
@@ -103,8 +96,8 @@ def _match(records: Records, last: Record) -> _Parts | None:
         product,
         difference,
         mean_scaled,
-        *([with_gamma] if with_gamma is not None else []),
         root,
         variance,
+        *([with_gamma] if with_gamma is not None else []),
     ]
     return _Parts([x, *gamma, beta, mean, variance.inputs[0][0]], [op.name for op in ops])

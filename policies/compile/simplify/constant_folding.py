@@ -41,12 +41,17 @@ class ConstantFolding:
     def apply(self, graph: Graph) -> Graph:
         """Return the folded graph."""
         records = read(graph)
-        for name in [records.ops[graph.op_names[op]].name for op in graph.topological_order.tolist()]:
-            record = records.ops[name]
+        for op in graph.topological_order.tolist():
+            record = records.ops[graph.op_names[op]]
             if self._foldable(record, records):
                 _make_constant(record, records)
         _fold_products(records)
-        _drop_unread(records, graph)
+        was_read = {graph.op_names[op] for op in graph.edges.producer.tolist()}
+        records.remove_unused(
+            name
+            for name, record in records.ops.items()
+            if name in was_read and record.kind in ("const", "mul")
+        )
         return write(records)
 
     def _foldable(self, record: Record, records: Records) -> bool:
@@ -54,10 +59,7 @@ class ConstantFolding:
             return False
         if self.shapes and record.kind in SHAPE_KINDS:
             return True
-        if not record.inputs:
-            return False
-        producers = [records.producer(tensor) for tensor, _ in record.inputs]
-        return all(p is not None and p.kind == "const" for p in producers)
+        return bool(record.inputs) and all(_is_constant(tensor, records) for tensor, _ in record.inputs)
 
 
 def _make_constant(record: Record, records: Records) -> None:
@@ -77,49 +79,26 @@ def _fold_products(records: Records) -> None:
     """Rewrite ``mul(c1, mul(x, c2))`` to ``mul(x, c)`` where nobody else reads the inner product."""
     readers = records.readers()
     for outer in list(records.ops.values()):
-        if outer.kind != "mul" or len(outer.inputs) != 2:
-            continue
         split = _constant_and_other(outer, records)
-        if split is None:
+        inner = records.producer(split[1][0]) if split is not None and not split[1][1] else None
+        below = _constant_and_other(inner, records) if inner is not None else None
+        if split is None or inner is None or below is None:
             continue
-        constant, other = split
-        inner = records.producer(other[0])
-        if inner is None or inner.kind != "mul" or len(inner.inputs) != 2 or other[1]:
-            continue
-        below = _constant_and_other(inner, records)
-        if below is None or len(readers[inner.name]) != 1 or inner.device != outer.device:
-            continue
-        outer.inputs = [below[1], constant]
-        outer.after = list(dict.fromkeys([*outer.after, *inner.after]))
-        outer.bytes_read = sum(records.nbytes(tensor) for tensor, _ in outer.inputs)
+        if len(readers[inner.name]) == 1 and inner.device == outer.device:
+            outer.inputs = [below[1], split[0]]
+            outer.after = list(dict.fromkeys([*outer.after, *inner.after]))
+            outer.bytes_read = sum(records.nbytes(tensor) for tensor, _ in outer.inputs)
 
 
 def _constant_and_other(record: Record, records: Records) -> tuple[tuple[str, int], tuple[str, int]] | None:
     """Return (the constant input, the other one) of a product, None when not exactly one is constant."""
-    first, second = record.inputs
-    constant = [
-        (p := records.producer(tensor)) is not None and p.kind == "const" for tensor, _ in (first, second)
-    ]
-    if constant == [True, False]:
-        return first, second
-    if constant == [False, True]:
-        return second, first
-    return None
+    if record.kind != "mul" or len(record.inputs) != 2:
+        return None
+    first, second = sorted(record.inputs, key=lambda edge: not _is_constant(edge[0], records))
+    one = _is_constant(first[0], records) and not _is_constant(second[0], records)
+    return (first, second) if one else None
 
 
-def _drop_unread(records: Records, graph: Graph) -> None:
-    """Remove constants and inner products that nobody reads any more; what nobody read before stays."""
-    was_read = {graph.op_names[int(op)] for op in graph.edges.producer}
-    while True:
-        readers, followers = records.readers(), records.followers()
-        dead = [
-            name
-            for name, record in records.ops.items()
-            if record.kind in ("const", "mul")
-            and name in was_read
-            and not readers[name]
-            and not followers[name]
-        ]
-        if not dead:
-            return
-        records.remove(dead)
+def _is_constant(tensor: str, records: Records) -> bool:
+    producer = records.producer(tensor)
+    return producer is not None and producer.kind == "const"

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from policies.compile.records import External, Record, Records, read, write
+from policies.compile.records import External, Record, Records, frames_given, read, write
 from sim import Graph
 from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Role
@@ -92,7 +92,7 @@ class Prune:
             [_tensor(records, name) for name in names] for names in (self.fetches, self.feeds, self.targets)
         )
         fed = self._feed(records, feeds)
-        wanted = [*fetches, *targets] or [name for name, uses in _uses(records).items() if not uses]
+        wanted = [*fetches, *targets] or records.unused()
         keep = _ancestors(records, [name for name in wanted if name not in fed])
         if not keep:
             raise GraphError(
@@ -150,7 +150,7 @@ class Prune:
                 )
         records.ops = {record.name: record for record in (*args, *records.ops.values(), *retvals)}
         in_loops = _in_loops(records)
-        loose = [name for name, uses in _uses(records).items() if not uses and name not in in_loops]
+        loose = [name for name in records.unused() if name not in in_loops]
         source, sink = self._node(SOURCE, "no_op"), self._node(SINK, "control_trigger")
         for record in records.ops.values():
             if not record.after and all(records.producer(tensor) is None for tensor, _ in record.inputs):
@@ -195,17 +195,5 @@ def _in_loops(records: Records) -> set[str]:
     graph = write(records)
     if not has_control_flow(graph):
         return set()
-    structure = frame_structure(graph)
-    gives = list(structure.frame_of)
-    for op, name in enumerate(graph.op_names):
-        if records.ops[name].kind == "exit":
-            gives[op] = structure.parent[gives[op]]
-    for enter, frame in structure.child_of.items():
-        gives[enter] = frame
-    return {name for name, frame in zip(graph.op_names, gives, strict=True) if frame}
-
-
-def _uses(records: Records) -> dict[str, int]:
-    """Return how often each op is read or followed."""
-    readers, followers = records.readers(), records.followers()
-    return {name: len(readers[name]) + len(followers[name]) for name in records.ops}
+    frames = frames_given(graph, frame_structure(graph))
+    return {name for name, frame in zip(graph.op_names, frames, strict=True) if frame}

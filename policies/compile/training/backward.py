@@ -10,7 +10,7 @@ The rules, and what each costs, are in `policies.compile.training.gradients`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
@@ -25,6 +25,7 @@ from policies.compile.training.gradients import (
     SEVERAL,
 )
 from sim.graph.graph import Role
+from sim.words.units import round_half_up
 
 __all__ = ["Backward", "differentiable", "elements"]
 
@@ -133,23 +134,17 @@ class Backward:
         tensors = [tensor for tensor, _ in op.inputs]
         for k, tensor in wanted:
             if k > 1:
-                name = f"{op.name}/bias_grad"
-                self._give(op, tensor, self._sum(op, name, "bias_add_grad", dy[0], tensor, "W"))
+                self._give(op, tensor, self._sum(op, "bias_grad", "bias_add_grad", dy[:1], tensor, "W"))
                 continue
             weight = self.records.producer(tensor) is None or self._is_parameter(tensor)
             what = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
-            phase = "W" if weight else "I"
-            reads = [dy[0], tensors[1 - k]]
-            name = f"{op.name}/{what}"
-            made = self.add(
-                op,
-                name,
+            kind, phase, size = (
                 CONTRACTIONS[op.kind][k],
-                reads,
+                "W" if weight else "I",
                 (self.records.nbytes(tensor),),
-                phase=phase,
-                work=_ONE,
             )
+            reads = [dy[0], tensors[1 - k]]
+            made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
             if len(op.inputs) > 2:
                 made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias
             m, n, inner = (op.attributes.get(key) for key in "mnk")
@@ -161,12 +156,8 @@ class Backward:
     def _embedding(self, op: Record, dy: str, wanted: list[tuple[int, str]]) -> None:
         """Sum rows of ``dy`` up by their indices; further tables (positions) get sums over the batch."""
         (_, table), *more = wanted
-        size = (self.records.nbytes(table),)
-        made = self.add(
-            op, f"{op.name}/weight_grad", "embedding_grad", [dy, op.inputs[1][0]], size, phase="W"
-        )
-        made.flops = elements(self._nbytes(dy), op.dtype)
-        self._give(op, table, made.name)
+        reads = [dy, op.inputs[1][0]]
+        self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
         self._broadcast(op, dy, more)
 
     def _mean(self, op: Record, dy: str, tensor: str) -> None:
@@ -202,7 +193,7 @@ class Backward:
             grad, size = dy, self.records.nbytes(tensor)
             if size < self.records.nbytes(op.name):
                 kind = "bias_add_grad" if op.kind == "bias_add" else "reduce_sum"
-                grad = self._sum(op, f"{op.name}/grad{k}_sum", kind, grad, tensor, "B")
+                grad = self._sum(op, f"grad{k}_sum", kind, [grad], tensor, "B")
             if k == negative:
                 minus = self.add(op, f"{op.name}/grad{k}_neg", "neg", [grad], (size,))
                 minus.flops = elements(size, op.dtype)
@@ -210,24 +201,20 @@ class Backward:
             self._give(op, tensor, grad)
 
     def _movement(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
-        made = self.add(op, f"{op.name}/grad", MOVEMENTS[op.kind], dy, outputs)
+        made = self._together(op, MOVEMENTS[op.kind], dy, wanted, Fraction(0))
         if made.kind == "reduce_sum":
             made.flops = elements(self._nbytes(dy[0]), op.dtype)
         elif made.kind in ("slice", "split", "unpack"):  # a part is read where it is written
             made.bytes_read = made.bytes_written
-        if op.attributes.get("view_of") is not None and len(dy) == len(outputs) == 1:
+        if op.attributes.get("view_of") is not None and len(dy) == len(wanted) == 1:
             made.attributes = {"view_of": 0}
             made.bytes_read = made.bytes_written = 0
-        for output, (_, tensor) in enumerate(wanted):
-            self._give(op, tensor, made.tensor(output))
 
     def _function(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         rule = FUNCTIONS[op.kind]
         kept = {"x": [tensor for tensor, _ in op.inputs], "y": [op.name]}
-        self._together(
-            op, rule.kind, [*dy, *(t for which in rule.reads for t in kept[which])], wanted, rule.work
-        )
+        reads = [*dy, *(tensor for which in rule.reads for tensor in kept[which])]
+        self._together(op, rule.kind, reads, wanted, rule.work)
 
     def _batch_norm(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         if not op.attributes.get("training_mode"):
@@ -243,12 +230,13 @@ class Backward:
 
     def _together(
         self, op: Record, kind: str, reads: Sequence[str], wanted: list[tuple[int, str]], work: Fraction
-    ) -> None:
+    ) -> Record:
         """Make all gradients of an op in one."""
         outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
         made = self.add(op, f"{op.name}/grad", kind, reads, outputs, work=work)
         for output, (_, tensor) in enumerate(wanted):
             self._give(op, tensor, made.tensor(output))
+        return made
 
     # -- pieces -----------------------------------------------------------------------------------
 
@@ -265,14 +253,14 @@ class Backward:
         self.parts.setdefault(tensor, []).append(gradient)
         self.origin.setdefault(tensor, op)
 
-    def _sum(self, op: Record, name: str, kind: str, dy: str, tensor: str, phase: str) -> str:
-        made = self.add(op, name, kind, [dy], (self.records.nbytes(tensor),), phase=phase)
-        made.flops = elements(self._nbytes(dy), op.dtype)
+    def _sum(self, op: Record, name: str, kind: str, reads: list[str], tensor: str, phase: str) -> str:
+        """Add what sums up the first tensor that it reads, to the size of another."""
+        made = self.add(op, f"{op.name}/{name}", kind, reads, (self.records.nbytes(tensor),), phase=phase)
+        made.flops = elements(self._nbytes(reads[0]), op.dtype)
         return made.name
 
     def _nbytes(self, tensor: str) -> int:
-        size = self.size.get(tensor)
-        return self.records.nbytes(tensor) if size is None else size
+        return self.size[tensor] if tensor in self.size else self.records.nbytes(tensor)
 
     def add(
         self,
@@ -296,8 +284,8 @@ class Backward:
             flops=int(op.flops * work),
             bytes_read=sum(self._nbytes(tensor) for tensor in dict.fromkeys(reads)),
             bytes_written=sum(outputs),
-            duration_ns=None if op.duration_ns is None else _rounded(op.duration_ns * share),
-            duration_by_kind=_scaled(op.duration_by_kind, share),
+            duration_ns=None if op.duration_ns is None else round_half_up(op.duration_ns * share),
+            duration_by_kind={kind: round_half_up(ns * share) for kind, ns in op.duration_by_kind.items()},
             device=op.device,
             dtype=op.dtype,
             stage=op.stage,
@@ -307,11 +295,3 @@ class Backward:
         self.made.append(record)
         self.size.update({record.tensor(k): nbytes for k, nbytes in enumerate(outputs)})
         return record
-
-
-def _rounded(ns: Fraction) -> int:
-    return int(ns + Fraction(1, 2))
-
-
-def _scaled(durations: Mapping[str, int], share: Fraction) -> dict[str, int]:
-    return {kind: _rounded(ns * share) for kind, ns in durations.items()}

@@ -25,10 +25,11 @@ from collections.abc import Sequence
 from policies.compile.records import External, Record, Records, read, write
 from policies.compile.training.backward import Backward, differentiable, elements
 from policies.compile.training.gradients import CUT, OPTIMISERS
+from policies.option_checks import one_of
 from sim import Graph
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
-from sim.words.errors import GraphError, InputError, UnknownNameError
+from sim.words.errors import GraphError, UnknownNameError
 
 __all__ = ["Training"]
 
@@ -70,12 +71,8 @@ class Training:
     """
 
     def __init__(self, loss: str | None = None, optimiser: str = "sgd", frozen: Sequence[str] = ()) -> None:
-        if optimiser not in OPTIMISERS:
-            raise InputError(
-                f"training: optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}",
-                path=("optimiser",),
-            )
-        self.loss, self.optimiser, self.frozen = loss, optimiser, tuple(frozen)
+        self.optimiser = one_of("training", "optimiser", optimiser, tuple(OPTIMISERS))
+        self.loss, self.frozen = loss, tuple(frozen)
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph of a training step."""

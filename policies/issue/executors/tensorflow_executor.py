@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 
 from policies.issue.executors.thread_pools import PoolLayout
-from policies.option_checks import whole
+from policies.option_checks import one_of, whole
 from sim import Issuer, Job, Policy, Task
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.policy.order import Order
@@ -92,9 +92,7 @@ class TensorFlowExecutor(Policy):
         session_inter_op_thread_pool: Sequence[int] = (),
         cycles_per_us: int = 0,
     ) -> None:
-        if threads not in ("pool", "caller"):
-            message = f"tensorflow-executor: threads must be pool or caller, found {threads!r}"
-            raise InputError(message, path=("threads",))
+        self.threads = one_of("tensorflow-executor", "threads", threads, ("pool", "caller"))
         if inter_op_parallelism_threads < 0:
             raise InputError(
                 "tensorflow-executor: inter_op_parallelism_threads must be >= 0, found "
@@ -109,7 +107,6 @@ class TensorFlowExecutor(Policy):
         if any(size < 1 for size in session_inter_op_thread_pool):
             message = "tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1"
             raise InputError(message, path=("session_inter_op_thread_pool",))
-        self.threads = threads
         self.size = inter_op_parallelism_threads
         self.per_session = use_per_session_threads
         self.sizes = tuple(session_inter_op_thread_pool)
@@ -118,17 +115,13 @@ class TensorFlowExecutor(Policy):
     def prepare(self, job: Job) -> None:
         """Classify the ops, divide the threads, and make empty queues."""
         graph = job.graph
-        cheap = [kind in CHEAP_KINDS for kind in graph.kinds]
-        self._expensive = [
-            not (launched or cheap[k])
-            for launched, k in zip(job.launched.tolist(), graph.kind_code.tolist(), strict=True)
-        ]
+        costly = np.array([kind not in CHEAP_KINDS for kind in graph.kinds], bool)
+        self._expensive: list[bool] = (costly[graph.kind_code] & ~job.launched).tolist()
         for op, attributes in graph.attributes.items():
             if "expensive" in attributes:
                 self._expensive[op] = bool(attributes["expensive"])
         self._estimate = [_FIRST_ESTIMATE] * len(graph)
-        recv = [kind == "recv" for kind in graph.kinds]
-        self._is_recv = [recv[k] for k in graph.kind_code.tolist()]
+        self._is_recv = (np.array(graph.kinds, dtype=str) == "recv")[graph.kind_code].tolist()
         issuers = job.machine.issuers()
         layout = PoolLayout(job, self.size, self.per_session, self.sizes)
         self._pool_of_op, self._pool_of_thread = layout.of_op, layout.of_thread
@@ -143,11 +136,7 @@ class TensorFlowExecutor(Policy):
         self.prepare(job)
         if self.cycles_per_us or any(self._is_recv):
             return None
-        cheap = (
-            1 - np.array(self._expensive, np.int64)
-            if self.threads == "pool"
-            else np.ones(len(job.graph), int)
-        )
+        cheap = 1 - np.array(self._expensive, np.int64) * (self.threads == "pool")
         pool, of_issuer = np.array(self._pool_of_op), np.array(self._pool_of_thread)
         return Order("steal", cheap=cheap, pool=pool, pool_of_issuer=of_issuer)
 

@@ -54,7 +54,6 @@ class PoolLayout:
     """
 
     def __init__(self, job: Job, size: int, per_session: bool, sizes: Sequence[int]) -> None:
-        self.job = job
         attributes = job.graph.attributes
         names = [attributes.get(op, {}).get("session", "") for op in range(len(job.graph))]
         sessions = {name: k for k, name in enumerate(dict.fromkeys(names))}
@@ -70,30 +69,24 @@ class PoolLayout:
             several.append(executes and (per_session or bool(sizes)))
             wanted = [len(threads)]
             if executes and per_session:
-                cpu = job.machine.devices[self._cpu(threads[0].devices)]
+                cpu = next(d for k in threads[0].devices if (d := job.machine.devices[k]).workers)
                 wanted = [size or cpu.cores or len(threads)] * len(sessions)
             elif executes and (sizes or size):
                 wanted = list(sizes) or [size]
             self._divide([thread.index for thread in threads], wanted)
         self.of_op = []
-        group_of = job.group_of.tolist()
-        for op, name in enumerate(names):
+        for op, (name, group) in enumerate(zip(names, job.group_of.tolist(), strict=True)):
             chosen = 0
-            if several[group_of[op]]:
-                chosen = (
-                    sessions[name] if per_session else attributes.get(op, {}).get("inter_op_thread_pool", 0)
-                )
-                if not isinstance(chosen, int) or not 0 <= chosen < (
-                    len(sessions) if per_session else len(sizes)
-                ):
+            if several[group] and per_session:
+                chosen = sessions[name]
+            elif several[group]:
+                chosen = attributes.get(op, {}).get("inter_op_thread_pool", 0)
+                if not isinstance(chosen, int) or not 0 <= chosen < len(sizes):
                     raise InputError(
                         f"session {name!r} chooses inter_op_thread_pool {chosen!r}; "
                         f"there are {len(sizes)}, counted from 0"
                     )
-            self.of_op.append(first_pool[group_of[op]] + chosen)
-
-    def _cpu(self, devices: Sequence[int]) -> int:
-        return next(d for d in devices if self.job.machine.devices[d].workers)
+            self.of_op.append(first_pool[group] + chosen)
 
     def _divide(self, threads: list[int], wanted: list[int]) -> None:
         if sum(wanted) > len(threads):

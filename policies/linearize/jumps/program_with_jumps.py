@@ -85,7 +85,7 @@ class _Compiler:
             while frame > 0:  # a loop stands where its first op does
                 self.place.setdefault(-1 - frame, k)
                 frame = self.parent[frame]
-        self._items = self._dependencies()
+        self._items = [self._dependencies(frame) for frame in range(len(self.parent))]
         self._frame(0)
         self._emit(Ret(), 0)
 
@@ -100,22 +100,18 @@ class _Compiler:
             item, inside = -1 - inside, self.parent[inside]
         return item
 
-    def _dependencies(self) -> dict[int, tuple[dict[int, set[int]], dict[int, list[int]]]]:
-        """Return for each frame: item → items it waits for, and item → items that wait for it."""
+    def _dependencies(self, frame: int) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
+        """Return, of a frame, item → items it waits for, and item → items that wait for it."""
+        item_of = [self._item(op, frame) for op in range(len(self.graph))]
+        before: dict[int, set[int]] = {item: set() for item in item_of if item is not None}
+        after: dict[int, list[int]] = {item: [] for item in before}
         edges = self.graph.edges.within_iteration()
-        pairs = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
-        out: dict[int, tuple[dict[int, set[int]], dict[int, list[int]]]] = {}
-        for frame in range(len(self.parent)):
-            items = (self._item(op, frame) for op in range(len(self.graph)))
-            before: dict[int, set[int]] = {item: set() for item in items if item is not None}
-            after: dict[int, list[int]] = {item: [] for item in before}
-            for p, c in pairs:
-                a, b = self._item(p, frame), self._item(c, frame)
-                if a is not None and b is not None and a != b and a not in before[b]:
-                    before[b].add(a)
-                    after[a].append(b)
-            out[frame] = before, after
-        return out
+        for p, c in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
+            a, b = item_of[p], item_of[c]
+            if a is not None and b is not None and a != b and a not in before[b]:
+                before[b].add(a)
+                after[a].append(b)
+        return before, after
 
     def _guard_of(self, item: int) -> Guard:
         return self.guards.ops[item] if item >= 0 else self.guards.frames.get(-1 - item, ())
@@ -141,8 +137,7 @@ class _Compiler:
             return
         self.program.head[head] = frame
         condition = min(loop_conds)
-        test = len(self.program.instructions)
-        self._emit(If(condition), frame)
+        test = self._emit(If(condition), frame)
         self._run(phases[1], frame, loop_conds)
         back = len(self.program.instructions)
         self._emit(Goto(head - back), frame)
@@ -184,26 +179,24 @@ class _Compiler:
             predicate, was = opened.pop()
             jump = jumps.pop()
             if was and len(opened) == keep and len(target) > keep and target[keep] == (predicate, 0):
-                over = len(self.program.instructions)
-                self._emit(Goto(), frame)  # the true side is done: past the false one
+                jumps.append(self._emit(Goto(), frame))  # the true side is done: past the false one
                 self._patch(jump)
                 opened.append((predicate, 0))
-                jumps.append(over)
                 keep += 1
             else:
                 self._patch(jump)
         for predicate, value in target[len(opened) :]:
-            jump = len(self.program.instructions)
-            self._emit(If(predicate, 0 if value else 2), frame)
+            jump = self._emit(If(predicate, 0 if value else 2), frame)
             if not value:
-                jump += 1
-                self._emit(Goto(), frame)
+                jump = self._emit(Goto(), frame)
             opened.append((predicate, value))
             jumps.append(jump)
 
-    def _emit(self, instruction: Instruction, frame: int) -> None:
+    def _emit(self, instruction: Instruction, frame: int) -> int:
+        """Append an instruction, and return where it is."""
         self.program.instructions.append(instruction)
         self.program.frame.append(frame)
+        return len(self.program.frame) - 1
 
     def _patch(self, at: int) -> None:
         """Let the jump at `at` lead to the next instruction."""

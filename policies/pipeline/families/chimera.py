@@ -71,13 +71,5 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
                 start = 2 * first + 2 * place
                 ticks[rank].append((start + stage, Action(stage, "F", k)))
                 ticks[rank].append((start + 2 * ranks - 1 - stage, Action(stage, "B", k)))
-    return Schedule(
-        name="chimera",
-        ranks=ranks,
-        stages=ranks,
-        chunks=1,
-        micro_batches=micro_batches,
-        programs=tuple(tuple(action for _, action in sorted(own)) for own in ticks),
-        placements=bidirectional(ranks),
-        replica_of=tuple(replica_of),
-    )
+    programs = ([action for _, action in sorted(own)] for own in ticks)
+    return bidirectional("chimera", programs, ranks=ranks, micro_batches=micro_batches, replica_of=replica_of)

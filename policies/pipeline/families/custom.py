@@ -10,9 +10,7 @@ rows, as many stages and micro-batches as the largest numbers say. A wrong order
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from policies.pipeline.orders.action import Action, Slot
+from policies.pipeline.orders.action import Action
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.orders.schedule_text import Rows, parse_csv, read_csv
 from policies.pipeline.orders.validate import validate
@@ -82,7 +80,8 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
     InputError
         No row has an action, or a stage is on several ranks and `replicas` is not set.
     """
-    actions = [(rank, a) for rank, program in enumerate(rows.programs) for a in _parts(program)]
+    slots = [(rank, slot) for rank, program in enumerate(rows.programs) for slot in program]
+    actions = [(rank, a) for rank, slot in slots for a in slot.parts]
     if not actions:
         raise InputError("the custom order has no actions; a row is one rank's program, such as 0F0,0B0")
     stages = 1 + max(a.stage for _, a in actions)
@@ -115,7 +114,3 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         replica_of=tuple(number[column] for column in columns),
         meta={"communication_skipped": rows.communication_skipped},
     )
-
-
-def _parts(program: Iterable[Slot]) -> Iterable[Action]:
-    return (action for slot in program for action in slot.parts)

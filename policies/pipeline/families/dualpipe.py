@@ -65,16 +65,10 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
         lanes = Lane(rank), Lane(ranks - 1 - rank, first=half)
         if rank >= ranks // 2:
             lanes = lanes[1], lanes[0]
-        programs.append(tuple(_steps(*lanes, ranks // 2, min(rank, ranks - 1 - rank), half)))
-    return Schedule(
-        name="dualpipe",
-        ranks=ranks,
-        stages=ranks,
-        chunks=1,
-        micro_batches=micro_batches,
-        programs=tuple(programs),
-        placements=bidirectional(ranks),
-        replica_of=(0,) * half + (1,) * half,
+        programs.append(_steps(*lanes, ranks // 2, min(rank, ranks - 1 - rank), half))
+    replica_of = (0,) * half + (1,) * half
+    return bidirectional(
+        "dualpipe", programs, ranks=ranks, micro_batches=micro_batches, replica_of=replica_of
     )
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from policies.pipeline.family_options import require_choice
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 
@@ -38,17 +37,11 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     order : {"lifo", "fifo"}
         The order of the backwards.
 
-    Raises
-    ------
-    InputError
-        `order` is neither.
-
     Examples
     --------
     >>> [" ".join(map(str, program)) for program in gpipe(1, 3, order="fifo").programs]
     ['0F0 0F1 0F2 0B0 0B1 0B2']
     """
-    require_choice("order", order, ("lifo", "fifo"))
     forwards = range(micro_batches)
     backwards = reversed(forwards) if order == "lifo" else forwards
     walk: list[tuple[Phase, int]] = [("F", k) for k in forwards]

@@ -30,7 +30,7 @@ from itertools import accumulate
 
 from policies.pipeline.families.one_f_one_b import actions, alternate
 from policies.pipeline.family_options import per_stage
-from policies.pipeline.orders.pipeline_schedule import Schedule
+from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 from sim.words.errors import InputError
 
 __all__ = ["Staleness", "pipedream", "staleness"]
@@ -101,28 +101,25 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
         warm_up = (ranks - 1 - first[stage]) // count
         for replica in range(count):
             ks = range(replica, micro_batches, count)
-            programs.append(tuple(alternate(actions(stage, "F", ks), actions(stage, "B", ks), warm_up)))
+            programs.append(alternate(actions(stage, "F", ks), actions(stage, "B", ks), warm_up))
             warm_ups.append(warm_up)
     turns = math.lcm(*counts)
-    schedule = Schedule(
-        name="pipedream",
-        ranks=ranks,
+    schedule = replace(
+        one_pipeline("pipedream", programs, ranks=ranks, micro_batches=micro_batches),
         stages=len(counts),
-        chunks=1,
-        micro_batches=micro_batches,
-        programs=tuple(programs),
         placements=tuple(
             tuple(first[s] + turn % count for s, count in enumerate(counts)) for turn in range(turns)
         ),
         replica_of=tuple(k % turns for k in range(micro_batches)),
-        meta={"asynchronous": True, "replicas": counts, "warm_up": tuple(warm_ups)},
     )
-    found = staleness(schedule)
-    told = {
+    meta = {
+        "asynchronous": True,
+        "replicas": counts,
+        "warm_up": tuple(warm_ups),
         "weight_versions": tuple(warm_up + 1 for warm_up in warm_ups),
-        "staleness": tuple(max(each.staleness, default=0) for each in found),
+        "staleness": tuple(max(each.staleness, default=0) for each in staleness(schedule)),
     }
-    return replace(schedule, meta={**schedule.meta, **told})
+    return replace(schedule, meta=meta)
 
 
 def staleness(schedule: Schedule) -> tuple[Staleness, ...]:

@@ -20,7 +20,7 @@ decides: placement number ``replica_of[k]`` is the one that micro-batch k uses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from policies.pipeline.orders.action import Action, Slot
@@ -132,10 +132,18 @@ def one_pipeline(
     )
 
 
-def bidirectional(ranks: int) -> tuple[Placement, Placement]:
-    """Place one pipeline down the ranks and its replica up.
+def bidirectional(
+    name: str,
+    programs: Iterable[Iterable[Slot]],
+    *,
+    ranks: int,
+    micro_batches: int,
+    replica_of: Iterable[int],
+) -> Schedule:
+    """Make a schedule of two pipelines of one stage a rank: from rank 0 down, and from the last rank up.
 
-    >>> bidirectional(2)
+    >>> bidirectional("empty", [[], []], ranks=2, micro_batches=1, replica_of=[1]).placements
     ((0, 1), (1, 0))
     """
-    return tuple(range(ranks)), tuple(reversed(range(ranks)))
+    down = one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches)
+    return replace(down, placements=(loop(ranks), loop(ranks)[::-1]), replica_of=tuple(replica_of))

@@ -175,13 +175,12 @@ def _circle(waits: dict[int, int]) -> str:
 
 
 def _out_of_range(schedule: Schedule, action: Action) -> str | None:
-    if not 0 <= action.stage < schedule.stages:
-        return (
-            f"{action} is impossible: there is no stage {action.stage}, stages are 0..{schedule.stages - 1}"
-        )
-    if not 0 <= action.micro_batch < schedule.micro_batches:
-        last = schedule.micro_batches - 1
-        return f"{action} is impossible: there is no micro-batch {action.micro_batch}, they are 0..{last}"
+    for what, these, number, size in (
+        ("stage", "stages", action.stage, schedule.stages),
+        ("micro-batch", "they", action.micro_batch, schedule.micro_batches),
+    ):
+        if not 0 <= number < size:
+            return f"{action} is impossible: there is no {what} {number}, {these} are 0..{size - 1}"
     return None
 
 

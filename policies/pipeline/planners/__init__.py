@@ -15,20 +15,3 @@ pipedream  stages, replicas of each, and levels of bandwidth (PipeDream's optimi
 A block partition keeps blocks even and is not always min-max optimal: of the costs 1, 1, 2 in two blocks
 it may stop at [1] [1 2], which differ by no more than the largest cost, where [1 1] [2] is better.
 """
-
-from policies.pipeline.planners.balance import block_partition, check_balance, min_max
-from policies.pipeline.planners.layers import LayerCost, by_size, by_time
-from policies.pipeline.planners.pipedream_planner import Level, PipedreamPlan, StagePlan, plan_pipedream
-
-__all__ = [
-    "LayerCost",
-    "Level",
-    "PipedreamPlan",
-    "StagePlan",
-    "block_partition",
-    "by_size",
-    "by_time",
-    "check_balance",
-    "min_max",
-    "plan_pipedream",
-]

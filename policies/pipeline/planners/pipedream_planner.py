@@ -22,10 +22,9 @@ from itertools import accumulate
 
 from policies.pipeline.planners.layers import LayerCost
 from sim.words.errors import InputError
+from sim.words.units import NS_PER_S
 
 __all__ = ["Level", "PipedreamPlan", "StagePlan", "plan_pipedream"]
-
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,8 @@ def plan_pipedream(layers: Sequence[LayerCost], levels: Sequence[Level]) -> Pipe
     n = len(layers)
     total = [0, *accumulate(layer.time_ns for layer in layers)]
     weights = [0, *accumulate(layer.parameter_nbytes for layer in layers)]
-    inner = {(i, j): (float(total[j + 1] - total[i]), ()) for i in range(n) for j in range(i, n)}
-    plans: dict[tuple[int, int], tuple[float, tuple[StagePlan, ...]]] = {
-        (i, j): (ns, (StagePlan(i, j, 1),)) for (i, j), (ns, _) in inner.items()
+    plans: _Plans = {
+        (i, j): (float(total[j + 1] - total[i]), (StagePlan(i, j, 1),)) for i in range(n) for j in range(i, n)
     }
     for depth, level in enumerate(levels):
         starts = range(n) if depth + 1 < len(levels) else range(1)
@@ -117,7 +115,7 @@ def _level(
 ) -> _Plans:
     """Return the best plan of every span of layers on one whole level."""
     n = len(layers)
-    per_byte = _NS_PER_S / level.bandwidth_bytes_per_s
+    per_byte = NS_PER_S / level.bandwidth_bytes_per_s
     cross = [2 * layer.boundary_nbytes * per_byte for layer in layers]
 
     def replicated(i: int, j: int, m: int) -> float:

@@ -40,6 +40,7 @@ from typing import Literal
 from policies.pipeline.orders.action import Action
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline, vee
 from policies.pipeline.timing.evaluate import StageTimes, evaluate
+from policies.pipeline.zero_bubble.greedy_ranks import action_of_leg, input_of_leg
 from policies.pipeline.zero_bubble.zb_v import require_two_chunks
 
 __all__ = ["v_half", "v_min"]
@@ -153,18 +154,15 @@ class _Writer:
         while any(done[3] < self.micro_batches for done in self.done):
             self.shown = [done.copy() for done in self.done]
             for rank in ranks:
-                self._tick(rank)
+                leg = self._choose(rank)
+                if leg is not None:
+                    self._run(rank, leg)
+                elif self.pending[rank]:
+                    self.program[rank].append(self.pending[rank].popleft())
+                    self.alive[rank] -= 1
         for rank in ranks:
             self.program[rank] += self.pending[rank]
         return self.program
-
-    def _tick(self, rank: int) -> None:
-        leg = self._choose(rank)
-        if leg is not None:
-            self._run(rank, leg)
-        elif self.pending[rank]:
-            self.program[rank].append(self.pending[rank].popleft())
-            self.alive[rank] -= 1
 
     def _choose(self, rank: int) -> int | None:
         """Return the leg to run now, or None for a W (or nothing)."""
@@ -180,22 +178,17 @@ class _Writer:
             return head
         if not self.early or (full and self.pending[rank]):
             return None
-        for leg in open_legs:
-            if leg >= 2 and self._ready(rank, leg):
-                return leg
-        if self.early == "IF" and not full:
-            for leg in open_legs:
-                if leg < 2 and self._ready(rank, leg) and self._room_until_due(rank, leg):
-                    return leg
-        return None
+        ready = [leg for leg in open_legs if self._ready(rank, leg)]
+        gradients = [leg for leg in ready if leg >= 2]
+        if gradients:
+            return gradients[0]
+        forwards = ready if self.early == "IF" and not full else []
+        return next((leg for leg in forwards if self._room_until_due(rank, leg)), None)
 
     def _ready(self, rank: int, leg: int) -> bool:
         """Tell whether the input of the next action of `leg` was there when this tick began."""
-        number = self.done[rank][leg]
-        source = rank - 1 if leg % 2 == 0 else rank + 1
-        if 0 <= source < len(self.blocks):
-            return number < self.shown[source][leg]
-        return leg == 0 or number < self.shown[rank][leg - 1]
+        made_by = input_of_leg(leg, rank, len(self.blocks))
+        return made_by is None or self.done[rank][leg] < self.shown[made_by[1]][made_by[0]]
 
     def _room_until_due(self, rank: int, leg: int) -> bool:
         """Tell whether memory lasts if the next F of `leg` goes now and the rest keeps its order."""
@@ -219,8 +212,7 @@ class _Writer:
                 return False
 
     def _run(self, rank: int, leg: int) -> None:
-        stage = rank if leg in (0, 3) else 2 * len(self.blocks) - 1 - rank
-        action = Action(stage, "F" if leg < 2 else "I", self.done[rank][leg])
+        action = action_of_leg(leg, rank, len(self.blocks), 4, self.done[rank][leg])
         self.program[rank].append(action)
         self.done[rank][leg] += 1
         if leg < 2:

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
-from policies.pipeline.family_options import per_stage, require_choice, require_positive
+from policies.pipeline.family_options import per_stage, require_positive
 from policies.pipeline.orders.pipeline_schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.timing.activations import StageActivations, peak_activations
 from policies.pipeline.timing.evaluate import StageTimes
@@ -104,8 +104,6 @@ def zb_auto(
     >>> schedule.meta["objective"] - 12 * (5 + 6 + 4)
     6
     """
-    require_choice("objective", objective, get_args(Objective))
-    require_choice("solver", solver, get_args(Solver))
     if chunks > 2:
         raise InputError(
             f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"

@@ -26,24 +26,16 @@ Source: Qi et al., arXiv 2401.10241, section 3.1 (the rules, in words).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
-from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs
 from policies.pipeline.zero_bubble.greedy_ranks import GreedyRanks
 from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
 
-__all__ = ["Switches", "greedy_programs"]
+__all__ = ["greedy_programs"]
 
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """The three choices that the search tries both ways."""
-
-    delay_first_gradient: bool
-    skip_forwards: bool
-    fill_small_gaps: bool
+_F, _I = 0, 1
+"""The legs of a straight pipeline."""
 
 
 def greedy_programs(problem: Problem) -> Iterator[Programs]:
@@ -54,22 +46,20 @@ def greedy_programs(problem: Problem) -> Iterator[Programs]:
     InfeasibleError
         No setting finds an order within the memory limit.
     """
-    return those_found(
-        _Search(problem, Switches(*setting)).programs for setting in product((False, True), repeat=3)
-    )
+    return those_found(_Search(problem, *setting).run for setting in product((False, True), repeat=3))
 
 
 class _Search(GreedyRanks):
     """One greedy run. Everything is indexed by rank, which is also the stage."""
 
-    def __init__(self, problem: Problem, switches: Switches) -> None:
+    def __init__(
+        self, problem: Problem, delay_first_gradient: bool, skip_forwards: bool, fill_small_gaps: bool
+    ) -> None:
         super().__init__(problem)
-        self.switches = switches
-        self.ends: dict[Phase, list[list[int]]] = {
-            phase: [[] for _ in range(problem.ranks)] for phase in ("F", "I")
-        }
+        self.delay_first_gradient, self.skip_forwards = delay_first_gradient, skip_forwards
+        self.fill_small_gaps = fill_small_gaps
 
-    def programs(self) -> Programs:
+    def run(self) -> Programs:
         ranks, micro_batches = range(self.problem.ranks), self.problem.micro_batches
         self._warm_up()
         for _ in range(1, micro_batches):
@@ -77,30 +67,27 @@ class _Search(GreedyRanks):
             for rank in ranks:
                 if going[rank]:
                     self.make_room(rank)
-                    self._fill_until_arrival(rank, "F")
-                    self._run(rank, "F")
+                    self.fill(_F, rank, self._allowed_gap(rank))
+                    self.run_leg(_F, rank)
             for rank in reversed(ranks):
-                self._fill_until_arrival(rank, "I")
-                if rank == 0 and self._count(0, "F") == micro_batches:
+                self.fill(_I, rank, self._allowed_gap(rank))
+                if rank == 0 and self.count(_F, 0) == micro_batches:
                     while self.pending[0]:
                         self.run_weight_grad(0)
-                self._run(rank, "I")
-        for rank in ranks:
-            while self.pending[rank]:
-                self.run_weight_grad(rank)
-        return tuple(map(tuple, self.program))
+                self.run_leg(_I, rank)
+        return self.programs()
 
     def _warm_up(self) -> None:
         ranks = range(self.problem.ranks)
         for rank in ranks:
             self.make_room(rank)
-            self._run(rank, "F")
+            self.run_leg(_F, rank)
         extra = self._extra_forwards()
         for rank in ranks:
             for _ in range(extra[rank]):
-                self._run(rank, "F")
+                self.run_leg(_F, rank)
         for rank in reversed(ranks):
-            self._run(rank, "I")
+            self.run_leg(_I, rank)
 
     def _extra_forwards(self) -> list[int]:
         """Count the forwards that each rank can run before the first gradient arrives."""
@@ -111,7 +98,7 @@ class _Search(GreedyRanks):
             arrival, now = gradient + problem.transfer, self.clock[rank]
             forward, size = problem.duration(rank, "F"), problem.memory_change(rank, "F")
             while 1 + extra[rank] < problem.micro_batches:
-                too_late = now >= arrival if self.switches.delay_first_gradient else now + forward > arrival
+                too_late = now >= arrival if self.delay_first_gradient else now + forward > arrival
                 if too_late or self.memory[rank] + (extra[rank] + 1) * size > problem.limit:
                     break
                 now += forward
@@ -127,10 +114,10 @@ class _Search(GreedyRanks):
     def _ranks_that_forward(self) -> list[bool]:
         """Decide for each rank whether it runs a forward in this turn."""
         problem = self.problem
-        going = [self._count(rank, "F") < problem.micro_batches for rank in range(problem.ranks)]
-        if self.switches.skip_forwards:
+        going = [self.count(_F, rank) < problem.micro_batches for rank in range(problem.ranks)]
+        if self.skip_forwards:
             for rank in range(problem.ranks - 1):
-                ahead = self._count(rank, "F") - self._count(rank + 1, "F")
+                ahead = self.count(_F, rank) - self.count(_F, rank + 1)
                 going[rank] = going[rank] and not (ahead >= 2 and self._skip_is_cheaper(rank))
         for rank in range(problem.ranks - 2, -1, -1):
             going[rank] = going[rank] and going[rank + 1]
@@ -156,24 +143,5 @@ class _Search(GreedyRanks):
             pending += 1
         return pending * self.problem.duration(rank, "W")
 
-    def _fill_until_arrival(self, rank: int, phase: Phase) -> None:
-        """Run W while it fits before the input of the next F or I, and once more where the gap is bad."""
-        gap = self.fill(rank, self._arrival(rank, phase))
-        bad = 0 if self.switches.fill_small_gaps else self.longest_bubble - self.bubble[rank]
-        if self.pending[rank] and gap > bad:
-            self.run_weight_grad(rank)
-
-    def _arrival(self, rank: int, phase: Phase) -> int:
-        """Return when the input of the next F or I of `rank` arrives; 0 where it comes from nowhere else."""
-        source = rank - 1 if phase == "F" else rank + 1
-        if not 0 <= source < self.problem.ranks:
-            return 0
-        return self.ends[phase][source][self._count(rank, phase)] + self.problem.transfer
-
-    def _run(self, rank: int, phase: Phase) -> None:
-        action = Action(rank, phase, self._count(rank, phase))
-        self.append(rank, action, self._arrival(rank, phase))
-        self.ends[phase][rank].append(self.clock[rank])
-
-    def _count(self, rank: int, phase: Phase) -> int:
-        return len(self.ends[phase][rank])
+    def _allowed_gap(self, rank: int) -> int:
+        return 0 if self.fill_small_gaps else self.longest_bubble - self.bubble[rank]

@@ -32,15 +32,12 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs
 from policies.pipeline.zero_bubble.greedy_ranks import GreedyRanks
 from policies.pipeline.zero_bubble.zb_problem import Problem, those_found
 from sim.words.errors import InfeasibleError
 
 __all__ = ["greedy_v_programs"]
-
-_LEGS = range(4)
 
 
 def greedy_v_programs(problem: Problem) -> Iterator[Programs]:
@@ -65,7 +62,7 @@ def _learn(problem: Problem, before_forward: bool, before_leg_2: bool) -> Progra
         if again.longest_bubble >= best.longest_bubble:
             break
         best = again
-    return tuple(map(tuple, best.program))
+    return best.programs()
 
 
 class _Search(GreedyRanks):
@@ -75,7 +72,6 @@ class _Search(GreedyRanks):
         super().__init__(problem)
         self.before_forward, self.before_leg_2 = before_forward, before_leg_2
         self.granted = slack
-        self.ends: list[list[list[int]]] = [[[] for _ in range(problem.ranks)] for _ in _LEGS]
         self.next_leg = 0
 
     def slack(self) -> list[int]:
@@ -83,37 +79,35 @@ class _Search(GreedyRanks):
         return [self.longest_bubble - own for own in self.bubble]
 
     def run(self) -> _Search:
+        """Build the order, but for the W that are left at the end."""
         ranks = range(self.problem.ranks)
         self._warm_up()
-        while any(self._count(3, rank) < self.problem.micro_batches for rank in ranks):
+        while any(self.count(3, rank) < self.problem.micro_batches for rank in ranks):
             before = sum(map(len, self.program))
             self._turn_of_gradients()
             for rank in ranks:
                 leg = self._forward_leg(rank)
                 if leg is not None:
                     self.make_room(rank)
-                    self._fill_until_arrival(leg, rank, also_small=self.before_forward)
-                    self._run(leg, rank)
+                    self.fill(leg, rank, self._allowed_gap(rank) if self.before_forward else None)
+                    self.run_leg(leg, rank)
             if sum(map(len, self.program)) == before:
                 raise InfeasibleError(
                     f"the greedy search got stuck under memory_limit {self.problem.limit}; raise it"
                 )
-        for rank in ranks:
-            while self.pending[rank]:
-                self.run_weight_grad(rank)
         return self
 
     def _warm_up(self) -> None:
         problem, last = self.problem, self.problem.ranks - 1
         for rank in range(problem.ranks):
             self.make_room(rank)
-            self._run(0, rank)
+            self.run_leg(0, rank)
         for rank in range(last, -1, -1):
             while rank < last and self._one_more_fits(rank):
                 for above in range(rank + 1):
-                    self._run(0, above)
+                    self.run_leg(0, above)
             self.make_room(rank)
-            self._run(1, rank)
+            self.run_leg(1, rank)
         for rank in range(1, problem.ranks):
             self._catch_up(rank)
 
@@ -123,10 +117,10 @@ class _Search(GreedyRanks):
         while self._is_behind(rank) and idle_passes < 2:
             idle_passes += 1
             for below in range(self.problem.ranks - 1, rank - 1, -1):
-                leg, open_ = self.next_leg, self._count(self.next_leg, below) < self.problem.micro_batches
-                if open_ and self._arrival(leg, below) is not None:
+                leg, open_ = self.next_leg, self.count(self.next_leg, below) < self.problem.micro_batches
+                if open_ and self.arrival(leg, below) is not None:
                     self.make_room(below)
-                    self._run(leg, below)
+                    self.run_leg(leg, below)
                     idle_passes = 0
             self.next_leg = 1 - self.next_leg
 
@@ -134,71 +128,49 @@ class _Search(GreedyRanks):
         """Tell whether `rank` can run another leg 0 before micro-batch 0 comes back, and has the memory."""
         size = self.problem.memory_change(rank, "F")
         return (
-            self._count(0, rank) < self.problem.micro_batches
+            self.count(0, rank) < self.problem.micro_batches
             and self.memory[rank] + (2 + 2 * rank) * size <= self.problem.limit
-            and self.clock[rank] + self.problem.duration(rank, "F") <= (self._arrival(1, rank) or 0)
+            and self.clock[rank] + self.problem.duration(rank, "F") <= (self.arrival(1, rank) or 0)
         )
 
     def _is_behind(self, rank: int) -> bool:
         """Tell whether `rank` has run fewer forwards than the rank above it."""
         above = rank - 1
-        own = self._count(0, rank) + self._count(1, rank)
-        return own < self._count(0, above) + self._count(1, above) or (
-            self._count(1, rank) <= self._count(1, above) < self.problem.micro_batches
+        own = self.count(0, rank) + self.count(1, rank)
+        return own < self.count(0, above) + self.count(1, above) or (
+            self.count(1, rank) <= self.count(1, above) < self.problem.micro_batches
         )
 
     def _turn_of_gradients(self) -> None:
         legs = [self._gradient_leg(rank) for rank in range(self.problem.ranks)]
         for rank in reversed(range(self.problem.ranks)):
-            if legs[rank] == 3 and self._arrival(3, rank) is not None:
-                self._fill_until_arrival(3, rank, also_small=True)
-                self._run(3, rank)
+            if legs[rank] == 3 and self.arrival(3, rank) is not None:
+                self.fill(3, rank, self._allowed_gap(rank))
+                self.run_leg(3, rank)
         for rank in range(self.problem.ranks):
-            if legs[rank] == 2 and self._arrival(2, rank) is not None:
-                self._fill_until_arrival(2, rank, also_small=self.before_leg_2)
-                self._run(2, rank)
+            if legs[rank] == 2 and self.arrival(2, rank) is not None:
+                self.fill(2, rank, self._allowed_gap(rank) if self.before_leg_2 else None)
+                self.run_leg(2, rank)
 
     def _gradient_leg(self, rank: int) -> int | None:
         micro_batches = self.problem.micro_batches
-        if self._count(3, rank) == micro_batches:
+        if self.count(3, rank) == micro_batches:
             return None
-        if self._count(3, rank) < self._count(2, rank) and (
-            self._arrival(3, rank) is not None or self._count(2, rank) == micro_batches
+        if self.count(3, rank) < self.count(2, rank) and (
+            self.arrival(3, rank) is not None or self.count(2, rank) == micro_batches
         ):
             return 3
         return 2
 
     def _forward_leg(self, rank: int) -> int | None:
         micro_batches = self.problem.micro_batches
-        if self._count(1, rank) == micro_batches:
+        if self.count(1, rank) == micro_batches:
             return None
-        if self._count(1, rank) < self._count(0, rank) and self._arrival(1, rank) is not None:
+        if self.count(1, rank) < self.count(0, rank) and self.arrival(1, rank) is not None:
             return 1
-        if self._count(0, rank) < micro_batches and self._arrival(0, rank) is not None:
+        if self.count(0, rank) < micro_batches and self.arrival(0, rank) is not None:
             return 0
         return None
 
-    def _arrival(self, leg: int, rank: int) -> int | None:
-        """Return when the input of the next action of `leg` on `rank` arrives, None if it is not made."""
-        number = len(self.ends[leg][rank])
-        source = rank - 1 if leg % 2 == 0 else rank + 1
-        if 0 <= source < self.problem.ranks:
-            ends = self.ends[leg][source]
-            return ends[number] + self.problem.transfer if number < len(ends) else None
-        return 0 if leg == 0 or number < len(self.ends[leg - 1][rank]) else None
-
-    def _fill_until_arrival(self, leg: int, rank: int, *, also_small: bool) -> None:
-        gap = self.fill(rank, self._arrival(leg, rank) or 0)
-        allowed = max(self.longest_bubble, self.granted[rank]) - self.bubble[rank]
-        if self.pending[rank] and also_small and gap > allowed:
-            self.run_weight_grad(rank)
-
-    def _run(self, leg: int, rank: int) -> None:
-        stage = rank if leg in (0, 3) else 2 * self.problem.ranks - 1 - rank
-        phase: Phase = "F" if leg < 2 else "I"
-        action = Action(stage, phase, self._count(leg, rank))
-        self.append(rank, action, self._arrival(leg, rank) or 0)
-        self.ends[leg][rank].append(self.clock[rank])
-
-    def _count(self, leg: int, rank: int) -> int:
-        return len(self.ends[leg][rank])
+    def _allowed_gap(self, rank: int) -> int:
+        return max(self.longest_bubble, self.granted[rank]) - self.bubble[rank]

@@ -26,7 +26,7 @@ from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs, Schedule
 from policies.pipeline.timing.evaluate import evaluate
 from policies.pipeline.zero_bubble.zb_problem import Problem
-from sim.words.errors import InfeasibleError, MissingExtraError
+from sim.words.errors import InfeasibleError, extra
 from sim.words.units import NS_PER_S, format_duration
 
 __all__ = ["Optimum", "optimal_programs"]
@@ -79,10 +79,8 @@ def optimal_programs(
     InfeasibleError
         No order fits the memory limit, or none was found in time.
     """
-    try:
+    with extra("opt", "the optimal order of zb-auto"):
         from ortools.sat.python import cp_model
-    except ImportError:
-        raise MissingExtraError("the optimal order of zb-auto", "opt") from None
     model = cp_model.CpModel()
     run = evaluate(hint, problem.times, transfer=problem.transfer) if hint is not None else None
     first = _first_starts(problem)

@@ -11,7 +11,8 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from policies.pipeline.orders.pipeline_schedule import Placement, Programs, Schedule, loop, vee
@@ -25,7 +26,7 @@ Objective = Literal["span", "makespan"]
 """``span``: the longest a rank takes from its first start to its last end; ``makespan``: first to last."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """What an order has to respect, and what it is judged by.
 
@@ -43,7 +44,7 @@ class Problem:
         The most a rank may hold, in the unit of `held`.
     objective : {"span", "makespan"}
         What to make small.
-    durations, memory_changes : dict of str to tuple of int
+    durations, memory_changes : dict of str to list of int
         By phase, then stage: the same numbers, where the searches look them up.
     """
 
@@ -61,18 +62,17 @@ class Problem:
         """Stage → rank."""
         return vee(self.ranks) if self.chunks == 2 else loop(self.ranks)
 
-    durations: dict[str, tuple[int, ...]] = field(init=False, repr=False)
-    memory_changes: dict[str, tuple[int, ...]] = field(init=False, repr=False)
+    @cached_property
+    def durations(self) -> dict[str, list[int]]:
+        return {phase: [each.of(phase) for each in self.times] for phase in "FIW"}
 
-    def __post_init__(self) -> None:
-        durations = {phase: tuple(each.of(phase) for each in self.times) for phase in "FIW"}
-        changes = {
-            "F": tuple(each.full for each in self.held),
-            "I": tuple(each.kept - each.full for each in self.held),
-            "W": tuple(-each.kept for each in self.held),
+    @cached_property
+    def memory_changes(self) -> dict[str, list[int]]:
+        return {
+            "F": [each.full for each in self.held],
+            "I": [each.kept - each.full for each in self.held],
+            "W": [-each.kept for each in self.held],
         }
-        object.__setattr__(self, "durations", durations)
-        object.__setattr__(self, "memory_changes", changes)
 
     def duration(self, stage: int, phase: str) -> int:
         """Return the time of one action."""

@@ -61,17 +61,12 @@ class ChainDp(Placement):
             sizes = [nbytes for _, nbytes in problem.producers[op]]
             row, source = [NEVER] * problem.n_devices, [-1] * problem.n_devices
             for d in problem.devices_of[op]:
-                there = max(
-                    [problem.travel_ns(home, d, size) for home, size in problem.arrivals[op]], default=0
-                )
-                arrival, source[d] = (
-                    (0, -1)
-                    if not k
-                    else min(
-                        (best[e] + max(problem.travel_ns(e, d, size) for size in sizes), e) for e in devices
-                    )
-                )
-                row[d] = min(NEVER, max(arrival, there) + problem.cost_ns[op][d])
+                there = [problem.travel_ns(home, d, size) for home, size in problem.arrivals[op]]
+                arrival = 0
+                if k:
+                    travel = [max(problem.travel_ns(e, d, size) for size in sizes) for e in devices]
+                    arrival, source[d] = min((best[e] + travel[e], e) for e in devices)
+                row[d] = min(NEVER, max([arrival, *there]) + problem.cost_ns[op][d])
             best = row
             came_from.append(source)
             if min(best) >= NEVER:

@@ -15,7 +15,7 @@ from policies.option_checks import whole
 from policies.placement.lists.heft import Heft
 from policies.placement.lists.list_schedule import ListPlacement, Schedule
 from policies.placement.problem import NEVER, Problem
-from sim.words.errors import MissingExtraError
+from sim.words.errors import extra
 
 __all__ = ["Optimal", "Optimum"]
 
@@ -78,10 +78,8 @@ class Optimal(ListPlacement):
         MissingExtraError
             OR-tools is not installed.
         """
-        try:
+        with extra("opt", "searching for the optimal placement"):
             from ortools.sat.python import cp_model
-        except ImportError as error:
-            raise MissingExtraError("searching for the optimal placement", "opt") from error
         start = Heft().schedule(problem)
         model = _Model(cp_model, problem, start)
         solver: Any = cp_model.CpSolver()

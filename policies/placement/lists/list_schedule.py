@@ -56,10 +56,8 @@ class Schedule(Placement):
 
     def order(self, job: Job) -> Sequence[int]:
         """Return the ops by start, then end, then topological position: a program for each device."""
-        position = np.empty(len(job.graph), dtype=np.int64)
-        position[job.graph.topological_order] = np.arange(len(job.graph))
-        keys = zip(self.start_ns, self.end_ns, position.tolist(), strict=True)
-        return [op for _, op in sorted((key, op) for op, key in enumerate(keys))]
+        place = np.argsort(job.graph.topological_order).tolist()
+        return sorted(range(len(place)), key=lambda op: (self.start_ns[op], self.end_ns[op], place[op]))
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return the lane of every op as its stream."""

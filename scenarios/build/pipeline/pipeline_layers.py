@@ -15,14 +15,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
 
-from policies.pipeline.planners import (
-    LayerCost,
-    block_partition,
-    by_size,
-    by_time,
-    check_balance,
-    min_max,
-)
+from policies.pipeline.planners.balance import block_partition, check_balance, min_max
+from policies.pipeline.planners.layers import LayerCost, by_size, by_time
 from policies.pipeline.timing.evaluate import StageTimes
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from scenarios.importers.task_graphs.pipedream_profile import LayerProfile

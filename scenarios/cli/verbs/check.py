@@ -45,33 +45,29 @@ def check(
                 typer.echo(f"       {name}: no `expect:`")
     failed = sum(one.exit_status != 0 for one in done)
     if json:
-        print_json(
+        checks = [
             {
-                "schema": "sim.check/1",
-                "failed": failed,
-                "checks": [
-                    {
-                        "scenario": one.path,
-                        "policy": one.label or None,
-                        "passed": one.exit_status == 0,
-                        "expect": [outcome.to_json() for outcome in one.outcomes],
-                        "messages": one.messages,
-                    }
-                    for one in done
-                ],
+                "scenario": one.path,
+                "policy": one.label or None,
+                "passed": one.exit_status == 0,
+                "expect": [outcome.to_json() for outcome in one.outcomes],
+                "messages": one.messages,
             }
-        )
+            for one in done
+        ]
+        print_json({"schema": "sim.check/1", "failed": failed, "checks": checks})
     else:
-        runs = "1 run" if len(done) == 1 else f"{len(done)} runs"
         silent = sum(not one.exit_status and not one.outcomes for one in done)
         if failed:
-            typer.echo(f"{failed} of {runs} failed")
+            typer.echo(f"{failed} of {_runs(len(done))} failed")
         elif silent == len(done):
             typer.echo("no scenario has an `expect:`, so nothing was run")
-        elif silent:
-            ran = len(done) - silent
-            files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
-            typer.echo(f"{'1 run' if ran == 1 else f'{ran} runs'}, all as expected; {files} no `expect:`")
         else:
-            typer.echo(f"{runs}, all as expected")
+            files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
+            without = f"; {files} no `expect:`" if silent else ""
+            typer.echo(f"{_runs(len(done) - silent)}, all as expected{without}")
     raise typer.Exit(max((one.exit_status for one in done), default=0))
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"

@@ -37,15 +37,14 @@ def compare(
     from scenarios.cli.output import print_comparison, print_json
     from scenarios.cli.running import cases_of, finish, run_all
     from scenarios.report.compare import Comparison
-    from scenarios.report.outputs import Outputs, check_path
+    from scenarios.report.outputs import check_outputs, check_path
     from scenarios.report.pipeline_compare import draw_pareto
-    from scenarios.run.load import load_scenario
 
     if pareto is not None:
         check_path("pareto", pareto, (".png", ".svg", ".pdf"))
-    outputs = Outputs(gantt=gantt, trace=trace, ops=ops)
-    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
-    comparison = Comparison(run_all(cases_of(loaded, policy) if policy else loaded.cases()))
+    files = {"gantt": gantt, "trace": trace, "ops": ops}
+    check_outputs(files)
+    comparison = Comparison(run_all(cases_of(scenario, policy, sets, allow_code, compare=True)))
     if pareto is not None:
         draw_pareto(comparison.results, pareto)
         typer.echo(f"wrote {pareto}", err=True)
@@ -53,4 +52,4 @@ def compare(
         print_json(comparison.to_json())
     else:
         print_comparison(comparison)
-    finish(comparison.results, outputs)
+    finish(comparison.results, files)

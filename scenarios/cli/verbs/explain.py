@@ -25,11 +25,9 @@ def explain(
     from scenarios.cli.output import print_json
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
-    from scenarios.run.load import load_scenario
     from sim.explain.text import explain_text
 
-    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
-    results = run_all(cases_of(loaded, policy))
+    results = run_all(cases_of(scenario, policy, sets, allow_code))
     if json:
         objects = [explanation(result, gaps=most) for result in results]
         print_json(objects[0] if len(objects) == 1 else objects)

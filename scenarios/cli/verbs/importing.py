@@ -20,23 +20,20 @@ def import_(
         int | None, typer.Option("--batch", min=1, help="Batch size; default: the model's own.")
     ] = None,
     format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected."),
+        str | None, typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected.")
     ] = None,
     options: Annotated[list[str] | None, settings("An option of the importer, such as dtype=bf16.")] = None,
     note: Annotated[
-        str | None,
-        typer.Option("--note", help="The source and licence of the model, kept in the file."),
+        str | None, typer.Option("--note", help="The source and licence of the model, kept in the file.")
     ] = None,
 ) -> None:
     """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
     from scenarios.cli.progress import progress
     from scenarios.file.document import key_and_value
     from scenarios.importers import convert
-    from sim.words.errors import InputError
+    from scenarios.report.outputs import check_path
 
-    if not out.endswith((".json", ".json.gz")):
-        raise InputError(f"{out}: a graph file ends in .json or .json.gz")
+    check_path("out", out, (".json", ".json.gz"))
     values = dict(key_and_value(option, "--set", "dtype=bf16") for option in options or ())
     with progress(f"importing {file}"):
         done = convert(file, out, batch=batch, format=format, note=note, **values)

@@ -30,20 +30,16 @@ def policies(json: Json = False) -> None:
 
 def devices(json: Json = False) -> None:
     """List what `machine` may name in a scenario: presets, and the keys of a device."""
+    _show(_HARDWARE, json)
     if json:
-        _show(_HARDWARE, json)
         return
     from devices.describe.fields import DEVICE_FIELDS
     from scenarios.cli.text_tables import print_list
 
-    _show(_HARDWARE, json)
-    rows = [
-        (
-            f"{field.name}: {field.shown}",
-            field.doc + (f" ({', '.join(field.kinds)})" if field.kinds else ""),
-        )
-        for field in DEVICE_FIELDS.values()
-    ]
+    rows = []
+    for field in DEVICE_FIELDS.values():
+        kinds = f" ({', '.join(field.kinds)})" if field.kinds else ""
+        rows.append((f"{field.name}: {field.shown}", field.doc + kinds))
     print_list("keys of a device", rows)
 
 
@@ -60,18 +56,12 @@ def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
 
     found = {group: plugins.describe(group) for group, _ in groups}
     if json:
-        print_json(
-            {
-                group.removeprefix("sim."): [entry._asdict() for entry in entries]
-                for group, entries in found.items()
-            }
-        )
+        print_json({group.removeprefix("sim."): [one._asdict() for one in found[group]] for group in found})
         return
     for group, title in groups:
-        rows = [(entry.name, entry.summary + _origin(entry.distribution)) for entry in found[group]]
+        rows = []
+        for entry in found[group]:
+            whose = "" if entry.distribution == _OURS else f" [{entry.distribution}]"
+            rows.append((entry.name, entry.summary + whose))
         if rows or len(groups) == 1:
             print_list(title, rows)
-
-
-def _origin(distribution: str) -> str:
-    return "" if distribution == _OURS else f" [{distribution}]"

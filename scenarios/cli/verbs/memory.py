@@ -91,26 +91,21 @@ def memory(
 
 
 def _print(reports: list[dict[str, Any]]) -> None:
-    from scenarios.cli.text_tables import print_table
-    from sim.words.units import format_bytes
-
-    def size(nbytes: int) -> str:
-        return format_bytes(nbytes, iec=True)
+    from scenarios.cli.text_tables import print_table, size
 
     print_table(
-        ("allocator", "peak asked for", "peak in use", "peak reserved", "fragmentation", "mallocs", "frees"),
         [
-            (
-                report["allocator"],
-                size(report["peak_requested_bytes"]),
-                size(report["peak_in_use_bytes"]),
-                size(report["peak_reserved_bytes"]),
-                size(report["fragmentation_bytes"]),
-                f"{report['device_mallocs']:,}",
-                f"{report['device_frees']:,}",
-            )
+            {
+                "allocator": report["allocator"],
+                "peak asked for": size(report["peak_requested_bytes"]),
+                "peak in use": size(report["peak_in_use_bytes"]),
+                "peak reserved": size(report["peak_reserved_bytes"]),
+                "fragmentation": size(report["fragmentation_bytes"]),
+                "mallocs": f"{report['device_mallocs']:,}",
+                "frees": f"{report['device_frees']:,}",
+            }
             for report in reports
-        ],
+        ]
     )
     first = reports[0]
     held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])

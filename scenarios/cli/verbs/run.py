@@ -42,16 +42,13 @@ def run(
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
     from scenarios.cli.running import cases_of, finish, run_all, run_repeatedly
-    from scenarios.run.load import load_scenario
 
     files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
-    outputs = None
     if any(files.values()):  # names are looked at before anything runs
-        from scenarios.report.outputs import Outputs
+        from scenarios.report.outputs import check_outputs
 
-        outputs = Outputs(**files)
-    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code)
-    cases = cases_of(loaded, policy)
+        check_outputs(files)
+    cases = cases_of(scenario, policy, sets, allow_code)
     repeats = None if repeat is None else run_repeatedly(cases, repeat)
     results = run_all(cases) if repeats is None else [each.result for each in repeats]
     if json:
@@ -72,4 +69,4 @@ def run(
 
         write_graphs(results, show_graph)
         typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
-    finish(results, outputs)
+    finish(results, files)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.cli.shared_options import settings
+from sim.words.errors import InputError
 
 __all__ = ["schedule"]
 
@@ -51,8 +52,7 @@ def schedule(
     In the picture F = I = W = R = 1 tick and B = 2; change this with --set forward, backward, input_grad,
     weight_grad, recompute or transfer. For GPipe the clock cycles are printed too.
     """
-    from policies.pipeline import clock_table, evaluate, generate, picture, to_csv
-    from sim.words.errors import InputError
+    from policies.pipeline import StageTimes, clock_table, evaluate, generate, picture, to_csv
 
     times, given = _times_and_options(name, sets or ())
     if name != "custom":
@@ -72,14 +72,14 @@ def schedule(
     if clock is not None:
         typer.echo(f"{clock}\n")
     transfer = times.pop("transfer", 0)
-    typer.echo(picture(found, evaluate(found, _stage_times(times), transfer=transfer)))
+    stage = StageTimes(**{"forward": 1, "input_grad": 1, "weight_grad": 1, **times})
+    typer.echo(picture(found, evaluate(found, stage, transfer=transfer)))
 
 
 def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
     """Split what --set says into times of the picture and options of the schedule."""
     from policies.pipeline import options
     from scenarios.file.document import plain_settings
-    from sim.words.errors import InputError
 
     known = options(name)
     times: dict[str, int] = {}
@@ -95,10 +95,3 @@ def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, 
 
 
 _TIMES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped", "transfer")
-
-
-def _stage_times(times: dict[str, int]) -> Any:
-    from policies.pipeline import StageTimes
-
-    halves = {"input_grad": 1, "weight_grad": 1}
-    return StageTimes(**{"forward": 1, **halves, **times})

@@ -51,11 +51,12 @@ def sweep(
 
     from scenarios.cli.output import print_json
     from scenarios.cli.warned import show_warnings
+    from scenarios.report.outputs import check_path
     from scenarios.run import sweep as sweeps
     from sim.words.errors import InputError
 
-    if out is not None and not out.endswith((".csv", ".json")):
-        raise InputError(f"{out}: the table of a sweep ends in .csv or .json")
+    if out is not None:
+        check_path("out", out, (".csv", ".json"))
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     points = sweeps.points_of(vary, policy or [None])
@@ -86,19 +87,19 @@ def sweep(
 
 def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
     """Print settings, policy, makespan, and how far it is from the bound."""
-    from scenarios.cli.output import percent
-    from scenarios.cli.text_tables import print_table
+    from scenarios.cli.text_tables import percent, print_table
     from sim.words.units import format_duration
 
     table, failures = [], []
     for row in rows:
-        cells = [*(str(row[key]) for key in settings), str(row["policy"] or "")]
+        cells = {key: str(row[key] or "") for key in (*settings, "policy")}
         if row["error"]:
-            table.append([*cells, "failed", ""])
-            failures.append(f"{', '.join(cells)}: {row['error']}")
+            table.append({**cells, "makespan": "failed", "above bound": ""})
+            failures.append(f"{', '.join(cells.values())}: {row['error']}")
         else:
             makespan, bound = int(str(row["makespan_ns"])), int(str(row["lower_bound_ns"]))
-            table.append([*cells, format_duration(makespan), percent(makespan / bound - 1) if bound else ""])
-    print_table([*settings, "policy", "makespan", "above bound"], table, left=len(settings) + 1)
+            above = percent(makespan / bound - 1) if bound else ""
+            table.append({**cells, "makespan": format_duration(makespan), "above bound": above})
+    print_table(table, left=len(table[0]) - 2)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others
         typer.echo("\n" + "\n".join(failures))

@@ -35,7 +35,7 @@ from scenarios.importers.onnx.onnx_values import nodes_of
 from scenarios.ops import dtypes
 from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES, without_formula
 from sim.graph.graph import Graph
-from sim.words.errors import InputError, MissingExtraError
+from sim.words.errors import InputError, extra
 
 __all__ = ["import_onnx", "kind_of", "load", "own_batch", "recognises"]
 
@@ -127,10 +127,8 @@ def own_batch(path: StrPath) -> int | None:
 
 
 def _parse(path: StrPath) -> Any:
-    try:
+    with extra("onnx", "reading ONNX models"):
         import onnx
-    except ImportError:
-        raise MissingExtraError("reading ONNX models", "onnx") from None
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:

@@ -24,19 +24,10 @@ __all__ = [
 ]
 
 _KINDS = {
-    "MatMul": "matmul",
-    "PRelu": "prelu",
-    "ArgMax": "argmax",
-    "ArgMin": "argmin",
-    "IsNaN": "is_nan",
-    "Sum": "add_n",
-    "Max": "maximum",
-    "Min": "minimum",
-    "Mean": "mean_n",
-    "Swish": "silu",
-    "Upsample": "resize",
-    "SoftmaxCrossEntropyLoss": "softmax_cross_entropy",
-}
+    "MatMul": "matmul", "PRelu": "prelu", "ArgMax": "argmax", "ArgMin": "argmin", "IsNaN": "is_nan",
+    "Sum": "add_n", "Max": "maximum", "Min": "minimum", "Mean": "mean_n", "Swish": "silu",
+    "Upsample": "resize", "SoftmaxCrossEntropyLoss": "softmax_cross_entropy",
+}  # fmt: skip
 """Operators that are not called what the rule of `kind_of` gives."""
 
 _HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio

@@ -38,15 +38,9 @@ _NODE = re.compile(r"(?P<name>\S+) -- (?P<what>.*) -- (?P<facts>\w+=.*)")
 _EDGE = re.compile(r"\s+(?P<before>\S+) -- (?P<after>\S+)\s*")
 _NEEDED = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _KINDS = {
-    "conv2d": "conv",
-    "conv": "conv",
-    "linear": "gemm",
-    "maxpool2d": "max_pool",
-    "avgpool2d": "average_pool",
-    "batchnorm2d": "batch_norm",
-    "view": "reshape",
-    "size": "shape",
-}
+    "conv2d": "conv", "conv": "conv", "linear": "gemm", "maxpool2d": "max_pool",
+    "avgpool2d": "average_pool", "batchnorm2d": "batch_norm", "view": "reshape", "size": "shape",
+}  # fmt: skip
 """Classes of layers that our vocabulary calls something else."""
 _GETITEM = re.compile(r"__getitem__\((\d+)\)")
 

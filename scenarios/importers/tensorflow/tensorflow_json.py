@@ -25,23 +25,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import TypeAdapter
 
 from scenarios.importers import checked_json
 from scenarios.importers.files import StrPath, choice, in_file, read_bytes
-from scenarios.importers.tensorflow.tensorflow_ops import kind_of, op_facts, plain_attributes
-from scenarios.importers.tensorflow.tensorflow_tensors import (
-    File,
-    Node,
-    Tensors,
-    Variable,
-    is_external,
-    split_reference,
-    variables_of,
-)
+from scenarios.importers.tensorflow.tensorflow_ops import op_facts, plain_attributes
+from scenarios.importers.tensorflow.tensorflow_tensors import File, Node, Recorded, Variable
 from scenarios.ops.op_costs import COSTS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
@@ -94,59 +86,54 @@ load = import_tensorflow_json
 
 
 def _graph(file: File, batch: int | None, unknown: str) -> Graph:
-    nodes = {node["name"]: node for node in file["nodes"]}
-    if len(nodes) < len(file["nodes"]):
-        twice = Counter(node["name"] for node in file["nodes"]).most_common(1)[0][0]
-        raise GraphError(f"the node {twice!r} is there twice")
-    externals = {name: node for name, node in nodes.items() if is_external(node)}
-    tensors = Tensors(file["nodes"], batch)
-    _check(file["nodes"], nodes, tensors, externals, unknown)
-    variables = variables_of(file["nodes"], externals, tensors)
-    control_flow = {
-        name: kind_of(node["op"]) for name, node in nodes.items() if kind_of(node["op"]) in CONTROL_FLOW_KINDS
-    }
+    recorded = Recorded(file, batch)
+    _check(recorded, unknown)
+    variables = recorded.variables()
     builder = GraphBuilder(file["name"])
-    for name, node in externals.items():
+    for name, node in recorded.externals.items():
         if name in variables:
             builder.parameter(name, variables[name].nbytes, device=_pin(node))
         else:
-            builder.input(name, tensors.of[name][0].nbytes if tensors.of[name] else 0, device=_pin(node))
-    for node in file["nodes"]:
-        if node["name"] not in externals:
-            _add(builder, node, tensors, externals, variables, control_flow)
+            nbytes = recorded.tensors[name][0].nbytes if recorded.tensors[name] else 0
+            builder.input(name, nbytes, device=_pin(node))
+    in_place = variables if CONTROL_FLOW_KINDS.isdisjoint(recorded.kinds.values()) else {}
+    for name, node in recorded.nodes.items():
+        if name not in recorded.externals:
+            after: list[str | tuple[str, int]] = [
+                before for before in node.get("control", []) if before not in recorded.externals
+            ]
+            read = recorded.sources[name][0][0] if recorded.sources[name] else ""
+            if recorded.kinds[name] == "read_variable" and read in in_place:
+                after += [(writer, 1) for writer in in_place[read].writers]
+            _add(builder, recorded, name, variables, after)
     return builder.build()
 
 
 def _add(
     builder: GraphBuilder,
-    node: Node,
-    tensors: Tensors,
-    externals: Mapping[str, Node],
+    recorded: Recorded,
+    name: str,
     variables: Mapping[str, Variable],
-    control_flow: Mapping[str, str],
+    after: list[str | tuple[str, int]],
 ) -> None:
-    """Add the op of one node; `control_flow` are the nodes that move tokens, with their kinds."""
-    sources = [split_reference(text) for text in node.get("inputs", [])]
-    given = tuple(None if name in variables else tensors.of[name][k] for name, k in sources)
-    written = tuple(tensors.of[node["name"]])
-    facts = op_facts(node["op"], given, written, node.get("attributes", {}))
-    sized = not any(
-        key in tensors.open for key in [*sources, *((node["name"], k) for k in range(len(written)))]
-    )
-    where, attributes = f"node {node['name']!r} ({node['op']})", plain_attributes(node.get("attributes", {}))
-    after: list[str | tuple[str, int]] = [name for name in node.get("control", []) if name not in externals]
-    if facts.kind == "read_variable" and sources and sources[0][0] in variables and not control_flow:
-        after.extend((writer, 1) for writer in variables[sources[0][0]].writers)
+    """Add the op of one node."""
+    node, sources = recorded.nodes[name], recorded.sources[name]
+    given = tuple(None if source in variables else recorded.tensors[source][k] for source, k in sources)
+    written = tuple(recorded.tensors[name])
+    attributes = node.get("attributes", {})
+    facts = op_facts(node["op"], given, written, attributes)
+    sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
+    known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
     builder.op(
-        node["name"],
+        name,
         inputs=[
-            (f"{name}:{k}" if k else name, int(control_flow.get(name) == "next_iteration"))
-            for name, k in sources
+            (f"{source}:{k}" if k else source, int(recorded.kinds[source] == "next_iteration"))
+            for source, k in sources
         ],
         after=after,
-        **op_arguments(facts, where, attributes, known=facts.kind in COSTS and sized),
+        **op_arguments(facts, where, plain_attributes(attributes), known=known),
         device=_pin(node),
-        dtype=tensors.dtype(node, sources),
+        dtype=recorded.dtype(name),
     )
 
 
@@ -160,39 +147,28 @@ def _pin(node: Node) -> str | None:
 # -- what cannot be --------------------------------------------------------------------------------
 
 
-def _check(
-    nodes: Iterable[Node],
-    by_name: Mapping[str, Node],
-    tensors: Tensors,
-    externals: Mapping[str, Node],
-    unknown: str,
-) -> None:
+def _check(recorded: Recorded, unknown: str) -> None:
     """Refuse inputs from nowhere and loops; refuse or warn of what has no cost."""
     kinds: Counter[str] = Counter()
-    for node in nodes:
-        kind = kind_of(node["op"])
-        if node["name"] not in externals and kind not in COSTS:
+    for name, node in recorded.nodes.items():
+        if name not in recorded.externals and recorded.kinds[name] not in COSTS:
             kinds[node["op"]] += 1
-        for name, k in [
-            *map(split_reference, node.get("inputs", [])),
-            *((name, -1) for name in node.get("control", [])),
-        ]:
-            if name not in by_name:
-                close = nearest(name, by_name)
+        for source, k in [*recorded.sources[name], *((before, -1) for before in node.get("control", []))]:
+            if source not in recorded.nodes:
+                close = nearest(source, recorded.nodes)
                 hint = f"; did you mean {close!r}?" if close else ""
-                raise GraphError(f"node {node['name']!r} has an unknown input {name!r}{hint}")
-            if k >= len(tensors.of[name]):
-                raise GraphError(
-                    f"node {node['name']!r} reads output {k} of {name!r}, which has {len(tensors.of[name])}"
-                )
+                raise GraphError(f"node {name!r} has an unknown input {source!r}{hint}")
+            n_outputs = len(recorded.tensors[source])
+            if k >= n_outputs:
+                raise GraphError(f"node {name!r} reads output {k} of {source!r}, which has {n_outputs}")
     faults = []
     if kinds:
         faults.append(
             "operators without a cost formula: " + ", ".join(f"{op} ({n})" for op, n in sorted(kinds.items()))
         )
-    if tensors.open:
-        some = ", ".join([*tensors.open.values()][:5]) + (", ..." if len(tensors.open) > 5 else "")
-        faults.append(f"{len(tensors.open)} tensor(s) without a size: {some}")
+    if recorded.open:
+        some = ", ".join([*recorded.open.values()][:5]) + (", ..." if len(recorded.open) > 5 else "")
+        faults.append(f"{len(recorded.open)} tensor(s) without a size: {some}")
     if faults and unknown == "error":
         raise InputError(
             "; ".join(faults) + "; give batch= if the batch size is missing, or count known bytes with "

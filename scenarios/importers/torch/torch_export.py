@@ -26,7 +26,7 @@ from scenarios.ops import dtypes
 from scenarios.ops.op_costs import OpFacts, TensorFacts, op_arguments, without_formula
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.words.errors import InputError, MissingExtraError
+from sim.words.errors import InputError, extra
 
 __all__ = ["import_torch"]
 
@@ -65,10 +65,8 @@ def import_torch(
     choice("unknown", unknown, ("error", "bytes"))
     if dtype is not None:
         dtypes.check_dtype(dtype)
-    try:
+    with extra("torch", "reading PyTorch modules"):
         import torch
-    except ImportError:
-        raise MissingExtraError("reading PyTorch modules", "torch") from None
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"should be a torch.nn.Module, not {type(module).__name__}")
     name = type(module).__name__

@@ -33,22 +33,16 @@ from sim.words.errors import GraphError, InputError
 
 __all__ = ["Node", "load", "read_nodes", "recognises"]
 
-_TYPES = {
-    1: "metadata",
-    2: "mem_load",
-    3: "mem_store",
-    4: "comp",
-    5: "send",
-    6: "recv",
-    7: "collective",
-    8: "storage",
-    9: "batch",
-    10: "checkpoint",
-}
-_COLLECTIVES = [
-    *["all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter"],
-    *["reduce_scatter", "barrier"],
-]
+_TYPES = (
+    "metadata", "mem_load", "mem_store", "comp", "send", "recv", "collective", "storage", "batch",
+    "checkpoint",
+)  # fmt: skip
+"""Types of node, numbered from 1."""
+_COLLECTIVES = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+    "reduce_scatter", "barrier",
+)  # fmt: skip
+"""Types of collective, numbered from 0."""
 _TENSOR = re.compile(r"\[\d+, \d+, \d+, (\d+), (\d+), '[^']*'\]")
 """A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes of one, device."""
 
@@ -153,9 +147,9 @@ def _kind(node: Node, on_cpu: bool) -> str:
     comm_type = node.attributes.get("comm_type")
     if isinstance(comm_type, int) and 0 <= comm_type < len(_COLLECTIVES):
         return _COLLECTIVES[comm_type]
-    if node.type != "comp":
-        return "host" if on_cpu else node.type
-    return "host" if on_cpu else kind_of(node.name)
+    if on_cpu:
+        return "host"
+    return kind_of(node.name) if node.type == "comp" else node.type
 
 
 def _report(path: StrPath, nodes: list[Node], by_id: dict[int, Node], dangling: str) -> None:
@@ -204,7 +198,7 @@ def _node(message: bytes) -> Node:
         elif number == 2:
             node.name = text(value)
         elif number == 3 and isinstance(value, int):
-            node.type = _TYPES.get(value, f"type{value}")
+            node.type = _TYPES[value - 1] if 0 < value <= len(_TYPES) else f"type{value}"
         elif number == 4:
             node.ctrl_deps += packed(value)
         elif number == 5:

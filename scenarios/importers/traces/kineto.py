@@ -27,16 +27,19 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from scenarios.importers.files import StrPath, choice, fixed_batch, stem
-from scenarios.importers.traces.kineto_events import GpuTask, Trace, kind_of, read_events, short_name
+from scenarios.importers.traces.kineto_events import Trace, kind_of, read_events, short_name
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 
 __all__ = ["load", "recognises"]
+
+Record = dict[str, Any]
+"""The arguments of `GraphBuilder.op`."""
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip)(Device|Stream)Synchronize|cuCtxSynchronize|cuStreamSynchronize")
 _STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
@@ -81,7 +84,12 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     trace = read_events(path)
     if not trace.tasks:
         raise InputError(f"{path}: no kernel, copy or fill of a GPU in the trace")
-    before = [[*row] for row in _stream_order(trace.tasks)]
+    last: dict[tuple[int, int], int] = {}
+    before: list[list[int]] = []  # of each task, the one before it on its stream
+    for i, task in enumerate(trace.tasks):
+        stream = (task.device, task.stream)
+        before.append([last[stream]] if stream in last else [])
+        last[stream] = i
     for producer, consumer in _waits(trace):
         if producer not in before[consumer]:
             before[consumer].append(producer)
@@ -97,25 +105,15 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     return _build(stem(path, ".json"), trace, names, before, calls, launcher)
 
 
-def _stream_order(tasks: Sequence[GpuTask]) -> Iterator[list[int]]:
-    """Yield for each task the one before it on its stream."""
-    last: dict[tuple[int, int], int] = {}
-    for i, task in enumerate(tasks):
-        previous = last.get((task.device, task.stream))
-        yield [] if previous is None else [previous]
-        last[task.device, task.stream] = i
-
-
 # -- waits between streams ------------------------------------------------------------------------
 
 
 def _waits(trace: Trace) -> Iterator[tuple[int, int]]:
     """Yield (producer, consumer) for every wait, as recorded or, without a record, as inferred."""
-    streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # (correlation, task), sorted
-    for i, task in enumerate(trace.tasks):
-        streams[task.device, task.stream].append((task.correlation, i))
-    for launched in streams.values():
-        launched.sort()
+    launches = sorted((task.correlation, i) for i, task in enumerate(trace.tasks))
+    streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for correlation, i in launches:
+        streams[trace.tasks[i].device, trace.tasks[i].stream].append((correlation, i))
     if trace.waits:
         for wait in trace.waits:
             producer = _last_before(streams[wait.device, wait.on_stream], wait.recorded)
@@ -125,11 +123,9 @@ def _waits(trace: Trace) -> Iterator[tuple[int, int]]:
         return
     thread_of = {call.correlation: call.thread for call in trace.calls}
     by_thread: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for i, task in enumerate(trace.tasks):
-        if task.correlation in thread_of:
-            by_thread[thread_of[task.correlation]].append((task.correlation, i))
-    for launched in by_thread.values():
-        launched.sort()
+    for correlation, i in launches:
+        if correlation in thread_of:
+            by_thread[thread_of[correlation]].append((correlation, i))
     for call in trace.calls:
         if not _STREAM_WAIT.match(call.name):
             continue
@@ -158,20 +154,8 @@ def _first_after(launched: list[tuple[int, int]], correlation: int) -> int | Non
 # -- the host -------------------------------------------------------------------------------------
 
 
-class _HostOp(NamedTuple):
-    """An op of a host thread."""
-
-    name: str
-    kind: str
-    thread: str
-    start_ns: int
-    end_ns: int
-    after: list[str]
-    call: str = ""
-
-
-def _host(trace: Trace, names: list[str]) -> tuple[list[_HostOp], dict[int, str]]:
-    """Return the host's ops in order of time, and which of them launches each task."""
+def _host(trace: Trace, names: list[str]) -> tuple[list[tuple[int, Record]], dict[int, str]]:
+    """Return the host's ops with their starts, in order of time, and which of them launches each task."""
     launches: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(trace.tasks):
         launches[task.correlation].append(i)
@@ -181,14 +165,16 @@ def _host(trace: Trace, names: list[str]) -> tuple[list[_HostOp], dict[int, str]
     threads: dict[tuple[int, int], str] = {}
     mine: dict[tuple[int, int], int] = {}  # the task each thread launched last
     newest: dict[tuple[int, int], int] = {}  # the task launched last on each stream
-    ops: list[_HostOp] = []
+    ops: list[tuple[int, Record]] = []
     launcher: dict[int, str] = {}
 
     def add(thread: tuple[int, int], name: str, end: int, after: list[str], call: str = "") -> None:
-        start, kind = point.get(thread, begin), name.partition(".")[0]
-        chain = [last[thread]] if thread in last else []
-        where = threads.setdefault(thread, f"thread{len(threads)}")
-        ops.append(_HostOp(name, kind, where, start, max(start, end), chain + after, call))
+        start = point.get(thread, begin)
+        attributes = {"thread": threads.setdefault(thread, f"thread{len(threads)}")}
+        op: Record = {"name": name, "kind": name.partition(".")[0], "duration_ns": max(0, end - start)}
+        op["after"] = [*([last[thread]] if thread in last else []), *after]
+        op["attributes"] = attributes | ({"call": call} if call else {})
+        ops.append((start, op | {"device": "cpu"}))
         point[thread], last[thread] = max(start, end), name
 
     for n, call in enumerate(trace.calls):
@@ -207,13 +193,7 @@ def _host(trace: Trace, names: list[str]) -> tuple[list[_HostOp], dict[int, str]
                 add(call.thread, f"host.{n}", call.start_ns, [])
             free = max([call.start_ns, *(trace.tasks[i].end_ns for i in awaited)])
             point[call.thread] = max(point.get(call.thread, begin), free)
-            add(
-                call.thread,
-                f"synchronize.{n}",
-                call.end_ns,
-                [names[i] for i in awaited],
-                call.name,
-            )
+            add(call.thread, f"synchronize.{n}", call.end_ns, [names[i] for i in awaited], call.name)
     return ops, launcher
 
 
@@ -229,42 +209,30 @@ def _build(
     trace: Trace,
     names: list[str],
     before: list[list[int]],
-    calls: list[_HostOp],
+    calls: list[tuple[int, Record]],
     launcher: Mapping[int, str],
 ) -> Graph:
     """Add host ops and tasks in order of time."""
     builder = GraphBuilder(name)
     begin = _begin(trace)
     one = len({task.device for task in trace.tasks}) == 1
-    rows: list[tuple[int, int, int]] = [(call.start_ns, 0, n) for n, call in enumerate(calls)]
-    rows += [(task.start_ns, 1, i) for i, task in enumerate(trace.tasks)]
-    for start, is_task, i in sorted(rows):
-        if not is_task:
-            call = calls[i]
-            builder.op(
-                call.name,
-                kind=call.kind,
-                after=call.after,
-                duration_ns=call.end_ns - call.start_ns,
-                device="cpu",
-                attributes={"thread": call.thread, "call": call.call}
-                if call.call
-                else {"thread": call.thread},
-            )
-            continue
-        task = trace.tasks[i]
-        attributes = {"stream": task.stream, "kernel": task.name, "recorded_start_ns": start - begin}
+    rows = [(start, 0, n, op) for n, (start, op) in enumerate(calls)]
+    for i, task in enumerate(trace.tasks):
+        attributes = {"stream": task.stream, "kernel": task.name, "recorded_start_ns": task.start_ns - begin}
         if task.operator is not None:
             attributes["operator"] = task.operator
         kind = kind_of(task.name)
-        builder.op(
-            names[i],
-            kind=kind,
-            after=[*([launcher[i]] if i in launcher else []), *(names[p] for p in before[i])],
-            duration_ns=task.duration_ns,
-            bytes_read=task.nbytes if kind == "copy" else 0,
-            bytes_written=task.nbytes,
-            device="gpu" if one else f"gpu{task.device}",
-            attributes=attributes | task.facts,
-        )
+        op: Record = {
+            "name": names[i],
+            "kind": kind,
+            "after": [*([launcher[i]] if i in launcher else []), *(names[p] for p in before[i])],
+            "duration_ns": task.duration_ns,
+            "bytes_read": task.nbytes if kind == "copy" else 0,
+            "bytes_written": task.nbytes,
+            "device": "gpu" if one else f"gpu{task.device}",
+            "attributes": attributes | task.facts,
+        }
+        rows.append((task.start_ns, 1, i, op))
+    for _, _, _, record in sorted(rows, key=lambda row: row[:3]):
+        builder.op(**record)
     return builder.build()

@@ -29,11 +29,8 @@ _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HOST = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
 _OPERATOR = frozenset({"cpu_op", "operator"})
 _FACTS = {
-    "grid": "grid",
-    "block": "block",
-    "registers": "registers per thread",
-    "shared_memory": "shared memory",
-}
+    "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
+}  # fmt: skip
 """Our names of what is recorded about a kernel."""
 
 _KINDS = {
@@ -163,15 +160,16 @@ def read_events(path: StrPath) -> Trace:
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise InputError(f"{path}: not a trace (it has no list traceEvents)")
+    events = [event if isinstance(event, dict) else {} for event in events]
+    categories = [str(event.get("cat", "")).lower() for event in events]
     operators: dict[int, str] = {}
-    for event in _slices(events, _OPERATOR):
-        if "External id" in event.get("args", {}):
+    for event, category in zip(events, categories, strict=True):
+        if category in _OPERATOR and "External id" in event.get("args", {}):
             operators.setdefault(event["args"]["External id"], event["name"])
     trace = Trace()
-    for index, event in enumerate(events):
-        if not isinstance(event, dict) or event.get("ph") != "X":
+    for index, (event, category) in enumerate(zip(events, categories, strict=True)):
+        if event.get("ph") != "X":
             continue
-        category = str(event.get("cat", "")).lower()
         try:
             if category in _GPU:
                 trace.tasks.append(_task(event, operators))
@@ -179,19 +177,12 @@ def read_events(path: StrPath) -> Trace:
                 trace.calls.append(_call(event))
             elif category == "cuda_sync" and event["name"] == "Stream Wait Event":
                 trace.waits.extend(_wait(event["args"]))
-        except KeyError as error:
-            raise InputError(f"{path}: traceEvents[{index}] ({event.get('name')}): no {error}") from None
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{path}: traceEvents[{index}] ({event.get('name')}): {error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            raise InputError(f"{path}: traceEvents[{index}] ({event.get('name')}): {reason}") from None
     trace.tasks.sort(key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
     trace.calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation))
     return trace
-
-
-def _slices(events: list[Any], categories: frozenset[str]) -> Iterator[Any]:
-    for event in events:
-        if isinstance(event, dict) and str(event.get("cat", "")).lower() in categories:
-            yield event
 
 
 def _task(event: Any, operators: dict[int, str]) -> GpuTask:

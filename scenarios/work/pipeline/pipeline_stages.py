@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from policies.pipeline import Schedule, StageTimes
-from policies.pipeline.planners import Level, plan_pipedream
+from policies.pipeline.planners.pipedream_planner import Level, plan_pipedream
 from scenarios.build.pipeline.pipeline_layers import (
     balance_of,
     cut,

@@ -15,7 +15,7 @@ from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.job.pageable import host_groups
+from sim.job.pageable import holding_ops, host_groups
 from sim.job.transfers import Flow, check_routes
 from sim.kernel.layout.routes import InColumns, Routes
 from sim.kernel.layout.shared import ProcessorInColumns, SharedCores, SharedSms
@@ -23,6 +23,7 @@ from sim.kernel.memory import MemoryAfterwards, journal_columns
 from sim.policy.order import Order
 from sim.policy.policy import Policy
 from sim.readiness.strictness import non_strict_ops
+from sim.readiness.synchronisations import edges_at_issue
 from sim.words.arrays import UNSET, IntArray
 
 __all__ = ["Columns", "columns", "no_order", "obstacle", "routes_of", "shared_of"]
@@ -182,10 +183,9 @@ def columns(
         "n_tasks": n_tasks,
         "once": job.iterations == 1,
         "by_group": policy.scope == "group",
-        "at_issue": policy.synchronisation == "issue",
     }
     out |= _nodes(job, flow)
-    out |= _edges(job, flow, policy.synchronisation == "issue")
+    out |= _edges(job, flow, policy.synchronisation)
     out |= _tasks(n_tasks) | journal_columns(memory, n_tasks)
     out |= _devices(job) | _hosts(job, flow)
     out |= _partitions(job, shared) | _cores(flow, shared)
@@ -207,10 +207,9 @@ def columns(
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
     out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
-    out["coming"] = np.zeros(2 * int(out["n_lanes"]) + 1, np.int64)
     for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
         out[name] = 0
-    for name in ("n_rows", "n_fresh", "n_coming", "n_done", "something", "tangled"):
+    for name in ("n_rows", "n_done", "something"):
         out[name] = 0
     for name in _NARROW:
         out[name] = np.asarray(out[name], np.int32)
@@ -225,11 +224,8 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     def padded(ops: IntArray, transfers: int = 0) -> IntArray:
         return np.concatenate((ops.astype(np.int64), np.full(more, transfers)))
 
-    executed = np.array([d.workers > 0 for d in devices])[device]
-    holds = np.zeros(flow.n_ops, bool)
-    for op, given in job.graph.attributes.items():
-        if given.get("host_waits") or given.get("pageable"):
-            holds[op] = not executed[op]
+    executed, holds = ~job.launched, np.zeros(flow.n_ops, bool)
+    holds[list(holding_ops(job))] = True
     cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
     if job.noisy_ns is None:
         ns = padded(job.duration_ns)
@@ -249,16 +245,17 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     }
 
 
-def _edges(job: Job, flow: Flow, at_issue: bool) -> Columns:
+def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
     """Return the edges that count at issue and those that count at the end, and how many a task waits for."""
-    launched = np.ones(flow.n_nodes, bool)
-    launched[: flow.n_ops] = np.array([d.workers == 0 for d in job.machine.devices])[job.device_of]
-    early = launched[flow.producer] & launched[flow.consumer] & at_issue
+    told = edges_at_issue(synchronisation, job, flow)
+    at_issue = told is not None
+    early = np.zeros(len(flow.producer), bool) if told is None else told
     ends = flow.n_nodes if at_issue else 0
     row = np.where(early, flow.producer, ends + flow.producer)
     distance = np.minimum(flow.distance, job.iterations)  # what is further away is not in this run
     edges = Csr.group(row, distance * flow.n_nodes + flow.consumer, ends + flow.n_nodes)
     return {
+        "at_issue": at_issue,
         "ends": ends,
         "first_edge": edges.indptr,
         "edge": edges.indices,
@@ -293,9 +290,6 @@ def _devices(job: Job) -> Columns:
     n_lanes, n_issuers = len(lane_device), len(issuers)
     depths = [d.queue_depth for d in devices]
     group = np.array([issuer.group for issuer in issuers])
-    group_of_device = np.full(len(devices), UNSET)
-    for issuer in issuers:
-        group_of_device[list(issuer.devices)] = issuer.group
     out: Columns = {
         "n_lanes": n_lanes,
         "n_issuers": n_issuers,
@@ -303,7 +297,7 @@ def _devices(job: Job) -> Columns:
         "gap": np.array([d.gap_ns for d in devices])[lane_device],
         "latency": np.array([d.launch_latency_ns for d in devices])[lane_device],
         "lane_device": lane_device,
-        "group": np.append(group_of_device, UNSET),
+        "group": np.append(machine.group_of, UNSET),
         "executed": np.array([d.workers > 0 for d in devices] + [False]).astype(np.int64),
         "hop": np.array([d.event_ns for d in devices] + [0]),
         "depth": np.array([1 << 62 if depth is None else depth for depth in depths]),

@@ -22,10 +22,10 @@ from validation.gpu.gpu_probes import (
     copy_ns,
     duplex_ns,
     event_hop_ns,
+    issue_costs_ns,
     kernel_ns,
     queue_depth,
-)
-from validation.gpu.host_calls import issue_costs_ns
+)  # fmt: skip
 from validation.gpu.torch_work import TorchWork
 from validation.host.statistics import summary
 
@@ -48,11 +48,8 @@ KERNELS: Final = {"matmul": (512, 2048, 4096), "elementwise": (1024, 4096), "sof
 
 CONTEXTS: Final = (
     ("cold", "cold", "bfloat16"),
-    (
-        "warm",
-        "isolated",
-        "bfloat16",
-    ),  # `warm` is what the grid has measured; this, what the others compare with
+    # `warm` is what the grid has measured; this, what the others compare with.
+    ("warm", "isolated", "bfloat16"),
     ("neighbours busy", "neighbours busy", "bfloat16"),
     ("warm", "warm, fp16", "float16"),
     ("warm", "warm, fp32", "float32"),  # without TF32
@@ -121,10 +118,7 @@ def _copies(session: Session, torch: Any) -> None:
         context = "on the device" if direction == "d2d" else "pinned" if pinned else "pageable"
 
         def measure(direction: str = direction, pinned: bool = pinned) -> Samples:
-            return {
-                str(nbytes): [float(ns) for ns in copy_ns(torch, direction, nbytes, SAMPLES, pinned=pinned)]
-                for nbytes in COPY_BYTES
-            }
+            return {str(n): copy_ns(torch, direction, n, SAMPLES, pinned=pinned) for n in COPY_BYTES}
 
         # Small copies are all latency, which may move: its spread is part of the result.
         steady = [str(nbytes) for nbytes in COPY_BYTES if nbytes >= 1 << 24] if pinned else []
@@ -140,11 +134,7 @@ def _allocations(session: Session, torch: Any) -> None:
     """The host's time for a segment, for a cached block, for giving it back."""
     found: dict[str, dict[tuple[int, ...], list[float]]] = {"fresh": {}, "reuse": {}, "release": {}}
     for nbytes in ALLOCATION_BYTES:
-
-        def measure(nbytes: int = nbytes) -> Samples:
-            samples = allocation_ns(torch, nbytes, SAMPLES)
-            return {name: [float(ns) for ns in values] for name, values in samples.items()}
-
+        measure = partial(allocation_ns, torch, nbytes, SAMPLES)
         for name, values in session.probe(f"allocation of {nbytes} bytes", measure).items():
             found[name][nbytes,] = values
     for context, sizes in found.items():
@@ -163,7 +153,7 @@ def _kernels(session: Session, torch: Any) -> None:
 
             def measure(work: TorchWork = work, context: str = context) -> Samples:
                 return {
-                    name: [float(ns) for ns in kernel_ns(torch, partial(work.launch, op), context, SAMPLES)]
+                    name: kernel_ns(torch, partial(work.launch, op), context, SAMPLES)
                     for op, name in enumerate(work.names)
                 }
 

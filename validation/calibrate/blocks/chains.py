@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from sim.words.arrays import IntArray
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 
-__all__ = ["Kernel", "block_case", "chain", "gaps_ns", "in_turn", "spans_ns"]
+__all__ = [
+    "DROPPED", "LENGTH", "ROUNDS", "Kernel", "block_case", "chain", "in_turn", "sampled", "spans_ns",
+]  # fmt: skip
+
+LENGTH: Final = 20
+"""Ops in a chain, and three times as many of kernels of a few us."""
+
+DROPPED: Final = 4
+"""First ops of a chain on threads that are left out: caches, clocks, pages."""
+
+ROUNDS: Final = 3
+"""Interference counts only if every clean round shows it."""
 
 Kernel = tuple[str, Mapping[str, int]]
 """kind, attributes"""
@@ -42,12 +55,7 @@ def chain(
     kind, facts = kernel
     return [
         CaseOp(
-            f"{name}{i}",
-            kind,
-            [f"{name}{i - 1}"] if i and linked else [],
-            facts,
-            device,
-            lanes[i % len(lanes)],
+            f"{name}{i}", kind, [f"{name}{i - 1}"] * (linked and i > 0), facts, device, lanes[i % len(lanes)]
         )
         for i in range(n)
     ]
@@ -64,7 +72,19 @@ def spans_ns(seen: Observation) -> IntArray:
     return tasks["end_ns"] - tasks["start_ns"]
 
 
-def gaps_ns(seen: Observation) -> IntArray:
-    """Return the time from the end of each op to the start of the next."""
-    tasks = seen.trace.tasks
-    return tasks["start_ns"][1:] - tasks["end_ns"][:-1]
+def sampled(case: Case, seen: Observation) -> dict[str, list[float]]:
+    """Return what a run of a case says: its makespan, by the name of the case, and what lies between its ops.
+
+    ``NAME issues`` is the time from one launch to the next, ``NAME latencies`` that from a launch to its
+    start, ``NAME gaps`` that from an end to the next start (both without those of the first two ops), and
+    ``NAME host`` what issuing took where it was measured.
+    """
+    name, tasks = case.name, seen.trace.tasks
+    gaps = tasks["start_ns"][1:] - tasks["end_ns"][:-1]
+    return {
+        name: [float(seen.makespan_ns)],
+        f"{name} issues": np.diff(np.sort(tasks["issue_ns"])).tolist(),
+        f"{name} latencies": (tasks["start_ns"] - tasks["issue_ns"])[2:].tolist(),
+        f"{name} gaps": np.maximum(0, gaps)[2:].tolist(),
+        f"{name} host": [] if seen.host_ns is None else [float(seen.host_ns)],
+    }

@@ -1,4 +1,4 @@
-"""What the host and the streams of a GPU cost, from makespans alone.
+"""What the host and the streams of a GPU cost, and company on its SMs, from makespans alone.
 
 Events around single ops lengthen what they measure by a microsecond or two, which is much of a small kernel.
 So everything that predicts is a difference of makespans, in which no op was looked at::
@@ -16,18 +16,24 @@ looked at, and is compared with that very run.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from validation.calibrate.blocks.chains import block_case, chain, gaps_ns
+from validation.calibrate.blocks.chains import ROUNDS, block_case, chain, in_turn, sampled, spans_ns
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case
+from validation.cases.draws import step_case
+from validation.gpu.torch_models import step_kinds
 from validation.real.work import Observation
 
-__all__ = ["FRAMES", "REPEATS", "bare", "driven", "frame_ns", "frames", "gpu_streams"]
+__all__ = [
+    "BATCHES", "FRAMES", "PARTITIONS", "REPEATS", "SIZES", "bare", "driven", "frame_ns", "frames",
+    "gpu_streams", "model_steps", "partitions", "shared_sms",
+]  # fmt: skip
 
 FRAMES: Final = (1, 2, 3, 4, 8)
 """Numbers of streams that plans have."""
@@ -35,18 +41,23 @@ FRAMES: Final = (1, 2, 3, 4, 8)
 REPEATS: Final = 3
 """Runs of every case in each of the two rounds of a block: a makespan is one sample."""
 
+SIZES: Final = (512, 1024, 2048)
+"""Of products on streams that share all SMs."""
+
+PARTITIONS: Final = (2, 4, 8)
+"""Into how many parts the SMs are split."""
+
+BATCHES: Final = {"gpt": [4, 16, 64], "resnet": [32, 128, 512]}
+"""model → batch sizes; those of the experiment lie between."""
+
 _SMALL: Final = ("matmul", {"size": 512, "repeat": 1})
 _DRIVEN: Final = ("matmul", {"size": 2048, "repeat": 4})
 
 
 def frames(session: Session) -> None:
     """Measure makespans in which nothing is executed."""
-
-    def measure() -> Samples:
-        executor: Any = session.executor
-        return {f"frame_{k}_ns": [float(ns) for ns in executor.frame_ns(k, 15)] for k in FRAMES}
-
-    session.keep(session.probe("frames", measure))
+    executor: Any = session.executor
+    session.keep(session.probe("frames", lambda: {f"frame_{k}_ns": executor.frame_ns(k, 15) for k in FRAMES}))
 
 
 def frame_ns(session: Session, streams: int) -> float:
@@ -68,14 +79,7 @@ def gpu_streams(session: Session) -> None:
     full = block_case("full", alone, {"dev0": {"streams": 1}}, notes={"gated": False})
     queued = block_case("queued", alone, {"dev0": {"streams": 1}})
     turns = block_case("turns", chain(_SMALL, n, lanes=(0, 1)), {"dev0": {"streams": 2}})
-
-    def read(case: Case, seen: Observation) -> Samples:
-        found = {case.name: [float(seen.makespan_ns)], f"{case.name} gaps": gaps_ns(seen)[2:].tolist()}
-        if seen.host_ns is not None:
-            found[f"{case.name} host"] = [float(seen.host_ns)]
-        return found
-
-    got = session.block("streams", [full, queued, turns], read, REPEATS, steady=("queued", "turns"))
+    got = session.block("streams", [full, queued, turns], sampled, REPEATS, steady=("queued", "turns"))
     one_ns = (np.median(got["queued"]) - frame_ns(session, 1)) / n
     session.keep(
         {
@@ -96,26 +100,86 @@ def driven(session: Session) -> None:
     wide = case("wide", chain(_DRIVEN, n, linked=False), policy={"name": "ready-queue"})
     deep = case("deep", chain(_DRIVEN, n), policy={"name": "in-order"})
     plan = case("plan", deep.ops)
-
-    def read(case: Case, seen: Observation) -> Samples:
-        return {
-            case.name: [float(seen.makespan_ns)],
-            f"{case.name} issue": np.diff(np.sort(seen.trace.tasks["issue_ns"])).tolist(),
-            f"{case.name} gaps": gaps_ns(seen).tolist(),
-        }
-
-    got = session.block("driven", [wide, deep, plan], read, REPEATS, steady=("wide", "plan"))
-    issue_ns = float(np.median(got["wide issue"]))
+    got = session.block("driven", [wide, deep, plan], sampled, REPEATS, steady=("wide", "plan"))
+    issue_ns = float(np.median(got["wide issues"]))
     one_ns = (np.median(got["plan"]) - frame_ns(session, 1)) / n
     session.keep(
         {
-            "driven_issue_ns": got["wide issue"],
+            "driven_issue_ns": got["wide issues"],
             "driven_latency_ns": _positive(np.array(got["deep"]) / n - one_ns - issue_ns),
             "driven_gap_ns": _positive((np.array(got["wide"]) - issue_ns) / n - one_ns),
             "driven_looked_latency_ns": _positive(np.array(got["deep gaps"]) - issue_ns),
             "driven_looked_gap_ns": _positive(got["wide gaps"]),
         }
     )
+
+
+def shared_sms(session: Session) -> None:
+    """Products on 2 and 4 streams that share all SMs against one stream: what company costs each of them.
+
+    It depends on how much of the GPU a kernel fills, so it is measured for every size that plans have.
+    """
+    for size, (k, more) in itertools.product(SIZES, ((2, ""), (4, "_4"))):
+        kernel = ("matmul", {"size": size, "repeat": 8})
+        chains = [chain(kernel, 8, name=f"o{lane}.", lanes=(lane,)) for lane in range(k)]
+        machine = {"dev0": {"streams": k}}
+        cases = [block_case("alone", chains[0], machine), block_case("busy", in_turn(*chains), machine)]
+        name, frame = f"{k} streams of {size}", frame_ns(session, k)
+        rounds = [session.block(name, cases, sampled, REPEATS) for _ in range(ROUNDS)]
+        factors = [
+            (np.median(found["busy"]) - frame) / (np.median(found["alone"]) - frame) for found in rounds
+        ]
+        session.keep({f"corun_{size}_slowdown{more}_ppm": [max(1.0, float(min(factors))) * 1e6]})
+
+
+def partitions(session: Session, p: int) -> None:
+    """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them.
+
+    Alone, and while all other groups do the same: SMs are their own, caches, memory and power are not.
+    """
+    n, size, repeats = 10, 2048, (1, 2, 4)
+    machine = {f"rank{r}": {"streams": 1} for r in range(p)}
+    contexts = {f"partition {p}": 1, f"partition {p} busy": p}
+    cases = [
+        block_case(
+            f"{context}, {repeat}",
+            [
+                op
+                for r in range(p)
+                for op in chain(
+                    ("block", {"size": size, "repeat": repeat}),
+                    n if r < working else 1,
+                    device=f"rank{r}",
+                    name=f"r{r}.",
+                )
+            ],
+            machine,
+            notes={"chain": n},
+        )
+        for repeat, (context, working) in itertools.product(repeats, contexts.items())
+    ]
+    found = session.block(f"blocks on a {p}th of the SMs", cases, partial(bare, session), REPEATS)
+    for context in contexts:
+        samples = {(size, repeat): found[f"{context}, {repeat}"] for repeat in repeats}
+        session.table("block", ("size", "repeat"), context, samples, along="repeat")
+
+
+def model_steps(session: Session, model: str) -> None:
+    """Measure how long every segment of a step takes: a table each, over batch sizes."""
+    batches = BATCHES[model]
+    cases = [step_case(model, batch, "calibration", "calibration") for batch in batches]
+    found = session.block(f"steps of {model}", cases, partial(segments, session), REPEATS)
+    for kind in step_kinds(model):
+        session.table(kind, ("batch",), "warm", {(batch,): found[f"{kind} {batch}"] for batch in batches})
+
+
+def segments(session: Session, case: Case, seen: Observation) -> Samples:
+    """Return how long a step and every op of it took, such that the ops take as long as without a look."""
+    lasted = spans_ns(seen)
+    scale = (seen.makespan_ns - frame_ns(session, 1)) / max(1, int(lasted.sum()))
+    ns = dict(zip(seen.trace.tasks["op"].tolist(), (lasted * scale).tolist(), strict=True))
+    of_ops = {f"{op.kind} {op.facts['batch']}": [ns[k]] for k, op in enumerate(case.ops)}
+    return {case.name: [float(seen.makespan_ns)], **of_ops}
 
 
 def _positive(samples: npt.ArrayLike) -> list[float]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from validation.calibrate.blocks.chains import block_case, chain, spans_ns
+from validation.calibrate.blocks.chains import DROPPED, LENGTH, block_case, chain, spans_ns
 from validation.calibrate.blocks.gpu_costs import REPEATS, bare
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case
 from validation.real.measured_kernels import HOLDS_HOST, kernel_axes
 from validation.real.work import Observation
 
-__all__ = ["DROPPED", "GRID", "durations"]
+__all__ = ["GRID", "durations"]
 
 MS: Final = 1_000_000
 
@@ -44,13 +44,6 @@ GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
     },
 }
 """backend → kind → sizes to measure."""
-
-
-LENGTH: Final = 20
-"""Ops in a chain, and three times as many of kernels of a few us."""
-
-DROPPED: Final = 4
-"""First ops of a chain on threads that are left out: caches, clocks, pages."""
 
 
 def durations(session: Session) -> None:

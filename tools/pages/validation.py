@@ -1,20 +1,10 @@
-"""Measure here what can be measured without a GPU, and write ``validation/README.md`` anew.
-
-::
-
-    python -m validation.record timer threads     into validation/data/DEVICE-DATE, then the page
-    python -m validation.record                   the page only, from what is recorded
-"""
+"""``validation/README.md``: the reports of all recorded machines."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from validation.__main__ import main as validate
-
-__all__ = ["main", "page"]
+__all__ = ["page", "text"]
 
 
 def page(folder: Path) -> str:
@@ -39,13 +29,6 @@ def page(folder: Path) -> str:
     return "\n".join(parts) + "\n"
 
 
-def main(backends: Sequence[str] | None = None) -> int:
-    """Measure on these backends and write the page; return the worst exit status."""
-    backends = sys.argv[1:] if backends is None else backends
-    status = max([validate(["--backend", backend]) for backend in backends], default=0)
-    Path("validation/README.md").write_text(page(Path("validation")))
-    return status
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def text() -> str:
+    """Return the page of what is recorded."""
+    return page(Path("validation"))

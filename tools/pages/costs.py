@@ -2,7 +2,7 @@
 
 ::
 
-    python -m studies.h200.docs_tables docs/costs.md
+    python -m tools.pages costs
 
 rewrites what stands between the lines ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 """
@@ -10,43 +10,15 @@ rewrites what stands between the lines ``<!-- begin NAME -->`` and ``<!-- end NA
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from devices.cost.fitted import load_fit
 from sim.words.errors import InputError
+from studies.h200.fit import error_table, found_errors
 
-__all__ = ["error_table", "fold_table", "parameter_table", "renewed", "worst_table"]
-
-
-def error_table(record: Mapping[str, Any]) -> str:
-    """Return the errors of every kind of op, split and predictor as a Markdown table."""
-    lines = [
-        "| op | split by | predictor | mean | median | max | bias | off by > 2x | no warning "
-        "| false warning | means of the folds |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for op, split, name, found in _found(record):
-        whole = found["all"]
-        means = [fold["mean"] for fold in found["folds"]]
-        lines.append(
-            f"| {op} | {split} | {name} | {whole['mean']:.1%} | {whole['median']:.1%} "
-            f"| {whole['max']:.0%} | {whole['bias']:+.1%} | {whole['beyond_2x']} of {whole['count']} "
-            f"| {found['unannounced_beyond_2x']} "
-            f"| {found['announced_within_2x'] / whole['count']:.1%} "
-            f"| {min(means):.1%} to {max(means):.1%} |"
-        )
-    return "\n".join(lines)
-
-
-def _found(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-    """Yield (kind of op, split, predictor, what was found) of a record."""
-    for op, splits in record["errors"].items():
-        for split, predictors in splits.items():
-            for name, found in predictors.items():
-                yield op, split, name, found
+__all__ = ["fold_table", "parameter_table", "renewed", "text", "worst_table"]
 
 
 def fold_table(record: Mapping[str, Any]) -> str:
@@ -56,7 +28,7 @@ def fold_table(record: Mapping[str, Any]) -> str:
         "| op | split by | predictor | " + " | ".join(f"fold {number}" for number in range(count)) + " |",
         "|---|---|---|" + "---:|" * count,
     ]
-    for op, split, name, found in _found(record):
+    for op, split, name, found in found_errors(record):
         cells = " | ".join(f"{fold['mean']:.1%} ({fold['max']:.0%})" for fold in found["folds"])
         lines.append(f"| {op} | {split} | {name} | {cells} |")
     return "\n".join(lines)
@@ -65,7 +37,9 @@ def fold_table(record: Mapping[str, Any]) -> str:
 def worst_table(record: Mapping[str, Any]) -> str:
     """Return the worst shapes of each predictor, split by shape, as a Markdown table."""
     lines = ["| op | predictor | shape | measured | predicted | factor |", "|---|---|---|---:|---:|---:|"]
-    points = [(o, n, p) for o, split, n, found in _found(record) if split == "shape" for p in found["worst"]]
+    points = [
+        (o, n, p) for o, split, n, found in found_errors(record) if split == "shape" for p in found["worst"]
+    ]
     for op, name, point in points:
         measured, predicted = point["measured_ns"], point["predicted_ns"]
         shape = ", ".join(f"{axis} {size}" for axis, size in point["shape"].items())
@@ -107,15 +81,6 @@ def renewed(text: str, record: Mapping[str, Any]) -> str:
     return text
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Rewrite the tables of the page that is named; return the exit status."""
-    if len(arguments) != 1:
-        print("usage: python -m studies.h200.docs_tables PAGE", file=sys.stderr)
-        return 2
-    page = Path(arguments[0])
-    page.write_text(renewed(page.read_text(encoding="utf-8"), load_fit("h200").record), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+def text() -> str:
+    """Return ``docs/costs.md`` with the tables of the fitted values that ship."""
+    return renewed(Path("docs/costs.md").read_text(encoding="utf-8"), load_fit("h200").record)

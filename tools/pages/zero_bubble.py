@@ -1,16 +1,10 @@
-"""The report on measured zero-bubble throughputs, in Markdown, from `studies.zero_bubble.zero_bubble_model`::
-
-python -m studies.zero_bubble.zero_bubble_report docs/zero_bubble.md
-"""
+"""``docs/zero_bubble.md``: measured zero-bubble throughputs, from `studies.zero_bubble.zero_bubble_model`."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
-from sim.words.errors import InputError
 from studies.zero_bubble.zero_bubble_model import (
     BANDWIDTH_BYTES_PER_S,
     BARE,
@@ -24,7 +18,7 @@ from studies.zero_bubble.zero_bubble_model import (
     predict,
 )
 
-__all__ = ["report_text", "write_report"]
+__all__ = ["report_text", "text"]
 
 FITTED = 1
 """The third of the rows that is fitted: those with the middle number of micro-batches."""
@@ -32,7 +26,7 @@ FITTED = 1
 _TEXT = """
 # Zero-bubble schedules on A100s: 48 measured throughputs
 
-Written by `python -m studies.zero_bubble.zero_bubble_report docs/zero_bubble.md`; do not edit.
+Written by `python -m tools.pages zero-bubble`; do not edit.
 
 This page compares simulated with measured throughputs, for readers who want to know how far to trust a
 simulated schedule. Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 4 and 9) measured
@@ -148,12 +142,6 @@ def _signed(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def write_report(path: str | Path) -> None:
-    """Write `report_text` of the rows that ship into a file."""
-    Path(path).write_text(report_text(measured()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise InputError("usage: python -m studies.zero_bubble.zero_bubble_report FILE")
-    write_report(sys.argv[1])
+def text() -> str:
+    """Return the page of the rows that ship."""
+    return report_text(measured())

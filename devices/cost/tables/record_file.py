@@ -1,0 +1,58 @@
+"""Reading a file with a schema: JSON, maybe gzipped, and every failure in one line that names the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sim.words.errors import InputError
+
+__all__ = ["read_record", "well_formed"]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_record(path: str | Path, what: str, *schemas: str) -> dict[str, Any]:
+    """Return the mapping in a file whose key ``schema`` is one of some.
+
+    Parameters
+    ----------
+    path : path
+    what : str
+        What the file should be, for messages: ``"a cost table"``.
+    *schemas : str
+
+    Raises
+    ------
+    InputError
+        No such file, no JSON, or another schema.
+    """
+    try:
+        raw = Path(path).read_bytes()
+        data = json.loads(gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from error
+    found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+    if found not in schemas:
+        accepted = " or ".join(map(repr, schemas))
+        raise InputError(f"{path}: not {what}: 'schema' must be {accepted}, found {found!r}")
+    return data  # type: ignore[no-any-return]
+
+
+@contextmanager
+def well_formed(path: str | Path) -> Iterator[None]:
+    """Turn what goes wrong while the content of a file is taken apart into an error that names the file."""
+    try:
+        yield
+    except KeyError as error:
+        raise InputError(f"{path}: the key {error} is missing") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: malformed: {error}") from error
