@@ -230,8 +230,9 @@ def first_tokens(c: Columns) -> None:
     first_start, first_end = np.full(c.n, never), np.full(c.n, never)
     np.minimum.at(first_start, c.op[c.live], c.start[c.live])
     np.minimum.at(first_end, c.op, c.end)
-    merges = np.array([kind == "merge" for kind in c.graph.kinds])[c.graph.kind_code]
-    one_of = merges[edges.consumer] | (c.non_strict[edges.consumer] & (edges.tensor != UNSET))
+    one_of = c.graph.is_kind("merge")[edges.consumer] | (
+        c.non_strict[edges.consumer] & (edges.tensor != UNSET)
+    )
     early = first_start[edges.consumer] < first_end[edges.producer]
     refuse(
         early & ~one_of,
