@@ -24,17 +24,7 @@ import numpy as np
 from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of, name_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
 from sim.plot.memory import draw_strip
-from sim.plot.strips import (
-    CAPACITY,
-    IN_VAIN,
-    RESERVED,
-    Strips,
-    alike,
-    band_colours,
-    band_labels,
-    scales_of,
-    strips_of,
-)
+from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips
 from sim.record.record import Record
 from sim.words.arrays import UNSET, IntArray
 
@@ -179,9 +169,7 @@ def compare_gantt(
         bars_of(trace, links=links and not fold, issuers=issuers)
         for trace, fold in zip(runs, folded, strict=True)
     ]
-    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
-    colours = band_colours(held, colours_of(runs))
-    held, sizes = alike(held, colours), scales_of(held)
+    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
     labels = legend_of(bars, colours)
     more = _legend_of_memory(held, colours, [label for label, _ in labels])
 

@@ -29,7 +29,7 @@ from sim.plot.bars import LAUNCH, Bars, bars_of, name_of
 from sim.plot.figure import OTHER, time_unit
 from sim.plot.gantt import colours_of, legend_of
 from sim.plot.html_memory import LINES, PLAIN_AXIS, peak_label, strip_areas, strip_axis
-from sim.plot.strips import Strips, alike, band_colours, band_labels, scales_of, strips_of
+from sim.plot.strips import band_labels, coloured_strips
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET
 from sim.words.atomic_files import write_text
@@ -142,9 +142,7 @@ def html_figure(
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
     every = [bars_of(trace, links=links, issuers=issuers) for trace in runs]
-    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
-    colours = band_colours(held, colours_of(runs))
-    held, sizes = alike(held, colours), scales_of(held)
+    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
     labels = legend_of(every, colours)
     entries = [label for label, _ in labels]
     entries += [label for label in (*band_labels(held), *LINES) if label not in entries]

@@ -36,6 +36,7 @@ __all__ = [
     "band_colours",
     "band_labels",
     "byte_unit",
+    "coloured_strips",
     "scales_of",
     "strip_of",
     "strips_of",
@@ -166,6 +167,25 @@ class Scale(NamedTuple):
     top_bytes: int
     unit: int
     name: str
+
+
+def coloured_strips(
+    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool
+) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
+    """Return the strips of runs that are seen together, all colours, and the scale of each kind of device.
+
+    Parameters
+    ----------
+    runs : sequence of Trace
+    colours : mapping of str to str
+        Those of their bars.
+    memory : bool
+        Whether any strips are wanted.
+    """
+    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
+    colours = band_colours(held, colours)
+    held = alike(held, colours)
+    return held, colours, scales_of(held)
 
 
 def strip_of(trace: Record, device: str) -> Strip:
