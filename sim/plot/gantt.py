@@ -301,7 +301,9 @@ def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scal
     points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]
     length = bars.end - bars.start
     roomy = np.flatnonzero((length * points > until * 6) & (bars.row != UNSET))
-    slots = _slots(trace, bars.row[roomy])
+    of_task, rows = trace.job.graph.micro_batch[trace.tasks["op"]], bars.row[roomy].tolist()
+    found = (of_task[row] if row < len(trace) else UNSET for row in rows)
+    slots = [None if slot == UNSET else str(slot) for slot in found]
     rooms = length[roomy] / until * points
     numbered = any(
         slot is not None and len(name_of(trace, int(bars.row[k]))) * _LETTER > room - 3
@@ -324,13 +326,6 @@ def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scal
         ink = _ink(colours.get(bars.kinds[bars.kind[k]], OTHER))
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
         ax.text(middle, y, shown, ha="center", va="center", fontsize=size, color=ink, clip_on=True)
-
-
-def _slots(trace: Record, rows: IntArray) -> list[str | None]:
-    """Return the micro-batch of each task that has one."""
-    of_op, tasks = trace.job.graph.micro_batch, trace.tasks["op"]
-    found = [int(of_op[tasks[row]]) if row < len(trace) else UNSET for row in rows.tolist()]
-    return [None if k == UNSET else str(k) for k in found]
 
 
 def _by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:

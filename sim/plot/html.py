@@ -266,7 +266,8 @@ def _bars(trace: Record, bars: Bars, colour: str, until: int, *, named: bool) ->
     height = _HEIGHT / bars.n_levels
     length = bars.end - bars.start
     edge = np.where(length > until / 400, 0.5, 0.0)  # around a thinner bar it would hide it
-    texts = {"text": [_short(trace, row) for row in bars.row.tolist()], "textposition": "inside"}
+    names = ["" if row == UNSET else name_of(trace, row).rpartition("/")[2] for row in bars.row.tolist()]
+    texts = {"text": [html.escape(name, quote=False) for name in names], "textposition": "inside"}
     return (texts if named else {}) | {
         "type": "bar",
         "orientation": "h",
@@ -280,11 +281,6 @@ def _bars(trace: Record, bars: Bars, colour: str, until: int, *, named: bool) ->
         "insidetextanchor": "middle",
         "textangle": 0,
     }
-
-
-def _short(trace: Record, row: int) -> str:
-    """Return what is written into a bar: what follows the last slash of its name."""
-    return "" if row == UNSET else html.escape(name_of(trace, row).rpartition("/")[2], quote=False)
 
 
 def _stories(trace: Record, bars: Bars) -> list[str]:
