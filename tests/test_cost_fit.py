@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pytest
 
 from devices.cost.fitted import load_fit, read_fit
-from devices.cost.formulas.attention import AttentionParameters, attention_ns
+from devices.cost.formulas.attention import AttentionParameters, attention_axes, attention_ns
 from devices.cost.formulas.gemm import GemmParameters, gemm_ns
 from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters
 from devices.cost.formulas.parameters import from_mapping, from_vector, ranges, to_mapping
-from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import InputError, UnknownNameError
 from studies.h200.crossval import cross_validate, errors, folds_by
@@ -42,6 +41,7 @@ from studies.h200.predictors import (
     gemm_problem,
     trainers,
 )
+from tools.pages.__main__ import main as write_pages
 from tools.pages.costs import renewed
 
 REPOSITORY = Path(__file__).parent.parent
@@ -311,6 +311,15 @@ def test_the_page_tells_what_the_file_says() -> None:
     assert renewed(page, load_fit().record) == page
     with pytest.raises(InputError, match="begin errors"):
         renewed("an empty page", load_fit().record)
+
+
+def test_the_tool_for_pages_names_those_it_knows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pages", "cost"])
+    with pytest.raises(SystemExit, match="2"):
+        write_pages()
+    assert "unknown page 'cost'. Known: costs, validation, zero-bubble" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_the_training_graph_of_a_diamond(profile):
                 "\tnode2 -- node3",
                 "\tnode3 -- node2",
             ],
-            "the layers node2, node3 wait for each other",
+            "has a cycle: node2 -> node3 -> node2",
         ),
     ],
 )

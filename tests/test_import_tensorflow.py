@@ -10,7 +10,7 @@ from devices.machine import make_machine
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from scenarios.importers import load_graph
 from scenarios.importers.tensorflow.tensorflow_json import import_tensorflow_json
-from scenarios.importers.tensorflow.tensorflow_ops import kind_of
+from scenarios.importers.tensorflow.tensorflow_nodes import kind_of
 from sim import simulate
 from sim.graph.frames import frame_structure
 from sim.graph.graph import Role

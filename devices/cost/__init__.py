@@ -46,22 +46,14 @@ __all__ = [
     "save_table",
 ]
 
-_WHERE: Final = {
-    "AttentionParameters": "devices.cost.formulas.attention",
-    "Axis": "devices.cost.tables.cost_table",
-    "CostTable": "devices.cost.tables.cost_table",
-    "ExtrapolationWarning": "devices.cost.tables.cost_table",
-    "FittedCosts": "devices.cost.fitted",
-    "GemmParameters": "devices.cost.formulas.gemm",
-    "KindEfficiency": "devices.cost.formulas.roofline",
-    "PlainRooflineWarning": "devices.cost.unreliable",
-    "UnreliableCostWarning": "devices.cost.unreliable",
-    "attention_ns": "devices.cost.formulas.attention",
-    "gemm_ns": "devices.cost.formulas.gemm",
-    "load_fit": "devices.cost.fitted",
-    "load_table": "devices.cost.tables.table_file",
-    "roofline_ns": "devices.cost.formulas.roofline",
-    "save_table": "devices.cost.tables.table_file",
+_NAMES: Final = {
+    "fitted": ("FittedCosts", "load_fit"),
+    "formulas.attention": ("AttentionParameters", "attention_ns"),
+    "formulas.gemm": ("GemmParameters", "gemm_ns"),
+    "formulas.roofline": ("KindEfficiency", "roofline_ns"),
+    "tables.cost_table": ("Axis", "CostTable", "ExtrapolationWarning"),
+    "tables.table_file": ("load_table", "save_table"),
+    "unreliable": ("PlainRooflineWarning", "UnreliableCostWarning"),
 }
 
-__getattr__ = lazy(__name__, _WHERE)
+__getattr__ = lazy(__name__, {n: f"{__name__}.{module}" for module, names in _NAMES.items() for n in names})

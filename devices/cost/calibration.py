@@ -104,10 +104,6 @@ class Calibration:
         contexts = dict.fromkeys(table["context"] for table in self.tables)
         return {c: {table.kind: table for table in self.cost_tables(c)} for c in contexts}
 
-    @property
-    def _warm(self) -> dict[str, CostTable]:
-        return self._tables.get("warm", {})
-
     def lookup(self, kind: str, *, context: str = "warm", **sizes: int) -> int:
         """Return how long one op of a kind takes in a context.
 
@@ -135,10 +131,11 @@ class Calibration:
         An op with a data type that has a table of its own (context ``warm, fp32``) is looked up there.
         """
         ns = np.full(len(graph), UNSET)
+        warm = self._tables.get("warm", {})
         by_dtype = [self._tables.get(f"warm, {dtype_name(name)}", {}) for name in (*graph.dtypes, "")]
         for op in range(len(graph)):
             kind = graph.kind(op)
-            table = by_dtype[graph.dtype_code[op]].get(kind) or self._warm.get(kind)
+            table = by_dtype[graph.dtype_code[op]].get(kind) or warm.get(kind)
             if table is not None:
                 facts = {"repeat": 1, **graph.attributes.get(op, {})}
                 ns[op] = table.lookup(**{axis.name: facts[axis.name] for axis in table.axes})

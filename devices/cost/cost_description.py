@@ -149,13 +149,7 @@ _OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_pe
 _LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
 """Keys that tell by kind of op how far it stays below the roofline."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
-_ROOFLINE: Final = {
-    name: DEVICE_FIELDS[name]
-    for name in (
-        *("peak", "bandwidth", "default_dtype"),
-        *_LOSSES,
-    )
-}
+_ROOFLINE: Final = {name: DEVICE_FIELDS[name] for name in ("peak", "bandwidth", "default_dtype", *_LOSSES)}
 
 
 def _name_and_parameters(spec: object) -> tuple[str, Any]:

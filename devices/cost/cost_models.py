@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -183,7 +184,7 @@ class TableCost(CostModel):
 
     Examples
     --------
-    >>> from devices.cost.tables.cost_table import Axis
+    >>> from devices.cost.tables.cost_table import Axis, CostTable
     >>> from sim import Device, GraphBuilder
     >>> table = CostTable.from_rows("toy", "copy", [Axis("nbytes")], [(1024, 1000), (4096, 2000)])
     >>> b = GraphBuilder("two")
@@ -204,6 +205,10 @@ class TableCost(CostModel):
         return duration_ns
 
 
+_Models = Mapping[str, tuple[list[str], Callable[..., IntArray]]]
+"""Kind of op -> names of its sizes, and what is asked about them."""
+
+
 @dataclass(frozen=True)
 class FittedCost(CostModel):
     """Matrix products and attention by models fitted to measurements; other ops are unknown to it.
@@ -222,31 +227,27 @@ class FittedCost(CostModel):
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 for an op that no model fits."""
-        duration_ns = np.full(len(graph), UNSET)
-        sm_count = device.details.sms or 132
-        fits = _in_half_precision(graph)
-        for kind, axes, model in (
-            ("matmul", ["m", "n", "k"], self.fitted.gemm_ns),
-            ("gemm", ["m", "n", "k"], self.fitted.gemm_ns),
-            ("attention", ["batch", "seq_len", "heads", "kv_heads", "head_dim"], self.fitted.attention_ns),
-        ):
-            ops, sizes = _shapes(graph, kind, axes, fits)
-            if ops:
-                duration_ns[ops] = model(**sizes, sm_count=sm_count)
-        return duration_ns
+        axes = ["batch", "seq_len", "heads", "kv_heads", "head_dim"]
+        product = (["m", "n", "k"], self.fitted.gemm_ns)
+        models: _Models = {"matmul": product, "gemm": product, "attention": (axes, self.fitted.attention_ns)}
+        return self._each(graph, device, models)
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
         from devices.cost.formulas.gemm import gemm_blocks
 
-        blocks = np.full(len(graph), UNSET)
-        sm_count = device.details.sms or 132
+        product = (["m", "n", "k"], partial(gemm_blocks, parameters=self.fitted.gemm))
+        return self._each(graph, device, {"matmul": product, "gemm": product})
+
+    def _each(self, graph: Graph, device: Device, models: _Models) -> IntArray:
+        """Return what the model of each kind says of its axes; -1 where there is none."""
+        found = np.full(len(graph), UNSET)
         fits = _in_half_precision(graph)
-        for kind in ("matmul", "gemm"):
-            ops, sizes = _shapes(graph, kind, ["m", "n", "k"], fits)
+        for kind, (axes, model) in models.items():
+            ops, sizes = _shapes(graph, kind, axes, fits)
             if ops:
-                blocks[ops] = gemm_blocks(**sizes, parameters=self.fitted.gemm, sm_count=sm_count)
-        return blocks
+                found[ops] = model(**sizes, sm_count=device.details.sms or 132)
+        return found
 
 
 def _in_half_precision(graph: Graph) -> npt.NDArray[np.bool_]:

@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
-from devices.cost.formulas.attention import AttentionParameters, attention_ns
+from devices.cost.formulas.attention import AttentionParameters, attention_axes, attention_ns
 from devices.cost.formulas.gemm import GemmParameters, gemm_ns
 from devices.cost.formulas.nccl import NcclParameters, collective_ns
 from devices.cost.formulas.parameters import from_mapping
 from devices.cost.formulas.roofline import KindEfficiency
-from devices.cost.tables.attention_axes import attention_axes
 from devices.cost.tables.record_file import read_record, well_formed
 from devices.cost.unreliable import UnreliableCostWarning
 from sim.words.errors import UnknownNameError
 
 __all__ = ["SCHEMA", "FittedCosts", "Region", "fits", "load_fit", "read_fit"]
 
-IntArray = npt.NDArray[np.int64]
+IntArray = NDArray[np.int64]
 SCHEMA = "sim.fitted_costs/1"
 _FOLDER = Path(__file__).parent
 _SUFFIX = "_fit.json"
@@ -53,7 +52,7 @@ class Region:
     where: Mapping[str, tuple[int, int]]
     because: str
 
-    def contains(self, sizes: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.bool_]:
+    def contains(self, sizes: Mapping[str, ArrayLike]) -> NDArray[np.bool_]:
         """Return which shapes lie inside; `sizes` has an array for each name in `where`.
 
         Examples
@@ -61,7 +60,7 @@ class Region:
         >>> Region("gemm", {"m": (1, 7)}, "why").contains({"m": [1, 8], "n": [64, 64]}).tolist()
         [True, False]
         """
-        inside: npt.NDArray[np.bool_] = np.ones(np.broadcast_shapes(*map(np.shape, sizes.values())), np.bool_)
+        inside: NDArray[np.bool_] = np.ones(np.broadcast_shapes(*map(np.shape, sizes.values())), np.bool_)
         for name, (low, high) in self.where.items():
             size = np.asarray(sizes[name])
             inside = inside & (low <= size) & (size <= high)
@@ -102,9 +101,7 @@ class FittedCosts:
     unreliable: tuple[Region, ...]
     record: Mapping[str, Any]
 
-    def gemm_ns(
-        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, sm_count: int = 132
-    ) -> IntArray:
+    def gemm_ns(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, sm_count: int = 132) -> IntArray:
         """Return :func:`devices.cost.formulas.gemm.gemm_ns` with this device's parameters.
 
         Warns
@@ -117,13 +114,13 @@ class FittedCosts:
 
     def attention_ns(
         self,
-        batch: npt.ArrayLike,
-        seq_len: npt.ArrayLike,
-        heads: npt.ArrayLike,
-        kv_heads: npt.ArrayLike,
-        head_dim: npt.ArrayLike,
+        batch: ArrayLike,
+        seq_len: ArrayLike,
+        heads: ArrayLike,
+        kv_heads: ArrayLike,
+        head_dim: ArrayLike,
         *,
-        window: npt.ArrayLike = 0,
+        window: ArrayLike = 0,
         sm_count: int = 132,
     ) -> IntArray:
         """Return :func:`devices.cost.formulas.attention.attention_ns` with this device's parameters.
@@ -133,17 +130,16 @@ class FittedCosts:
         UnreliableCostWarning
             A shape lies in a region where the model is known to be off by more than a factor of 2.
         """
-        duration = attention_ns(
-            batch, seq_len, heads, kv_heads, head_dim, self.attention, window=window, sm_count=sm_count
-        )
-        self._say_so("attention", attention_axes(batch, seq_len, heads, kv_heads, head_dim, window))
+        sizes = (batch, seq_len, heads, kv_heads, head_dim)
+        duration = attention_ns(*sizes, self.attention, window=window, sm_count=sm_count)
+        self._say_so("attention", attention_axes(*sizes, window))
         return duration
 
-    def collective_ns(self, collective: str, ranks: npt.ArrayLike, nbytes: npt.ArrayLike) -> IntArray:
+    def collective_ns(self, collective: str, ranks: ArrayLike, nbytes: ArrayLike) -> IntArray:
         """Return :func:`devices.cost.formulas.nccl.collective_ns` with this device's parameters."""
         return collective_ns(collective, ranks, nbytes, self.collective)
 
-    def _say_so(self, model: str, sizes: Mapping[str, npt.ArrayLike]) -> None:
+    def _say_so(self, model: str, sizes: Mapping[str, ArrayLike]) -> None:
         for region in self.unreliable:
             if region.model == model and region.contains(sizes).any():
                 ranges = ", ".join(

@@ -92,9 +92,8 @@ def _rooflines(model: CostModel | None) -> Iterator[RooflineCost]:
 
 
 def _message(hardware: str, found: Counter[str], total: int) -> str:
-    shown = (
-        len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
-    )  # "1 more kind" is as long as its name
+    # "1 more kind" is as long as its name.
+    shown = len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
     if len(found) > shown:
         kinds += f" and {len(found) - shown} more kinds"

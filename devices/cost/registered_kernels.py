@@ -54,6 +54,9 @@ class OpFacts:
     attributes: Mapping[str, Any]
 
 
+CostFunction = Callable[[OpFacts, Device], int]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """An implementation of an op.
@@ -73,12 +76,10 @@ class Kernel:
     op: str
     device: str
     dtypes: tuple[str, ...]
-    cost_ns: Callable[[OpFacts, Device], int]
+    cost_ns: CostFunction
 
 
-def kernel(
-    op: str, device: str, dtypes: Iterable[str] = ()
-) -> Callable[[Callable[[OpFacts, Device], int]], Kernel]:
+def kernel(op: str, device: str, dtypes: Iterable[str] = ()) -> Callable[[CostFunction], Kernel]:
     """Make a function a kernel; register it under an entry point of the group ``sim.kernels``.
 
     Parameters
@@ -97,7 +98,7 @@ def kernel(
     ('conv', ('int8',))
     """
 
-    def decorate(function: Callable[[OpFacts, Device], int]) -> Kernel:
+    def decorate(function: CostFunction) -> Kernel:
         return Kernel(op, device, tuple(dtype_name(dtype) for dtype in dtypes), function)
 
     return decorate
@@ -153,9 +154,7 @@ class KernelCost(CostModel):
                 key = (one.op, one.device, dtype)
                 if key in self.by_key:
                     what = f"{one.op} on {one.device}" + (f" in {dtype}" if dtype else "")
-                    raise InputError(
-                        f"there are two kernels for {what}; name those that count: {{kernels: [...]}}"
-                    )
+                    raise InputError(f"there are two kernels for {what}; name one: {{kernels: [...]}}")
                 self.by_key[key] = one
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 from devices.cost.formulas.nccl import COLLECTIVES
 
@@ -67,9 +67,7 @@ ALLOWANCES: Final = {
 """By kind of op, from the tables of the H200. What was not measured is taken for a product."""
 
 
-def may_take_twice(
-    kind: str, arithmetic_ns: npt.ArrayLike, traffic_ns: npt.ArrayLike
-) -> npt.NDArray[np.bool_]:
+def may_take_twice(kind: str, arithmetic_ns: ArrayLike, traffic_ns: ArrayLike) -> NDArray[np.bool_]:
     """Return which ops may take more than twice their plain roofline.
 
     Parameters
@@ -92,5 +90,5 @@ def may_take_twice(
     launch_ns, share = ALLOWANCES.get(kind, _PRODUCT)
     one, other = np.asarray(arithmetic_ns, np.float64), np.asarray(traffic_ns, np.float64)
     longest = np.maximum(one, other)
-    found: npt.NDArray[np.bool_] = (longest > 0) & (launch_ns + (one + other) / share > 2 * longest)
+    found: NDArray[np.bool_] = (longest > 0) & (launch_ns + (one + other) / share > 2 * longest)
     return found

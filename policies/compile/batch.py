@@ -68,12 +68,11 @@ class Batch:
             record = records.ops[graph.op_names[op]]
             if record.kind not in _NO_DATA and any(tensor in grows for tensor, _ in record.inputs):
                 grows.update(record.tensor(k) for k in range(len(record.outputs)))
-        for record in records.ops.values():
-            if record.name in grows:
-                self._grow(records, record, grows)
-        for record in records.ops.values():
-            if record.name in grows:
-                record.outputs = tuple(nbytes * self.times for nbytes in record.outputs)
+        growing = [record for record in records.ops.values() if record.name in grows]
+        for record in growing:
+            self._grow(records, record, grows)
+        for record in growing:
+            record.outputs = tuple(nbytes * self.times for nbytes in record.outputs)
         for name, given in records.externals.items():
             if name in grows:
                 records.externals[name] = External(given.nbytes * self.times, given.role, given.device)

@@ -156,10 +156,8 @@ def _fuse(producer: Record, record: Record, records: Records) -> None:
     record.bytes_read = producer.bytes_read + max(0, record.bytes_read - between)
     record.bytes_written = max(0, producer.bytes_written - between) + record.bytes_written
     record.duration_ns = _sum(producer.duration_ns, record.duration_ns)
-    known = producer.duration_by_kind.keys() & record.duration_by_kind.keys()
-    record.duration_by_kind = {
-        k: producer.duration_by_kind[k] + record.duration_by_kind[k] for k in sorted(known)
-    }
+    theirs, own = producer.duration_by_kind, record.duration_by_kind
+    record.duration_by_kind = {kind: theirs[kind] + own[kind] for kind in sorted(theirs.keys() & own.keys())}
     record.attributes = {**producer.attributes, **record.attributes, "fused": kinds}
 
 

@@ -16,16 +16,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.compile.records import Record, Records, read, write
+from policies.compile.records import Edge, Record, Records, read, write
 from policies.option_checks import one_of
 from sim import Graph
 
 __all__ = ["Layout"]
 
 FORMATS: Final = ("NHWC", "NCHW")
-AGNOSTIC: Final = frozenset(
-    {"relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu"}
-)
+AGNOSTIC: Final = ("relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu")
 """Kinds that compute the same in any format (all inputs in one)."""
 
 
@@ -69,9 +67,7 @@ class Layout:
         record.inputs[0] = (before, 0)
 
 
-def _transpose(
-    name: str, edge: tuple[str, int], way: tuple[str, str], like: Record, records: Records
-) -> None:
+def _transpose(name: str, edge: Edge, way: tuple[str, str], like: Record, records: Records) -> None:
     """Add a transpose of what an edge brings, from one format to another, on the device of an op."""
     nbytes, attributes = records.nbytes(edge[0]), dict(zip(("from", "to"), way, strict=True))
     new = Record(name, "transpose", [edge], [], (nbytes,), device=like.device, dtype=like.dtype)
@@ -92,9 +88,7 @@ def _sink(records: Records) -> bool:
     for record in records.ops.values():
         if record.kind not in AGNOSTIC or len(record.outputs) != 1 or not readers[record.name]:
             continue
-        above = [
-            producer for tensor, _ in record.inputs if (producer := records.producer(tensor)) is not None
-        ]
+        above = [op for tensor, _ in record.inputs if (op := records.producer(tensor)) is not None]
         ways = {_way(producer) for producer in above}
         way = ways.pop() if len(ways) == 1 and len(above) == len(record.inputs) else None
         if way is None or any(len(readers[producer.name]) > 1 or producer.after for producer in above):

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Final
 
-from policies.compile.records import Record, Records, frames_given, read, write
+from policies.compile.records import Edge, Record, Records, frames_given, read, write
 from sim import Graph
 from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
 from sim.words.errors import InputError
@@ -82,11 +82,9 @@ class Partition:
     def apply(self, graph: Graph) -> Graph:
         """Return the graphs of all devices as one, in which no edge but Send to Recv leaves a device."""
         records = read(graph)
-        for record in records.ops.values():
+        for name, record in records.ops.items():
             if record.device is None:
-                raise InputError(
-                    f"op {record.name!r} is pinned to no device; place the graph, then partition it"
-                )
+                raise InputError(f"op {name!r} is pinned to no device; place the graph, then partition it")
         structure = frame_structure(graph) if has_control_flow(graph) else None
         _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
         frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
@@ -124,9 +122,8 @@ class _Cut:
 
     def result(self) -> Records:
         """Return all ops, old and new."""
-        in_order = (
-            one for record in self.records.ops.values() for one in (*self.before[record.name], record)
-        )
+        ops = self.records.ops
+        in_order = (record for name in ops for record in (*self.before[name], ops[name]))
         self.records.ops = {record.name: record for record in in_order}
         return self.records
 
@@ -196,18 +193,16 @@ class _Cut:
             condition = next((record for record in inside[frame] if record.kind == "loop_cond"), None)
             if condition is None and not self.by_key:
                 continue  # a call in a frame of its own
-            enter = next(
-                self.records.ops[graph.op_names[op]] for op, f in structure.child_of.items() if f == frame
-            )
-            attributes = {k: v for k, v in enter.attributes.items() if k in ("frame", "parallel_iterations")}
+            first_enter = next(op for op, child in structure.child_of.items() if child == frame)
+            enter = self.records.ops[graph.op_names[first_enter]]
             there = [*inside[frame], *deeper[frame]]
             for device in dict.fromkeys(str(record.device) for record in there):
                 if self.by_key or condition is None or device != condition.device:
                     first = next(record for record in there if record.device == device)
                     outer = self._outside(structure.parent[frame], first, enter)
-                    self._control_loop(frame, condition, attributes, first, outer)
+                    self._control_loop(frame, condition, enter, first, outer)
 
-    def _outside(self, parent: int, first: Record, enter: Record) -> list[tuple[str, int]]:
+    def _outside(self, parent: int, first: Record, enter: Record) -> list[Edge]:
         """Return what starts a loop's control nodes: outside all loops nothing, else the outer iteration."""
         if parent == 0:
             return []
@@ -220,18 +215,15 @@ class _Cut:
         return [(producer.name if here else self._follow(producer, first), 0)]
 
     def _control_loop(
-        self,
-        frame: int,
-        condition: Record | None,
-        attributes: dict[str, Any],
-        first: Record,
-        outer: list[tuple[str, int]],
+        self, frame: int, condition: Record | None, opened: Record, first: Record, outer: list[Edge]
     ) -> None:
+        """Add the control nodes of a loop, which `opened` enters, to the device of its op `first`."""
+        attributes = {k: v for k, v in opened.attributes.items() if k in ("frame", "parallel_iterations")}
         device = str(first.device)
         base = f"{attributes['frame']}/on_{device}"
         const = self._add(first, f"{base}/const", "const", device, after=outer)
         given = [(const, 0)]
-        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes={**attributes})
+        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes=attributes)
         if condition is None:  # entered once
             self.starts[frame, device] = enter
             return

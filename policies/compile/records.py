@@ -17,7 +17,11 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure
 from sim.graph.graph import Role
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["External", "Record", "Records", "frames_given", "read", "write"]
+__all__ = ["Edge", "External", "Record", "Records", "frames_given", "read", "write"]
+
+
+Edge = tuple[str, int]
+"""A tensor that an op reads, or an op that it follows, and how many iterations earlier."""
 
 
 @dataclass
@@ -26,8 +30,8 @@ class Record:
 
     name: str
     kind: str
-    inputs: list[tuple[str, int]]
-    after: list[tuple[str, int]]
+    inputs: list[Edge]
+    after: list[Edge]
     outputs: tuple[int, ...]
     flops: int = 0
     bytes_read: int = 0
@@ -98,7 +102,7 @@ class Records:
         """Return op name → the ops that follow it by a control edge."""
         return self._users(lambda record: record.after)
 
-    def _users(self, edges: Callable[[Record], list[tuple[str, int]]]) -> dict[str, list[Record]]:
+    def _users(self, edges: Callable[[Record], list[Edge]]) -> dict[str, list[Record]]:
         out: dict[str, list[Record]] = {name: [] for name in self.ops}
         for record in self.ops.values():
             for tensor, _ in edges(record):
@@ -200,7 +204,7 @@ def read(graph: Graph) -> Records:
     return Records(graph.name, ops, externals)
 
 
-def _edges(rows: Csr, distance: IntArray, names: Sequence[str]) -> list[list[tuple[str, int]]]:
+def _edges(rows: Csr, distance: IntArray, names: Sequence[str]) -> list[list[Edge]]:
     pairs = list(zip([names[i] for i in rows.indices.tolist()], distance.tolist(), strict=True))
     return [pairs[a:b] for a, b in pairwise(rows.indptr.tolist())]
 

@@ -63,10 +63,10 @@ def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> Batc
         The two differ in more than their costs and sizes, or by no whole number a sample.
     """
     changing = (*_STRAIGHT, "attributes")
-    for field in dataclasses.fields(Graph):
-        if field.name not in changing and not _same(getattr(at, field.name), getattr(other, field.name)):
+    for name in (field.name for field in dataclasses.fields(Graph)):
+        if name not in changing and not _same(getattr(at, name), getattr(other, name)):
             raise GraphError(
-                f"graph {at.name!r} has other {field.name} at batch {other_batch} than at batch {batch}"
+                f"graph {at.name!r} has other {name} at batch {other_batch} than at batch {batch}"
             )
     step = other_batch - batch
     columns: dict[str, Any] = {}

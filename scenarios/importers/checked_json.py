@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sim.words.errors import InputError, nearest
+from sim.words.errors import InputError, hint
 from sim.words.options import misfit_text
 
 __all__ = ["parse"]
@@ -61,8 +61,7 @@ def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
     if fault["type"] == "missing":
         return f"{where}: the key {fault['loc'][-1]!r} is missing"
     if fault["type"] == "extra_forbidden":
-        close = nearest(str(fault["loc"][-1]), _keys(types.json_schema()))
-        return f"{where}: no such key" + (f"; did you mean {close!r}?" if close else "")
+        return f"{where}: no such key{hint(str(fault['loc'][-1]), _keys(types.json_schema()))}"
     if not known:
         return f"{where}: should be a name or [name, distance], not {json.dumps(data)[:60]}"
     return f"{where}: {misfit_text(fault)}"

@@ -12,21 +12,11 @@ from typing import IO, Any, cast
 
 from sim.words.errors import GraphError, InputError, UnknownNameError
 
-__all__ = [
-    "MAX_BYTES",
-    "StrPath",
-    "choice",
-    "fixed_batch",
-    "in_file",
-    "read_bytes",
-    "read_head",
-    "read_json",
-    "stem",
-]
+__all__ = ["StrPath", "choice", "fixed_batch", "in_file", "read_bytes", "read_head", "read_json", "stem"]
 
 StrPath = str | os.PathLike[str]
 
-MAX_BYTES = 4 * 2**30
+_MAX_BYTES = 4 * 2**30
 """Largest file read, after decompression: a million ops take a tenth of it, a gzip bomb would take it all."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -40,9 +30,9 @@ def read_bytes(path: StrPath) -> bytes:
     InputError
         No such file, a directory, no permission, a truncated or damaged gzip file, too large a file.
     """
-    content = _read(path, MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise InputError(f"{path}: holds more than {MAX_BYTES // 2**30} GiB")
+    content = _read(path, _MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise InputError(f"{path}: holds more than {_MAX_BYTES // 2**30} GiB")
     return content
 
 
@@ -101,10 +91,9 @@ def in_file(path: object) -> Iterator[None]:
     """Begin the message of an error with the file (or model) that it is about."""
     try:
         yield
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        kind = GraphError if isinstance(error, GraphError) else InputError
+        raise kind(f"{path}: {error}") from None
 
 
 def fixed_batch(path: StrPath, batch: int | None, why: str) -> None:

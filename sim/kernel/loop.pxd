@@ -29,7 +29,7 @@ cdef class Run:
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
     cdef public i64[::1] group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue
-    cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, batch, queue_first, queue_head
+    cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, queue_first, queue_head
     cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
     cdef public i64[::1] noted_ns, host_group, host, unhosted, unhosted_last
     cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released
@@ -72,10 +72,11 @@ cdef class Run:
     cdef void launch(self, i64 task, i64 node) noexcept
     @cython.locals(device=i64)
     cdef bint find_place(self, i64 task, i64 node) noexcept
+    cdef void queue_up(self, i64[::1] first, i64[::1] last, i64 which, i64 task) noexcept
     @cython.locals(lane=i64)
     cdef void put_on_stream(self, i64 task, i64 node) noexcept
     cdef void ask(self) noexcept
-    @cython.locals(n=i64, group=i64, who=i64, task=i64, k=i64)
+    @cython.locals(n=i64, group=i64, who=i64, task=i64, k=i64, left=i64)
     cdef void ask_groups(self) noexcept
     @cython.locals(took=bint, task=i64, who=i64)
     cdef bint ask_everybody(self) noexcept
@@ -94,7 +95,7 @@ cdef class Run:
     cdef void occupy(self, i64 who) noexcept
     cdef void ask_later(self, i64 group) noexcept
     cdef void touch(self, i64 lane) noexcept
-    @cython.locals(n=i64, lane=i64, task=i64, at=i64, k=i64)
+    @cython.locals(n=i64, lane=i64, task=i64, at=i64, k=i64, left=i64)
     cdef void start_heads(self) noexcept
     cdef void wake(self, i64 lane, i64 at) noexcept
     @cython.locals(ns=i64)
@@ -114,9 +115,3 @@ cdef class Run:
     cdef void push_slot(self, i64 first, i64 n, i64 value) noexcept
     @cython.locals(least=i64, value=i64, at=i64, kid=i64)
     cdef i64 pop_slot(self, i64 first, i64 n) noexcept
-    @cython.locals(moves=i64, value=i64, at=i64, k=i64)
-    cdef void sort_batch(self, i64 n) noexcept
-    @cython.locals(value=i64, k=i64)
-    cdef void sort_by_heap(self, i64 n) noexcept
-    @cython.locals(value=i64, kid=i64)
-    cdef void sift_down(self, i64 at, i64 n) noexcept

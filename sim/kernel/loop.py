@@ -125,7 +125,8 @@ class Run:
     waits: Column  # first and last task that waits for cores
     waits_last: Column
 
-    # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first.
+    # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first; behind them
+    # is room for another, in which groups or lanes are put in order.
     issuer_group: Column
     issuer_lane: Column
     issuer_queue: Column  # whose program it follows
@@ -135,7 +136,6 @@ class Run:
     asked: Column  # groups to ask; none unless by groups
     is_asked: Column
     n_asked: int
-    batch: Column  # groups or lanes in order
     something: bool  # whether anything changed for an issuer
 
     # Queues of eligible tasks, one a group or a program: a heap of places, a stack or a queue in `slots`.
@@ -381,12 +381,7 @@ class Run:
             group = self.host_group[node - self.n_ops]
             who = self.first_idle(group)
             if who < 0 or self.unhosted[group] >= 0:
-                self.follower[task] = -1
-                if self.unhosted[group] < 0:
-                    self.unhosted[group] = task
-                else:
-                    self.follower[self.unhosted_last[group]] = task
-                self.unhosted_last[group] = task
+                self.queue_up(self.unhosted, self.unhosted_last, group, task)
                 self.n_unhosted += 1
                 return
             self.occupy(who)
@@ -495,12 +490,7 @@ class Run:
             need = self.cores[node]
             if need and (self.waits[device] >= 0 or need > self.free_cores[device]):
                 self.wait[task] = RESOURCES
-                self.follower[task] = -1
-                if self.waits[device] < 0:
-                    self.waits[device] = task
-                else:
-                    self.follower[self.waits_last[device]] = task
-                self.waits_last[device] = task
+                self.queue_up(self.waits, self.waits_last, device, task)
                 return
             self.free_cores[device] -= need
         self.begin(task, node, self.now)
@@ -533,27 +523,26 @@ class Run:
         if self.outstanding[device] < self.depth[device]:
             self.outstanding[device] += 1
             return True
-        self.follower[task] = -1
-        if self.parked[device] < 0:
-            self.parked[device] = task
-        else:
-            self.follower[self.parked_last[device]] = task
-        self.parked_last[device] = task
+        self.queue_up(self.parked, self.parked_last, device, task)
         return False
+
+    def queue_up(self, first: Column, last: Column, which: int, task: int) -> None:
+        """Put a task at the end of one of the queues that are linked from follower to follower."""
+        self.follower[task] = -1
+        if first[which] < 0:
+            first[which] = task
+        else:
+            self.follower[last[which]] = task
+        last[which] = task
 
     def put_on_stream(self, task: int, node: int) -> None:
         """Queue a launch; where issuing is enough, its consumers have one input more."""
         lane = self.lane_of[node]
         self.issue[task] = self.now
         self.stream[task] = lane
-        self.follower[task] = -1
-        if self.head[lane] < 0:
-            self.head[lane] = task
-            if not self.busy[lane]:
-                self.touch(lane)
-        else:
-            self.follower[self.tail[lane]] = task
-        self.tail[lane] = task
+        if self.head[lane] < 0 and not self.busy[lane]:
+            self.touch(lane)
+        self.queue_up(self.head, self.tail, lane, task)
         if self.at_issue:
             self.done_with(task)
             self.count_down(task, node, node)
@@ -575,10 +564,9 @@ class Run:
         n = self.n_asked
         self.n_asked = 0
         for k in range(n):
-            self.batch[k] = self.asked[k]
-        self.sort_batch(n)
-        for k in range(n):
-            group = self.batch[k]
+            self.push_slot(self.n_issuers, k, self.asked[k])
+        for left in range(n, 0, -1):
+            group = self.pop_slot(self.n_issuers, left)
             self.is_asked[group] = 0
             while self.n_idle[group]:
                 who = self.slots[self.idle_first[group]]
@@ -739,10 +727,9 @@ class Run:
         n = self.n_touched
         self.n_touched = 0
         for k in range(n):
-            self.batch[k] = self.touched[k]
-        self.sort_batch(n)
-        for k in range(n):
-            lane = self.batch[k]
+            self.push_slot(self.n_issuers, k, self.touched[k])
+        for left in range(n, 0, -1):
+            lane = self.pop_slot(self.n_issuers, left)
             self.is_touched[lane] = 0
             task = self.head[lane]
             if task < 0 or self.busy[lane]:
@@ -916,45 +903,3 @@ class Run:
             at = kid
         self.slots[first + at] = value
         return least
-
-    # Sorting.
-
-    def sort_batch(self, n: int) -> None:
-        """Sort the `n` numbers of the batch, which are few or nearly in order (else by a heap)."""
-        moves = 0
-        for k in range(1, n):
-            value = self.batch[k]
-            at = k
-            while at > 0 and self.batch[at - 1] > value:
-                self.batch[at] = self.batch[at - 1]
-                at -= 1
-            self.batch[at] = value
-            moves += k - at
-            if moves > 16 * n:
-                self.sort_by_heap(n)
-                return
-
-    def sort_by_heap(self, n: int) -> None:
-        """Sort the batch, in whatever order it is."""
-        for k in range(n // 2 - 1, -1, -1):
-            self.sift_down(k, n)
-        for k in range(n - 1, 0, -1):
-            value = self.batch[k]
-            self.batch[k] = self.batch[0]
-            self.batch[0] = value
-            self.sift_down(0, k)
-
-    def sift_down(self, at: int, n: int) -> None:
-        """Let a number sink in a heap of `n` whose greatest comes first."""
-        value = self.batch[at]
-        while True:
-            kid = 2 * at + 1
-            if kid >= n:
-                break
-            if kid + 1 < n and self.batch[kid + 1] > self.batch[kid]:
-                kid += 1
-            if value >= self.batch[kid]:
-                break
-            self.batch[at] = self.batch[kid]
-            at = kid
-        self.batch[at] = value

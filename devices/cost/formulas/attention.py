@@ -25,7 +25,7 @@ Sources: Dao, *FlashAttention-2* (arXiv 2307.08691) for tiles, masks and work pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +33,14 @@ import numpy.typing as npt
 from devices.cost.formulas.parameters import parameter
 from sim.words.errors import InputError
 
-__all__ = ["KEY_BLOCK", "QUERY_TILES", "AttentionParameters", "attention_ns", "visible_pairs"]
+__all__ = ["AttentionParameters", "attention_axes", "attention_ns", "visible_pairs"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-KEY_BLOCK = 128
+_KEY_BLOCK = 128
 """Keys that a thread block takes at a time; the cache is read in whole blocks."""
-QUERY_TILES = (64, 128)
+_QUERY_TILES = (64, 128)
 """Rows (tokens x packed heads) of a tile."""
 _ELEMENT = 2  # bytes of a bf16 number
 
@@ -49,9 +49,7 @@ _ELEMENT = 2  # bytes of a bf16 number
 class AttentionParameters:
     """What is particular to a GPU and its library; :mod:`studies.h200.fit` finds the values."""
 
-    launch_ns: float = parameter(
-        10000, 2000, 20000, "what one sequence of one token takes: two launches, empty kernels"
-    )
+    launch_ns: float = parameter(10000, 2000, 20000, "one sequence of one token: two launches, empty kernels")
     doubling_ns: float = parameter(
         300, 0, 1500, "added by each doubling of the sequence, before any SM is busy: set-up, first loads"
     )
@@ -59,9 +57,7 @@ class AttentionParameters:
     append_ns: float = parameter(
         3.5, 0, 20, "what it costs more when the token's keys are spread over long rows (kv_heads x head_dim)"
     )
-    append_half_elements: float = parameter(
-        300, 50, 2000, "length of such a row at which half of append_ns is reached"
-    )
+    append_half_elements: float = parameter(300, 50, 2000, "row length at which half of append_ns is reached")
     bandwidth_bytes_per_s: float = parameter(4.2e12, 2e12, 4.8e12, "DRAM bandwidth of both kernels")
     sm_flop_per_s: float = parameter(
         6.5e12, 3e12, 7.495e12, "rate of one SM's tensor cores within a block, at full clock"
@@ -98,6 +94,32 @@ def visible_pairs(seq_len: npt.ArrayLike, window: npt.ArrayLike = 0) -> IntArray
     seen = np.where(limit > 0, np.minimum(limit, length), length)
     pairs: IntArray = seen * (seen + 1) // 2 + (length - seen) * seen
     return pairs
+
+
+def attention_axes(
+    batch: npt.ArrayLike,
+    seq_len: npt.ArrayLike,
+    heads: npt.ArrayLike,
+    kv_heads: npt.ArrayLike,
+    head_dim: npt.ArrayLike,
+    window: npt.ArrayLike = 0,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the sizes for a look-up in :func:`attention_table`: ``table.lookup(**attention_axes(...))``.
+
+    Examples
+    --------
+    >>> {name: int(size) for name, size in attention_axes(4, 1024, 32, 8, 128).items()}
+    {'batch_heads': 128, 'seq_len': 1024, 'group': 4, 'kv_heads': 8, 'head_dim': 128, 'window': 0}
+    """
+    per_kv = np.asarray(heads) // np.asarray(kv_heads)
+    return {
+        "batch_heads": np.asarray(batch) * np.asarray(heads),
+        "seq_len": np.asarray(seq_len),
+        "group": per_kv,
+        "kv_heads": np.asarray(kv_heads),
+        "head_dim": np.asarray(head_dim),
+        "window": np.asarray(window),
+    }
 
 
 def attention_ns(
@@ -137,9 +159,8 @@ def attention_ns(
     """
     if sm_count < 1:
         raise InputError(f"a kernel on {sm_count} SMs never ends; sm_count is at least 1")
-    names = ("batch", "seq_len", "heads", "kv_heads", "head_dim", "window")
     sizes = [np.asarray(size) for size in (batch, seq_len, heads, kv_heads, head_dim, window)]
-    for name, size in zip(names, sizes, strict=True):
+    for name, size in zip(_Sizes._fields, sizes, strict=True):
         least = 0 if name == "window" else 1
         if size.size and (size.dtype.kind not in "iu" or int(size.min()) < least):
             raise InputError(f"{name} of attention must be whole numbers of at least {least}, not {size}")
@@ -168,7 +189,7 @@ def _attention(z: _Sizes, p: AttentionParameters, sm_count: int) -> FloatArray:
     row = (z.kv_heads * z.head_dim / p.append_half_elements) ** 4  # a step, as measured: module docstring
     append = 2 * (queries + cache_row * z.seq_len) / bytes_per_ns
     append = append + z.batch * z.seq_len * (p.token_ns + p.append_ns * row / (1 + row))
-    blocks = np.ceil(z.seq_len / KEY_BLOCK) * KEY_BLOCK
+    blocks = np.ceil(z.seq_len / _KEY_BLOCK) * _KEY_BLOCK
     memory = (2 * queries + cache_row * blocks) / bytes_per_ns
     launch = p.launch_ns + p.doubling_ns * np.log2(z.seq_len)
     total: FloatArray = launch + append + np.maximum(_compute_ns(z, p, sm_count), memory)
@@ -186,13 +207,13 @@ def _compute_ns(z: _Sizes, p: AttentionParameters, sm_count: int) -> FloatArray:
     row_key_ns = 4 * z.head_dim / sm_flop_per_ns * widening + p.score_ns
     packed = z.heads / z.kv_heads
     best = np.full(np.shape(s), np.inf)
-    for tile in QUERY_TILES:
-        rate = 1.0 if tile == max(QUERY_TILES) else p.small_tile
+    for tile in _QUERY_TILES:
+        rate = 1.0 if tile == max(_QUERY_TILES) else p.small_tile
         tokens = np.minimum(tile / packed, s)
         # Keys of a tile: what its rows see, what the mask cuts off within it, and half a block of rounding.
-        longest = np.minimum(np.ceil(s / KEY_BLOCK) * KEY_BLOCK, seen + tokens + KEY_BLOCK / 2)
-        longest = np.maximum(KEY_BLOCK, longest)
-        mean = np.minimum(longest, np.maximum(KEY_BLOCK, pairs / s + tokens / 2 + KEY_BLOCK / 2))
+        longest = np.minimum(np.ceil(s / _KEY_BLOCK) * _KEY_BLOCK, seen + tokens + _KEY_BLOCK / 2)
+        longest = np.maximum(_KEY_BLOCK, longest)
+        mean = np.minimum(longest, np.maximum(_KEY_BLOCK, pairs / s + tokens / 2 + _KEY_BLOCK / 2))
         mean_ns, longest_ns = (p.tile_ns + keys * tile * row_key_ns / rate for keys in (mean, longest))
         waves = z.batch * z.kv_heads * np.ceil(s * packed / tile) / sm_count
         best = np.minimum(best, np.maximum(longest_ns, waves * mean_ns + p.tail * longest_ns))

@@ -69,9 +69,7 @@ class GemmParameters:
     sm_load_bytes_per_s: float = parameter(
         9e10, 2e10, 4e11, "rate at which one SM is fed with operands from L2, multicast included"
     )
-    epilogue_ns: float = parameter(
-        500, 0, 5000, "filling the pipeline and writing the results of a tile of 128 x 128"
-    )
+    epilogue_ns: float = parameter(500, 0, 5000, "filling the pipeline and writing a tile of 128 x 128")
     split_ns: float = parameter(1500, 100, 10000, "what splitting k costs: one more kernel or a barrier")
     quantisation: float = parameter(
         0.5, 0, 1, "share of the last wave's idle SMs that is really lost (1: the wave model, 0: fluid)"
@@ -169,28 +167,20 @@ def _in_chunks(
 
 
 def _gemm(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
-    on_sms = _compute_ns(m, n, k, p, sm_count)
+    on_sms = _each_ns(m, n, k, p, sm_count).min(axis=1)
     in_memory = _memory_ns(m, n, k, p)
     together: FloatArray = p.launch_ns + (on_sms**p.overlap + in_memory**p.overlap) ** (1 / p.overlap)
     return together
 
 
-def _compute_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
-    """Return the time on the SMs with the best tile and split, shape (shapes,)."""
-    best: FloatArray = _candidates_ns(m, n, k, p, sm_count).min(axis=1)
-    return best
-
-
 def _blocks(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
     """Return the thread blocks of the best tile and split, shape (shapes,)."""
-    tile_m, tile_n, split = _CANDIDATES[:, _candidates_ns(m, n, k, p, sm_count).argmin(axis=1)]
+    tile_m, tile_n, split = _CANDIDATES[:, _each_ns(m, n, k, p, sm_count).argmin(axis=1)]
     blocks: FloatArray = np.ceil(m / tile_m) * np.ceil(n / tile_n) * split
     return blocks
 
 
-def _candidates_ns(
-    m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int
-) -> FloatArray:
+def _each_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters, sm_count: int) -> FloatArray:
     """Return the time on the SMs with each tile and split, shape (shapes, candidates)."""
     tile_m, tile_n, split = _CANDIDATES
     flops = 2 * m * n * k
@@ -212,7 +202,5 @@ def _memory_ns(m: FloatArray, n: FloatArray, k: FloatArray, p: GemmParameters) -
     cached = activations / (1 + (activations / p.l2_bytes) ** 8)  # a cliff, softened by what else is in L2
     from_dram = activations - cached + weights + results
     ramp = p.bandwidth_half_bytes * from_dram / (from_dram + p.bandwidth_half_bytes)
-    moved: FloatArray = (from_dram + ramp) / (p.bandwidth_bytes_per_s / 1e9) + cached / (
-        p.l2_bytes_per_s / 1e9
-    )
-    return moved
+    dram_ns: FloatArray = (from_dram + ramp) / (p.bandwidth_bytes_per_s / 1e9)
+    return dram_ns + cached / (p.l2_bytes_per_s / 1e9)

@@ -94,9 +94,7 @@ def from_mapping(kind: type[P], given: Mapping[str, Mapping[str, Any]]) -> P:
     try:
         return kind(**{name: float(given[name]["value"]) for name in names})
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{kind.__name__}: each parameter is a mapping with a number as its value"
-        ) from error
+        raise InputError(f"{kind.__name__}: each parameter is a mapping with a number as value") from error
 
 
 def with_values(parameters: P, given: Mapping[str, object], what: str) -> P:

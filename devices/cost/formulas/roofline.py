@@ -102,18 +102,14 @@ def _side_ns(name: str, sizes: npt.ArrayLike, rate: int | None, efficiency: floa
     """Return ``(size + half) / (rate * efficiency)`` in nanoseconds, half up; 0 where the size is 0."""
     given = np.asarray(sizes)
     if given.size and given.dtype.kind not in "iu":
-        raise InputError(
-            f"{name} must be whole numbers, not {given.dtype}: a fraction of one is nobody's cost"
-        )
+        raise InputError(f"{name} must be whole numbers, not {given.dtype}: a fraction is nobody's cost")
     array = given.astype(np.int64)
     if array.size and int(array.min()) < 0:
         raise InputError(f"{name} has {int(array.min())}; a size is not negative")
     if half < 0:
         raise InputError(f"the half size of {name} is {half}; 0 means that the full rate is reached at once")
     if not 0 < efficiency <= 1:
-        raise InputError(
-            f"the efficiency for {name} is {efficiency}; it is a fraction of the peak, in (0, 1]"
-        )
+        raise InputError(f"the efficiency for {name} is {efficiency}; it is a share of the peak, in (0, 1]")
     if rate is None:
         return np.zeros(array.shape, np.int64)
     if rate <= 0:
@@ -137,9 +133,7 @@ def _scaled_half_up(sizes: IntArray, factor: Fraction) -> IntArray:
         scaled: IntArray = whole * np.int64(p) + (2 * rest * np.int64(p) + np.int64(q)) // np.int64(2 * q)
         return scaled
     if (2 * largest * p + q) // (2 * q) > _INT64_MAX:
-        raise InputError(
-            "a duration exceeds 64 bits of nanoseconds (292 years); check the units of the rates"
-        )
+        raise InputError("a duration exceeds 64 bits of nanoseconds (292 years); check the rates' units")
     exact = [(2 * size * p + q) // (2 * q) for size in sizes.ravel().tolist()]
     return np.array(exact, dtype=np.int64).reshape(sizes.shape)
 

@@ -24,8 +24,8 @@ Everything is exact: whole numbers and fractions, rounded once by whoever asks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import count, product, takewhile
 from typing import NamedTuple
 
 from devices.memory.allocators.scratchpad import ALIGNMENT_BYTES
@@ -168,7 +168,7 @@ def blockings(
     m, n, k = shape
     found: list[Blocking] = []
     least: int | None = None
-    for rows, columns, depth in _blocks(shape, unit):
+    for rows, columns, depth in product(*(_edges(size, unit) for size in shape)):
         across, down = -(-n // columns), -(-m // rows)
         tiles = across * down * -(-k // depth)
         buffers = 2 if double_buffered and tiles > 1 else 1
@@ -187,19 +187,7 @@ def blockings(
     return found
 
 
-def _blocks(shape: tuple[int, int, int], unit: int) -> Iterator[tuple[int, int, int]]:
-    """Yield blocks of doubling edges, the largest as large as the product."""
-    edges: list[Sequence[int]] = []
-    for size in shape:
-        whole = round_up(size, unit)
-        edges.append([*_doubling(unit, whole), whole])
-    for rows in edges[0]:
-        for columns in edges[1]:
-            for depth in edges[2]:
-                yield rows, columns, depth
-
-
-def _doubling(first: int, end: int) -> Iterator[int]:
-    while first < end:
-        yield first
-        first *= 2
+def _edges(size: int, unit: int) -> list[int]:
+    """Return doubling edges of blocks, the largest as large as the product."""
+    whole = round_up(size, unit)
+    return [*takewhile(lambda edge: edge < whole, (unit << i for i in count())), whole]

@@ -173,17 +173,13 @@ class CostTable:
         names = [axis.name for axis in axes]
         if not names or len(set(names)) != len(names):
             raise InputError(f"a table needs axes with distinct names, not {names}")
-        where = f"the table of {kind!r} on {device!r}"
+        where, columns = f"the table of {kind!r} on {device!r}", (*names, "latency_ns")
         try:
             given = np.array(rows if isinstance(rows, np.ndarray) else [list(row) for row in rows])
         except ValueError as error:
-            raise InputError(
-                f"{where} has rows of different lengths; each is {(*names, 'latency_ns')}"
-            ) from error
+            raise InputError(f"{where} has rows of different lengths; each is {columns}") from error
         if given.ndim != 2 or given.shape[1] != len(names) + 1:
-            raise InputError(
-                f"{where} needs rows of {(*names, 'latency_ns')}; got an array of shape {given.shape}"
-            )
+            raise InputError(f"{where} needs rows of {columns}; got an array of shape {given.shape}")
         if given.dtype.kind not in "iu":
             raise InputError(f"{where} needs whole numbers (sizes, and latencies in ns), not {given.dtype}")
         whole = given.astype(np.int64)
@@ -192,7 +188,7 @@ class CostTable:
         if len(bad):
             row, column = bad[0].tolist()
             raise InputError(
-                f"{where}: row {row} has {(*names, 'latency_ns')[column]} = {whole[row, column]}; "
+                f"{where}: row {row} has {columns[column]} = {whole[row, column]}; "
                 "it must be positive, as there is no logarithm of it"
             )
         shapes, group = np.unique(whole[:, :-1], axis=0, return_inverse=True)
@@ -272,8 +268,7 @@ class CostTable:
         for name in sizes:
             if name not in names:
                 raise UnknownNameError(f"axis of the table of {self.kind!r}", name, names)
-        missing = [name for name in names if name not in sizes]
-        if missing:
+        if missing := [name for name in names if name not in sizes]:
             raise InputError(
                 f"the table of {self.kind!r} needs {', '.join(names)}; missing: {', '.join(missing)}"
             )
@@ -357,8 +352,7 @@ class CostTable:
 
     def _named(self, asked: IntArray) -> str:
         """Return the first of some shapes in words, and how many more there are."""
-        first = ", ".join(
-            f"{axis.name}={size}" for axis, size in zip(self.axes, asked[0].tolist(), strict=True)
-        )
+        sizes = zip(self.axes, asked[0].tolist(), strict=True)
+        first = ", ".join(f"{axis.name}={size}" for axis, size in sizes)
         others = len(asked) - 1
         return first + (f" and {others} other shape{'s' * (others > 1)}" if others else "")

@@ -15,7 +15,7 @@ differentiate with the statistics of a batch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.compile.records import Record, Records, read, write
 from policies.compile.training.backward import elements
@@ -67,37 +67,29 @@ class BatchNorm:
         return write(records)
 
 
+_WRITTEN_OUT = ("add", ("mul", "x", "scale"), ("sub", "beta", ("mul", "mean", "scale")))
+_ROOT = ("rsqrt", ("add", "var", "eps"))
+_SCALES = (("mul", _ROOT, "gamma"), _ROOT)
+"""A kind with what it reads, in order; a word stands for a tensor, the same wherever it occurs."""
+
+
 def _match(records: Records, last: Record) -> _Parts | None:
     """Return the parts of the batch norm that ends with op `last`; None: it is none."""
+    found: dict[str, str] = {}
+    ops: list[Record] = []
 
-    def made(tensor: str, kind: str, n: int) -> Record | None:
-        op = records.producer(tensor)
-        return op if op is not None and op.kind == kind and len(op.inputs) == n and not op.after else None
+    def fits(tensor: str, pattern: Any) -> bool:
+        if isinstance(pattern, str):
+            return found.setdefault(pattern, tensor) == tensor
+        op, (kind, *operands) = records.producer(tensor), pattern
+        if op is None or op.kind != kind or len(op.inputs) != len(operands) or (op.after and op is not last):
+            return False
+        ops.append(op)
+        return all(fits(given, part) for (given, _), part in zip(op.inputs, operands, strict=True))
 
-    if last.kind != "add" or len(last.inputs) != 2 or any(distance for _, distance in last.inputs):
+    if any(distance for _, distance in last.inputs) or not fits(last.name, _WRITTEN_OUT):
         return None
-    (scaled, _), (shift, _) = last.inputs
-    product, difference = made(scaled, "mul", 2), made(shift, "sub", 2)
-    if product is None or difference is None:
+    if not any(fits(found["scale"], scale) for scale in _SCALES):
         return None
-    (x, _), (scale, _) = product.inputs
-    beta, moved = (tensor for tensor, _ in difference.inputs)
-    mean_scaled = made(moved, "mul", 2)
-    if mean_scaled is None or mean_scaled.inputs[1][0] != scale:
-        return None
-    mean = mean_scaled.inputs[0][0]
-    with_gamma = made(scale, "mul", 2)
-    root = made(with_gamma.inputs[0][0] if with_gamma is not None else scale, "rsqrt", 1)
-    variance = made(root.inputs[0][0], "add", 2) if root is not None else None
-    if root is None or variance is None:
-        return None
-    gamma = [with_gamma.inputs[1][0]] if with_gamma is not None else []
-    ops = [
-        product,
-        difference,
-        mean_scaled,
-        root,
-        variance,
-        *([with_gamma] if with_gamma is not None else []),
-    ]
-    return _Parts([x, *gamma, beta, mean, variance.inputs[0][0]], [op.name for op in ops])
+    reads = [found[name] for name in ("x", "gamma", "beta", "mean", "var") if name in found]
+    return _Parts(reads, [op.name for op in ops[1:]])

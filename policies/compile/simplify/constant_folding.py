@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.compile.records import Record, Records, read, write
+from policies.compile.records import Edge, Record, Records, read, write
 from sim import Graph
 
 __all__ = ["ConstantFolding"]
@@ -90,7 +90,7 @@ def _fold_products(records: Records) -> None:
             outer.bytes_read = sum(records.nbytes(tensor) for tensor, _ in outer.inputs)
 
 
-def _constant_and_other(record: Record, records: Records) -> tuple[tuple[str, int], tuple[str, int]] | None:
+def _constant_and_other(record: Record, records: Records) -> tuple[Edge, Edge] | None:
     """Return (the constant input, the other one) of a product, None when not exactly one is constant."""
     if record.kind != "mul" or len(record.inputs) != 2:
         return None

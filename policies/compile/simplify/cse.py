@@ -8,7 +8,7 @@ tensorflow/core/graph/optimizer_cse.cc; the operands of a commutative op may sta
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from policies.compile.records import Record, read, write
 from sim import Graph
@@ -24,7 +24,7 @@ class CommonSubexpressions:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with one of each."""
         records = read(graph)
-        first: dict[Any, str] = {}
+        first: dict[str, str] = {}
         moved: dict[str, str] = {}
         for op in graph.topological_order.tolist():
             record = records.ops[graph.op_names[op]]
@@ -43,10 +43,8 @@ class CommonSubexpressions:
         return write(records)
 
 
-def _key(record: Record) -> tuple[Any, ...]:
+def _key(record: Record) -> str:
+    """Return all that decides whether two ops are the same, as text."""
     inputs = sorted(record.inputs) if record.kind in COMMUTATIVE else record.inputs
-    attributes = json.dumps(record.attributes, sort_keys=True, default=repr)
-    durations = tuple(sorted(record.duration_by_kind.items()))
-    facts = (record.flops, record.bytes_read, record.bytes_written, record.duration_ns, durations)
-    place = (record.device, record.dtype, record.stage, record.micro_batch, record.phase)
-    return (record.kind, tuple(inputs), tuple(sorted(record.after)), attributes, record.outputs, facts, place)
+    facts = {**vars(record), "name": "", "inputs": inputs, "after": sorted(record.after)}
+    return json.dumps(facts, sort_keys=True, default=repr)

@@ -22,10 +22,10 @@ where another follows it by a control edge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from policies.compile.records import External, Record, Records, frames_given, read, write
+from policies.compile.records import Edge, External, Record, Records, frames_given, read, write
 from sim import Graph
 from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Role
@@ -95,17 +95,18 @@ class Prune:
         wanted = [*fetches, *targets] or records.unused()
         keep = _ancestors(records, [name for name in wanted if name not in fed])
         if not keep:
-            raise GraphError(
-                f"graph {graph.name!r}: everything that is fetched is fed, nothing is left to run"
-            )
+            raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
         records.ops = {name: record for name, record in records.ops.items() if name in keep}
-        retvals = self._retvals(fetches, fed) if self.explicit else []
+        retvals = [
+            self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
+            for index, name in enumerate(dict.fromkeys(fetches) if self.explicit else ())
+        ]
         used = {tensor for record in (*records.ops.values(), *retvals) for tensor, _ in record.inputs}
         args = []
         for index, feed in enumerate(fed.values() if self.explicit else ()):
             given = records.externals.pop(feed)
             if feed in used:
-                args.append(self._node(feed, "arg", index, nbytes=given.nbytes))
+                args.append(self._node(feed, "arg", [], given.nbytes, index=index))
         records.externals = {name: given for name, given in records.externals.items() if name in used}
         if self.explicit:
             self._tie(records, args, retvals)
@@ -125,33 +126,21 @@ class Prune:
             record.inputs = [(fed.get(tensor, tensor), d) for tensor, d in record.inputs]
         return fed
 
-    def _retvals(self, fetches: Sequence[str], fed: Mapping[str, str]) -> list[Record]:
-        return [
-            self._node(f"retval/{name}", "retval", index, reads=fed.get(name, name))
-            for index, name in enumerate(dict.fromkeys(fetches))
-        ]
-
-    def _node(
-        self, name: str, kind: str, index: int | None = None, *, reads: str | None = None, nbytes: int = 0
-    ) -> Record:
-        inputs = [(reads, 0)] if reads is not None else []
-        attributes = {"index": index} if index is not None else {}
-        return Record(
-            name, kind, inputs, [], (nbytes,), duration_ns=0, device=self.device, attributes=attributes
-        )
+    def _node(self, name: str, kind: str, inputs: list[Edge], nbytes: int = 0, **attributes: int) -> Record:
+        node = Record(name, kind, inputs, [], (nbytes,), duration_ns=0, device=self.device)
+        node.attributes |= attributes
+        return node
 
     def _tie(self, records: Records, args: list[Record], retvals: list[Record]) -> None:
         """Put Args before all ops and RetVals behind them, and tie loose ends to Source and Sink."""
         new = [SOURCE, *(r.name for r in (*args, *retvals)), SINK]
         for name in new:
             if name in records.ops or name in records.externals:
-                raise GraphError(
-                    f"the graph has an op {name!r} already; it was pruned with explicit nodes before"
-                )
+                raise GraphError(f"the graph has an op {name!r} already: it was pruned with explicit nodes")
         records.ops = {record.name: record for record in (*args, *records.ops.values(), *retvals)}
         in_loops = _in_loops(records)
         loose = [name for name in records.unused() if name not in in_loops]
-        source, sink = self._node(SOURCE, "no_op"), self._node(SINK, "control_trigger")
+        source, sink = self._node(SOURCE, "no_op", []), self._node(SINK, "control_trigger", [])
         for record in records.ops.values():
             if not record.after and all(records.producer(tensor) is None for tensor, _ in record.inputs):
                 record.after = [(SOURCE, 0)]

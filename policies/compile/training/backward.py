@@ -14,16 +14,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
-from policies.compile.records import Record, Records
-from policies.compile.training.gradients import (
-    CONTRACTIONS,
-    CUT,
-    FUNCTIONS,
-    KEPT_OUTPUT,
-    MOVEMENTS,
-    PASSES,
-    SEVERAL,
-)
+from policies.compile.records import Edge, Record, Records
+from policies.compile.training import gradients
 from sim.graph.graph import Role
 from sim.words.units import round_half_up
 
@@ -38,7 +30,7 @@ def elements(nbytes: int, dtype: str | None) -> int:
     return nbytes // _ITEM.get(dtype or "fp32", 4)
 
 
-def differentiable(record: Record) -> list[tuple[str, int]]:
+def differentiable(record: Record) -> list[Edge]:
     """Return the inputs that may have gradients: of a batch_norm not the last two, its running statistics."""
     if record.kind == "batch_norm" and len(record.inputs) >= 4:
         return record.inputs[:-2]
@@ -101,31 +93,32 @@ class Backward:
             for k, (tensor, distance) in enumerate(differentiable(op))
             if tensor in self.active and not distance
         ]
-        if not dy or not wanted or op.kind in CUT:
+        if not dy or not wanted or op.kind in gradients.CUT:
             return
         if op.kind == "batch_norm":
             self._batch_norm(op, dy, wanted)
-        elif op.kind in CONTRACTIONS:
+        elif op.kind in gradients.CONTRACTIONS:
             self._contraction(op, dy, wanted)
         elif op.kind in ("add", "sub", "mul", "div", "bias_add", "add_n"):
             self._arithmetic(op, dy[0], wanted)
-        elif op.kind in PASSES:
+        elif op.kind in gradients.PASSES:
             self._give(op, wanted[0][1], dy[0])
-        elif op.kind in MOVEMENTS:
+        elif op.kind in gradients.MOVEMENTS:
             self._movement(op, dy, wanted)
-        elif op.kind in KEPT_OUTPUT and len(op.outputs) > 1:
+        elif op.kind in gradients.KEPT_OUTPUT and len(op.outputs) > 1:
             self._kept(op, dy[0], wanted[0][1])
         elif op.kind == "reduce_mean":
             self._mean(op, dy[0], wanted[0][1])
         elif op.kind == "squared_difference":
             self._squared_difference(op, dy[0], wanted)
-        elif op.kind in FUNCTIONS:
+        elif op.kind in gradients.FUNCTIONS:
             self._function(op, dy, wanted)
         elif op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1:
             self._embedding(op, dy[0], wanted)
         else:
-            reads = [*dy, *(tensor for tensor, _ in op.inputs), *([op.name] if op.kind in SEVERAL else [])]
-            work = SEVERAL.get(op.kind, Fraction(len(wanted)))
+            output = [op.name] if op.kind in gradients.SEVERAL else []
+            reads = [*dy, *(tensor for tensor, _ in op.inputs), *output]
+            work = gradients.SEVERAL.get(op.kind, Fraction(len(wanted)))
             self._together(op, f"{op.kind}_grad", reads, wanted, work)
 
     # -- rules ------------------------------------------------------------------------------------
@@ -138,11 +131,8 @@ class Backward:
                 continue
             weight = self.records.producer(tensor) is None or self._is_parameter(tensor)
             what = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
-            kind, phase, size = (
-                CONTRACTIONS[op.kind][k],
-                "W" if weight else "I",
-                (self.records.nbytes(tensor),),
-            )
+            kind, phase = gradients.CONTRACTIONS[op.kind][k], "W" if weight else "I"
+            size = (self.records.nbytes(tensor),)
             reads = [dy[0], tensors[1 - k]]
             made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
             if len(op.inputs) > 2:
@@ -201,7 +191,7 @@ class Backward:
             self._give(op, tensor, grad)
 
     def _movement(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        made = self._together(op, MOVEMENTS[op.kind], dy, wanted, Fraction(0))
+        made = self._together(op, gradients.MOVEMENTS[op.kind], dy, wanted, Fraction(0))
         if made.kind == "reduce_sum":
             made.flops = elements(self._nbytes(dy[0]), op.dtype)
         elif made.kind in ("slice", "split", "unpack"):  # a part is read where it is written
@@ -211,10 +201,10 @@ class Backward:
             made.bytes_read = made.bytes_written = 0
 
     def _function(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        rule = FUNCTIONS[op.kind]
+        work, kept_of = gradients.FUNCTIONS[op.kind]
         kept = {"x": [tensor for tensor, _ in op.inputs], "y": [op.name]}
-        reads = [*dy, *(tensor for which in rule.reads for tensor in kept[which])]
-        self._together(op, rule.kind, reads, wanted, rule.work)
+        reads = [*dy, *(tensor for which in kept_of for tensor in kept[which])]
+        self._together(op, f"{op.kind}_grad", reads, wanted, work)
 
     def _batch_norm(self, op: Record, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         if not op.attributes.get("training_mode"):
@@ -243,7 +233,9 @@ class Backward:
     def _is_parameter(self, tensor: str) -> bool:
         """Whether a tensor is a parameter as it is read: through a variable's read or a reshape."""
         producer = self.records.producer(tensor)
-        while producer is not None and (producer.kind in PASSES or "view_of" in producer.attributes):
+        while producer is not None and (
+            producer.kind in gradients.PASSES or "view_of" in producer.attributes
+        ):
             tensor = producer.inputs[0][0]
             producer = self.records.producer(tensor)
         given = self.records.externals.get(tensor)

@@ -18,41 +18,13 @@ a comparison or an elementary function 1): sigmoid 4 forward, its gradient dy * 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final
 
-__all__ = [
-    "CONTRACTIONS",
-    "CUT",
-    "FUNCTIONS",
-    "KEPT_OUTPUT",
-    "MOVEMENTS",
-    "OPTIMISERS",
-    "PASSES",
-    "SEVERAL",
-    "Function",
-    "Optimiser",
-]
+__all__ = ["CONTRACTIONS", "CUT", "FUNCTIONS", "KEPT_OUTPUT", "MOVEMENTS", "OPTIMISERS", "PASSES", "SEVERAL"]
 
 
-class Function(NamedTuple):
-    """The gradient of a function of one tensor.
-
-    Attributes
-    ----------
-    kind : str
-    work : Fraction
-        Its flop, as a multiple of the forward's.
-    reads : str
-        What it reads besides ``dy``: ``"x"``, ``"y"``, ``"xy"`` or nothing.
-    """
-
-    kind: str
-    work: Fraction
-    reads: str
-
-
-def _functions(reads: str, **work: str) -> dict[str, Function]:
-    return {kind: Function(f"{kind}_grad", Fraction(text), reads) for kind, text in work.items()}
+def _functions(reads: str, **work: str) -> dict[str, tuple[Fraction, str]]:
+    return {kind: (Fraction(text), reads) for kind, text in work.items()}
 
 
 CONTRACTIONS: Final = {
@@ -64,7 +36,7 @@ CONTRACTIONS: Final = {
 }
 """Kind → kinds of the gradients of its first and second input; a third input is a bias."""
 
-FUNCTIONS: Final[dict[str, Function]] = {
+FUNCTIONS: Final = {
     **_functions("y", relu="1", relu6="1/2", sigmoid="3/4", tanh="3", softmax="3/5", log_softmax="3/5"),
     **_functions("y", exp="1", sqrt="2", rsqrt="4", reciprocal="2"),
     **_functions("x", gelu="11/5", silu="6/5", elu="1", leaky_relu="1", softplus="5/3", log="1", abs="1"),
@@ -72,7 +44,8 @@ FUNCTIONS: Final[dict[str, Function]] = {
     **_functions("xy", max_pool="1", global_max_pool="1", reduce_max="1"),
     **_functions("", average_pool="1", global_average_pool="1", neg="1"),
 }
-"""Kind → what makes the gradient of its first input (and, of a norm, of its scale and offset)."""
+"""Kind → flop of what makes the gradient of its first input (and, of a norm, of its scale and offset), as a
+multiple of the forward's, and what that reads besides ``dy``: ``"x"``, ``"y"``, ``"xy"`` or nothing."""
 
 SEVERAL: Final = {"attention": Fraction(5, 2)}
 """Kind → work of an op that makes the gradients of all inputs from them, ``dy`` and the output.
@@ -109,23 +82,12 @@ CUT: Final = frozenset(f"{_NO_NUMBERS} {_STEPS} {_NO_RESULT}".split())
 """Kinds that no gradient passes."""
 
 
-class Optimiser(NamedTuple):
-    """What updating a parameter takes.
-
-    Attributes
-    ----------
-    states : tuple of str
-        What it keeps for each parameter, each of the parameter's size.
-    flops_per_element : int
-    """
-
-    states: tuple[str, ...]
-    flops_per_element: int
-
-
-OPTIMISERS: Final = {
-    "sgd": Optimiser((), 2),
-    "momentum": Optimiser(("velocity",), 4),
-    "adam": Optimiser(("first_moment", "second_moment"), 14),
+OPTIMISERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "sgd": ((), 2),
+    "momentum": (("velocity",), 4),
+    "adam": (("first_moment", "second_moment"), 14),
 }
-"""Scale and subtract; velocity on top (Polyak 1964); Kingma and Ba, arXiv 1412.6980, algorithm 1."""
+"""What updating a parameter takes: states, each of the parameter's size, and flop for each of its elements.
+
+Scale and subtract; velocity on top (Polyak 1964); Kingma and Ba, arXiv 1412.6980, algorithm 1.
+"""

@@ -110,9 +110,7 @@ class Training:
                 raise UnknownNameError("op or tensor", self.loss, records.ops)
             return self.loss
         readers = records.readers()
-        last = [
-            name for name, record in records.ops.items() if record.tensor() in active and not readers[name]
-        ]
+        last = [name for name in records.ops if name in active and not readers[name]]
         if len(last) != 1:
             found = ", ".join(repr(name) for name in last[:5]) or "none"
             raise GraphError(
@@ -159,9 +157,7 @@ def _active(records: Records, order: Sequence[str], trained: set[str]) -> set[st
     active = set(trained)
     for name in order:
         record = records.ops[name]
-        if record.kind in CUT or not any(t in active and not d for t, d in record.inputs):
-            continue
-        if record.kind == "batch_norm" and not any(t in active for t, _ in differentiable(record)):
-            continue
-        active.update(record.tensor(k) for k in range(len(record.outputs)))
+        reached = any(tensor in active and not distance for tensor, distance in record.inputs)
+        if reached and record.kind not in CUT and any(t in active for t, _ in differentiable(record)):
+            active.update(record.tensor(k) for k in range(len(record.outputs)))
     return active

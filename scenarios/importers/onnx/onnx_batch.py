@@ -24,16 +24,7 @@ import numpy as np
 from scenarios.importers.onnx.onnx_values import Scope, Value, Values, node_name, shape_text
 from sim.words.errors import InputError, UnknownNameError
 
-__all__ = [
-    "Rebatch",
-    "batch_first",
-    "batches",
-    "check_elements",
-    "check_scaled",
-    "inputs_at",
-    "retarget",
-    "sizes_of",
-]
+__all__ = ["Rebatch", "batch_first", "check_elements", "check_scaled", "inputs_at", "inputs_of", "retarget"]
 
 
 class Rebatch(NamedTuple):
@@ -54,6 +45,12 @@ class Rebatch(NamedTuple):
     wanted: int
     inside: Mapping[tuple[str, str], Scope] = {}
 
+    @classmethod
+    def between(cls, base: Scope, own: Values, wanted: Values) -> Rebatch:
+        """Return the change from inputs to others that differ in nothing but the batch."""
+        changed = next(name for name, value in own.items() if wanted[name].shape != value.shape)
+        return cls(base.values, own[changed].shape[0], wanted[changed].shape[0], base.inside)
+
     def of(self, subgraph: tuple[str, str]) -> Rebatch:
         """Return the same for a subgraph."""
         scope = self.inside[subgraph]
@@ -65,28 +62,10 @@ class Rebatch(NamedTuple):
         return Fraction(self.wanted, self.own)
 
 
-def sizes_of(dims: Mapping[str, int] | str | None) -> dict[str, int]:
-    """Return the sizes of symbolic dimensions, from a mapping or from text.
-
-    Raises
-    ------
-    InputError
-        Text that is not of this form, or a size below 1.
-
-    Examples
-    --------
-    >>> sizes_of("sequence=128, past=7")
-    {'sequence': 128, 'past': 7}
-    """
-    if isinstance(dims, str):
-        pairs = [part.partition("=") for part in dims.split(",")]
-        if not all(equals and size.strip().isdigit() for _, equals, size in pairs):
-            raise InputError(f"dims: should be NAME=SIZE, as in sequence=128, not {dims!r}")
-        dims = {name.strip(): int(size) for name, _, size in pairs}
-    for name, size in (dims or {}).items():
-        if size < 1:
-            raise InputError(f"dims: {name} must be at least 1, not {size}")
-    return dict(dims or {})
+def inputs_of(model: Any) -> list[Any]:
+    """Return the inputs of a model that are no weights."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [given for given in model.graph.input if given.name not in weights]
 
 
 def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[Values | None, Values]:
@@ -114,65 +93,45 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
     """
     if batch is not None and batch < 1:
         raise InputError(f"a batch has at least 1 sample, not {batch}")
-    weights = {tensor.name for tensor in model.graph.initializer}
     shapes: dict[str, list[int | str]] = {}
     elems: dict[str, int] = {}
-    for given in model.graph.input:
-        if given.name in weights:
-            continue
+    symbols: set[str] = set()
+    for given in inputs_of(model):
         if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
             raise InputError(f"input {given.name!r} is no tensor of a known rank")
         elems[given.name] = given.type.tensor_type.elem_type
+        sizes = given.type.tensor_type.shape.dim
+        symbols |= {dim.dim_param for dim in sizes if not dim.HasField("dim_value")}
         shapes[given.name] = [
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param
-            for dim in given.type.tensor_type.shape.dim
+            dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, dim.dim_param)
+            for dim in sizes
         ]
-    symbols = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
     for symbol in dims:
         if symbol not in symbols:
             raise UnknownNameError("dimension", symbol, symbols)
-    shapes = {
-        name: [dims.get(d, d) if isinstance(d, str) else d for d in shape] for name, shape in shapes.items()
-    }
     own = next((shape[0] for shape in shapes.values() if shape), None)
-    if batch is not None and own is None:
-        raise InputError(f"the model has no input, so its batch cannot be set to {batch}")
     wanted = shapes
-    if batch is not None and own == 0:
-        raise InputError(f"the model's own batch is 0, and cannot be scaled to {batch}")
     if batch is not None:
+        if own is None:
+            raise InputError(f"the model has no input, so its batch cannot be set to {batch}")
+        if own == 0:
+            raise InputError(f"the model's own batch is 0, and cannot be scaled to {batch}")
         wanted = {n: [batch, *s[1:]] if s and s[0] == own else s for n, s in shapes.items()}
     _check_closed(wanted)
-    if own == batch or batch is None or isinstance(own, str):
-        return None, _values(wanted, elems)
-    return _values(shapes, elems), _values(wanted, elems)
+    scaled = batch is not None and own != batch and not isinstance(own, str)
+    return _values(shapes, elems) if scaled else None, _values(wanted, elems)
 
 
 def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
     """Refuse dimensions that are still open."""
-    still = [
-        f"{n}[{i}]" + (f" = {d!r}" if d else "")
-        for n, s in shapes.items()
-        for i, d in enumerate(s)
-        if isinstance(d, str)
-    ]
-    if still:
-        raise InputError(
-            f"dimensions without a size: {', '.join(still)}; give the first axis as batch=, others as dims="
-        )
+    sizes = [(f"{name}[{i}]", dim) for name, shape in shapes.items() for i, dim in enumerate(shape)]
+    left = ", ".join(where + (f" = {dim!r}" if dim else "") for where, dim in sizes if isinstance(dim, str))
+    if left:
+        raise InputError(f"dimensions without a size: {left}; give the first axis as batch=, others as dims=")
 
 
 def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values:
     return {name: Value(elems[name], tuple(shape)) for name, shape in shapes.items()}
-
-
-def batches(own: Values, wanted: Values) -> tuple[int, int]:
-    """Return the two batch sizes, from inputs that differ in nothing else."""
-    return next(
-        (value.shape[0], wanted[name].shape[0])
-        for name, value in own.items()
-        if wanted[name].shape != value.shape
-    )
 
 
 def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
@@ -186,15 +145,13 @@ def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
     for key, inner in scope.inside.items():
         check_scaled(inner, rebatch.of(key))
     for name, value in scope.values.items():
-        before = rebatch.base[name].shape
-        grown = [axis for axis, (a, b) in enumerate(zip(before, value.shape, strict=False)) if a != b]
-        straight = len(before) == len(value.shape) and all(
-            value.shape[i] == before[i] * rebatch.factor for i in grown
-        )
+        before, after = rebatch.base[name].shape, value.shape
+        grown = [axis for axis, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+        straight = len(before) == len(after) and all(after[i] == before[i] * rebatch.factor for i in grown)
         if len(grown) > 1 or not straight:
             raise InputError(
                 f"the batch cannot be changed: {name!r} is {shape_text(before)} at the model's own batch, "
-                f"{rebatch.own}, and {shape_text(value.shape)} at {rebatch.wanted}: not so many samples more"
+                f"{rebatch.own}, and {shape_text(after)} at {rebatch.wanted}: not so many samples more"
             )
 
 

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import yaml
 
 from scenarios.importers.files import StrPath, choice, in_file, read_bytes
-from scenarios.importers.onnx.onnx_batch import Rebatch, batches, check_scaled, inputs_at, sizes_of
+from scenarios.importers.onnx.onnx_batch import Rebatch, check_scaled, inputs_at, inputs_of
 from scenarios.importers.onnx.onnx_nodes import kind_of
 from scenarios.importers.onnx.onnx_ops import build_graph
 from scenarios.importers.onnx.onnx_shapes import infer
@@ -103,12 +103,12 @@ def import_onnx(
     with in_file(name):
         _check_kinds(model, unknown)
         told = _told(attributes)
-        own, wanted = inputs_at(model, batch, sizes_of(dims))
+        own, wanted = inputs_at(model, batch, _sizes(dims))
         if own is None:
             scope = infer(model, wanted, told=told)
         else:
             base = infer(model, own, told=told)
-            rebatch = Rebatch(base.values, *batches(own, wanted), base.inside)
+            rebatch = Rebatch.between(base, own, wanted)
             scope = infer(model, wanted, rebatch, told)
             check_scaled(scope, rebatch)
         return build_graph(model.graph, scope, dtype, told, model.graph.name or PurePath(name).stem)
@@ -119,9 +119,7 @@ load = import_onnx
 
 def own_batch(path: StrPath) -> int | None:
     """Return the batch size that a file fixes, if it does: the first axis of its first input."""
-    model = _parse(path)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    shapes = [given.type.tensor_type.shape.dim for given in model.graph.input if given.name not in weights]
+    shapes = [given.type.tensor_type.shape.dim for given in inputs_of(_parse(path))]
     first = next((shape[0] for shape in shapes if shape), None)
     return int(first.dim_value) if first is not None and first.HasField("dim_value") else None
 
@@ -138,6 +136,25 @@ def _parse(path: StrPath) -> Any:
     if not model.graph.node or not model.opset_import:
         raise InputError(f"{path}: not an ONNX model (it has no node, or no operator set)")
     return model
+
+
+def _sizes(dims: Mapping[str, int] | str | None) -> dict[str, int]:
+    """Return the sizes of symbolic dimensions, from a mapping or from text.
+
+    Examples
+    --------
+    >>> _sizes("sequence=128, past=7")
+    {'sequence': 128, 'past': 7}
+    """
+    if isinstance(dims, str):
+        pairs = [part.partition("=") for part in dims.split(",")]
+        if not all(equals and size.strip().isdigit() for _, equals, size in pairs):
+            raise InputError(f"dims: should be NAME=SIZE, as in sequence=128, not {dims!r}")
+        dims = {name.strip(): int(size) for name, _, size in pairs}
+    for name, size in (dims or {}).items():
+        if size < 1:
+            raise InputError(f"dims: {name} must be at least 1, not {size}")
+    return dict(dims or {})
 
 
 def _told(attributes: Mapping[str, Mapping[str, Any]] | str | None) -> Mapping[str, Mapping[str, Any]]:

@@ -10,18 +10,10 @@ from typing import Any
 
 from scenarios.importers.onnx.onnx_values import Value, Values, first_output, node_name
 from scenarios.ops import dtypes
-from scenarios.ops.op_costs import TensorFacts
+from scenarios.ops.op_costs import OpFacts, TensorFacts
 from sim.words.errors import InputError
 
-__all__ = [
-    "BATCH_DEPENDENT",
-    "attributes_of",
-    "compute_dtype",
-    "kind_of",
-    "op_name",
-    "operands_of",
-    "tensor_facts",
-]
+__all__ = ["compute_dtype", "kind_of", "op_facts", "op_name", "operands_of", "tensor_facts"]
 
 _KINDS = {
     "MatMul": "matmul", "PRelu": "prelu", "ArgMax": "argmax", "ArgMin": "argmin", "IsNaN": "is_nan",
@@ -35,7 +27,7 @@ _HOW = """shape axes starts ends steps split sizes scales roi pads constant_valu
 _OPERANDS = frozenset(_HOW.split())
 """Inputs, by their formal names, that say how and not what: no tensor is read when they are known."""
 
-BATCH_DEPENDENT = frozenset({"shape", "sizes"})
+_BATCH_DEPENDENT = frozenset({"shape", "sizes"})
 """Of these the ones that the sizes of the output tell, and that change with the batch."""
 
 
@@ -67,6 +59,22 @@ def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
     return found
 
 
+def op_facts(
+    node: Any, outputs: Iterable[str], values: Values, dtype: str | None
+) -> tuple[OpFacts, list[str]]:
+    """Return what the cost formulas look at, and the values that are read; `outputs` are those that count."""
+    operands = operands_of(node, values)
+    sources = [None if i in operands or not value else value for i, value in enumerate(node.input)]
+    told = {key: content for key, content in operands.values() if key not in _BATCH_DEPENDENT}
+    facts = OpFacts(
+        kind_of(node.op_type),
+        tuple(None if source is None else tensor_facts(values[source], dtype) for source in sources),
+        tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
+        _attributes_of(node) | told,
+    )
+    return facts, [source for source in sources if source is not None]
+
+
 def tensor_facts(value: Value, dtype: str | None) -> TensorFacts:
     """Return shape and size of a value; `dtype` replaces the floating-point type of the file."""
     return TensorFacts(value.shape, dtypes.nbytes(value.shape, _dtype_of(value, dtype)))
@@ -90,17 +98,12 @@ def compute_dtype(node: Any, values: Values, dtype: str | None) -> str:
     return result
 
 
-def attributes_of(node: Any) -> dict[str, Any]:
+def _attributes_of(node: Any) -> dict[str, Any]:
     """Return the attributes that are numbers or words."""
     from onnx import AttributeProto, helper
 
-    skipped = {
-        AttributeProto.TENSOR,
-        AttributeProto.TENSORS,
-        AttributeProto.SPARSE_TENSOR,
-        AttributeProto.GRAPH,
-        AttributeProto.GRAPHS,
-    }
+    kinds = ("TENSOR", "TENSORS", "SPARSE_TENSOR", "GRAPH", "GRAPHS")
+    skipped = {AttributeProto.AttributeType.Value(kind) for kind in kinds}
     return {
         attribute.name: _plain(helper.get_attribute_value(attribute))
         for attribute in node.attribute
@@ -132,8 +135,7 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
     n_outputs : int
     """
     candidates = itertools.chain(
-        [node_name(node), first_output(node)],
-        (f"{node_name(node)}#{i}" for i in itertools.count(2)),
+        [node_name(node), first_output(node)], (f"{node_name(node)}#{i}" for i in itertools.count(2))
     )
     return next(
         name

@@ -18,10 +18,9 @@ from typing import Any
 
 from scenarios.importers.onnx.onnx_control import BRANCHES, Told
 from scenarios.importers.onnx.onnx_nodes import (
-    BATCH_DEPENDENT,
-    attributes_of,
     compute_dtype,
     kind_of,
+    op_facts,
     op_name,
     operands_of,
     tensor_facts,
@@ -35,7 +34,7 @@ from scenarios.importers.onnx.onnx_values import (
     nodes_of,
 )
 from scenarios.ops.functions import Function, add_ops
-from scenarios.ops.op_costs import COSTS, VIEWS, OpFacts, TensorFacts, op_arguments
+from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -113,16 +112,11 @@ class _Ops:
     """
 
     def __init__(
-        self,
-        graph: Any,
-        scope: Scope,
-        whole: _Whole,
-        prefix: str,
-        refs: dict[str, str],
-        parent: _Ops | None,
+        self, graph: Any, scope: Scope, whole: _Whole, prefix: str, refs: dict[str, str], parent: _Ops | None
     ) -> None:
         self.graph, self.scope, self.values = graph, scope, scope.values
         self.whole, self.prefix, self.refs, self.parent = whole, prefix, refs, parent
+        self.root: _Ops = self if parent is None else parent.root
         self.records: list[Record] = []
         self.outside: dict[str, tuple[str, str]] = {}  # input of the function -> what to give for it
         self.taken = set(refs.values())
@@ -180,15 +174,12 @@ class _Ops:
                 break
             value = owner.origin[value]
         names, builder = self.whole.weights, self.whole.builder
-        root = self
-        while root.parent is not None:
-            root = root.parent
         key = (owner.prefix, value)
         if key not in names:
             name = owner.prefix + value
-            while name in builder or name in root.taken:
+            while name in builder or name in self.root.taken:
                 name += "'"
-            root.taken.add(name)
+            self.root.taken.add(name)
             names[key] = builder.parameter(name, tensor_facts(self.values[value], self.whole.dtype).nbytes)
         return names[key]
 
@@ -213,26 +204,17 @@ class _Ops:
         return name
 
     def _op(self, node: Any) -> None:
-        values, dtype = self.values, self.whole.dtype
-        kind, operands = kind_of(node.op_type), operands_of(node, values)
-        sources = [None if i in operands or not v else v for i, v in enumerate(node.input)]
         outputs = list(node.output)
         while len(outputs) > 1 and outputs[-1] not in self.read_here:
             outputs.pop()
-        facts = OpFacts(
-            kind,
-            tuple(None if v is None else tensor_facts(values[v], dtype) for v in sources),
-            tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
-            attributes_of(node)
-            | {key: value for key, value in operands.values() if key not in BATCH_DEPENDENT},
-        )
+        facts, sources = op_facts(node, outputs, self.values, self.whole.dtype)
         where = f"node {node_name(node)!r} ({node.op_type})"
-        inputs = [self.read(v) for v in sources if v is not None]
+        inputs = [self.read(value) for value in sources]
         name = self._add(
             self._name(node, len(outputs)),
             inputs=inputs,
-            **op_arguments(facts, where, facts.attributes, known=kind in COSTS),
-            dtype=compute_dtype(node, values, dtype),
+            **op_arguments(facts, where, facts.attributes, known=facts.kind in COSTS),
+            dtype=compute_dtype(node, self.values, self.whole.dtype),
         )
         self._refer(outputs, name)
 
@@ -258,13 +240,10 @@ class _Ops:
         name = self._name(node, len(node.output))
         keys = [key for key in BRANCHES if (first_output(node), key) in self.scope.inside]
         decided = len(keys) == 1
-        sides = {
-            key: self._inside(node, key, name if decided else f"{name}/{BRANCHES[key]}", {}) for key in keys
-        }
-        results = {
-            key: [ops.read(o.name) for o in ops.graph.output][: len(node.output)]
-            for key, ops in sides.items()
-        }
+        paths = {key: name if decided else f"{name}/{BRANCHES[key]}" for key in keys}
+        sides = {key: self._inside(node, key, path, {}) for key, path in paths.items()}
+        returned = {key: ops.graph.output[: len(node.output)] for key, ops in sides.items()}
+        results = {key: [ops.read(output.name) for output in returned[key]] for key, ops in sides.items()}
         outside = {marker: source for ops in sides.values() for marker, source in ops.outside.items()}
         inputs = [self.hand(*source) for source in outside.values()]
         bodies = {key: self._function(ops, list(outside), results[key]) for key, ops in sides.items()}

@@ -114,9 +114,8 @@ def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Mod
         found = control_values(node, given, path, whole.told, enter)
         scope.inside.update({(first_output(node), key): inner for key, inner in found.inside.items()})
         given.update(found.values)
-    _check_known(
-        f"the end of {path[:-1]!r}" if path else "the caller", [o.name for o in graph.output], given, whole
-    )
+    reader = f"the end of {path[:-1]!r}" if path else "the caller"
+    _check_known(reader, [output.name for output in graph.output], given, whole)
     if not path:
         del given[""]
     return scope
@@ -171,11 +170,8 @@ def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
     except onnx.defs.SchemaError:
         return {}
     types = {name: helper.make_tensor_type_proto(value.elem, value.shape) for name, value in given.items()}
-    known = {
-        name: numpy_helper.from_array(value.data, name)
-        for name, value in given.items()
-        if value.data is not None
-    }
+    contents = {name: value.data for name, value in given.items() if value.data is not None}
+    known = {name: numpy_helper.from_array(data, name) for name, data in contents.items()}
     opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     try:
         found = shape_inference.infer_node_outputs(schema, node, types, known, opset_imports=opsets)

@@ -28,8 +28,7 @@ from fractions import Fraction
 from scenarios.importers.files import StrPath, fixed_batch, read_bytes, stem
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.graph.walks import Dag, least_first
-from sim.words.errors import GraphError, InputError, nearest
+from sim.words.errors import GraphError, InputError, hint
 from sim.words.units import round_half_up
 
 __all__ = ["LayerProfile", "load", "read_profile", "recognises", "training_graph"]
@@ -86,6 +85,11 @@ class LayerProfile:
         """Whether it only loads data."""
         return not self.predecessors and self.description.lower().startswith("input")
 
+    @property
+    def weights(self) -> list[str]:
+        """The name of its parameter, if it has one."""
+        return [f"{self.name}.weight"] if self.parameter_bytes else []
+
 
 def recognises(name: str, head: bytes) -> bool:
     """Whether `head` has a line of a layer."""
@@ -126,14 +130,16 @@ def read_profile(path: StrPath) -> list[LayerProfile]:
     for number, first, second in edges:
         for name in (first, second):
             if name not in found:
-                close = nearest(name, found)
-                hint = f"; did you mean {close!r}?" if close else ""
-                raise GraphError(f"{path}:{number}: unknown layer {name!r}{hint}")
+                raise GraphError(f"{path}:{number}: unknown layer {name!r}{hint(name, found)}")
         before[second].append(first)
     if not found:
         raise InputError(f"{path}: no layer in it")
-    layers = {name: _layer(match, before[name], path) for name, match in found.items()}
-    return _in_order(layers, path)
+    order = GraphBuilder(str(path))
+    for name in sorted(found, key=lambda name: (int(re.sub(r"\D", "", name) or 0), name)):
+        order.op(name, after=before[name])
+    graph = order.build()
+    names = [graph.op_names[op] for op in graph.topological_order.tolist()]
+    return [_layer(found[name], before[name], path) for name in names]
 
 
 def _layer(match: re.Match[str], predecessors: list[str], path: StrPath) -> LayerProfile:
@@ -164,27 +170,6 @@ def _number(text: str, where: str) -> Fraction:
     if number < 0:
         raise InputError(f"{where}: {text.strip()} is negative")
     return number
-
-
-def _in_order(layers: dict[str, LayerProfile], path: StrPath) -> list[LayerProfile]:
-    """Sort topologically; among layers that are free the one numbered lowest comes first."""
-
-    def key(name: str) -> tuple[int, str]:
-        digits = re.sub(r"\D", "", name)
-        return int(digits or 0), name
-
-    names = sorted(layers, key=key)
-    place = {name: k for k, name in enumerate(names)}
-    before = [[place[predecessor] for predecessor in layers[name].predecessors] for name in names]
-    after: list[list[int]] = [[] for _ in names]
-    for k, row in enumerate(before):
-        for predecessor in row:
-            after[predecessor].append(k)
-    order = least_first(Dag(after, before), range(len(names)))
-    if len(order) < len(names):
-        stuck = sorted(set(range(len(names))).difference(order))
-        raise GraphError(f"{path}: the layers {', '.join(names[k] for k in stuck[:6])} wait for each other")
-    return [layers[names[k]] for k in order]
 
 
 def load(path: StrPath, *, batch: int | None = None) -> Graph:
@@ -218,15 +203,12 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
     by_name = {layer.name: layer for layer in layers}
     picked = {layer.name: _picked(layer, by_name) for layer in layers}
     for layer in layers:
-        weights = (
-            [builder.parameter(f"{layer.name}.weight", layer.parameter_bytes)]
-            if layer.parameter_bytes
-            else []
-        )
+        for weight in layer.weights:
+            builder.parameter(weight, layer.parameter_bytes)
         builder.op(
             f"F.{layer.name}",
             kind=layer.kind,
-            inputs=[*(f"F.{before}{picked[layer.name]}" for before in layer.predecessors), *weights],
+            inputs=[*(f"F.{before}{picked[layer.name]}" for before in layer.predecessors), *layer.weights],
             outputs=layer.activation_bytes,
             duration_ns=layer.forward_ns,
             stage=layer.stage,
@@ -237,7 +219,6 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
     for layer in reversed(layers):
         if layer.is_input:
             continue
-        weights = [f"{layer.name}.weight"] if layer.parameter_bytes else []
         sources = [before for before in layer.predecessors if not by_name[before].is_input]
         op = f"B.{layer.name}"
         for k, before in enumerate(sources):
@@ -245,7 +226,7 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
         builder.op(
             op,
             kind=f"{layer.kind}_grad",
-            inputs=[f"F.{layer.name}", *gradients[layer.name], *weights],
+            inputs=[f"F.{layer.name}", *gradients[layer.name], *layer.weights],
             outputs=[_size(by_name[before], picked[layer.name]) for before in sources],
             duration_ns=layer.backward_ns,
             stage=layer.stage,

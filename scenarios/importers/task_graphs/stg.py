@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, read_bytes, stem
 from sim.graph.builder import GraphBuilder
@@ -98,26 +98,22 @@ def load(
     if len(tasks) not in (count, count + 2):  # the two dummies are mostly not counted
         raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
     outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
-    edges: dict[Fraction, list[tuple[str, int]]] = {}
+    edges: dict[Fraction, list[str]] = {task: [] for task, _, _ in tasks}
     for task, _, before in tasks:
-        edges[task] = []
         for other, time in before:
             if other not in outputs:
                 raise GraphError(f"{path}: task {task} comes after task {other}, which is not there")
-            edges[task].append((str(other), len(outputs[other])))
-            outputs[other].append(round_half_up(time * unit_ns * rate / NS_PER_S))
+            if communication == "yes":
+                edges[task].append(f"{other}:{len(outputs[other])}")
+                outputs[other].append(round_half_up(time * unit_ns * rate / NS_PER_S))
+            else:
+                edges[task].append(str(other))
     builder = GraphBuilder(stem(path, ".stg"))
-    data = communication == "yes"
+    reads = "inputs" if communication == "yes" else "after"
     with in_file(path):
         for task, time, _ in tasks:
-            builder.op(
-                str(task),
-                kind="task",
-                inputs=[f"{other}:{k}" for other, k in edges[task]] if data else [],
-                after=[] if data else [other for other, _ in edges[task]],
-                outputs=outputs[task] if data else [],
-                duration_ns=round_half_up(time * unit_ns),
-            )
+            facts: dict[str, Any] = {reads: edges[task], "outputs": outputs[task]}
+            builder.op(str(task), kind="task", duration_ns=round_half_up(time * unit_ns), **facts)
         return builder.build()
 
 

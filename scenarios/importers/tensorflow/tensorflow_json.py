@@ -25,25 +25,22 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import TypeAdapter
 
 from scenarios.importers import checked_json
 from scenarios.importers.files import StrPath, choice, in_file, read_bytes
-from scenarios.importers.tensorflow.tensorflow_ops import op_facts, plain_attributes
-from scenarios.importers.tensorflow.tensorflow_tensors import File, Node, Recorded, Variable
+from scenarios.importers.tensorflow.tensorflow_nodes import File, Recorded, op_facts, plain_attributes
 from scenarios.ops.op_costs import COSTS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError, nearest
+from sim.words.errors import GraphError, InputError, hint
 
 __all__ = ["import_tensorflow_json", "load", "recognises"]
 
 _FILE = TypeAdapter(File)
-_DEVICE = re.compile(r"(?:^|/)(?:device:(\w+)|(CPU|GPU|TPU|NPU)):(\d+|\*)$", re.IGNORECASE)
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -88,15 +85,14 @@ load = import_tensorflow_json
 def _graph(file: File, batch: int | None, unknown: str) -> Graph:
     recorded = Recorded(file, batch)
     _check(recorded, unknown)
-    variables = recorded.variables()
     builder = GraphBuilder(file["name"])
-    for name, node in recorded.externals.items():
-        if name in variables:
-            builder.parameter(name, variables[name].nbytes, device=_pin(node))
+    for name in recorded.externals:
+        if name in recorded.variables:
+            builder.parameter(name, recorded.variables[name].nbytes, device=recorded.pin(name))
         else:
             nbytes = recorded.tensors[name][0].nbytes if recorded.tensors[name] else 0
-            builder.input(name, nbytes, device=_pin(node))
-    in_place = variables if CONTROL_FLOW_KINDS.isdisjoint(recorded.kinds.values()) else {}
+            builder.input(name, nbytes, device=recorded.pin(name))
+    in_place = recorded.variables if CONTROL_FLOW_KINDS.isdisjoint(recorded.kinds.values()) else {}
     for name, node in recorded.nodes.items():
         if name not in recorded.externals:
             after: list[str | tuple[str, int]] = [
@@ -105,21 +101,16 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
             read = recorded.sources[name][0][0] if recorded.sources[name] else ""
             if recorded.kinds[name] == "read_variable" and read in in_place:
                 after += [(writer, 1) for writer in in_place[read].writers]
-            _add(builder, recorded, name, variables, after)
+            _add(builder, recorded, name, after)
     return builder.build()
 
 
-def _add(
-    builder: GraphBuilder,
-    recorded: Recorded,
-    name: str,
-    variables: Mapping[str, Variable],
-    after: list[str | tuple[str, int]],
-) -> None:
+def _add(builder: GraphBuilder, recorded: Recorded, name: str, after: list[str | tuple[str, int]]) -> None:
     """Add the op of one node."""
     node, sources = recorded.nodes[name], recorded.sources[name]
-    given = tuple(None if source in variables else recorded.tensors[source][k] for source, k in sources)
-    written = tuple(recorded.tensors[name])
+    variables, tensors = recorded.variables, recorded.tensors
+    given = tuple(None if source in variables else tensors[source][k] for source, k in sources)
+    written = tuple(tensors[name])
     attributes = node.get("attributes", {})
     facts = op_facts(node["op"], given, written, attributes)
     sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
@@ -132,16 +123,9 @@ def _add(
         ],
         after=after,
         **op_arguments(facts, where, plain_attributes(attributes), known=known),
-        device=_pin(node),
+        device=recorded.pin(name),
         dtype=recorded.dtype(name),
     )
-
-
-def _pin(node: Node) -> str | None:
-    """Return our name of a device: gpu0 of ``/job:worker/device:GPU:0``, gpu of ``/device:GPU:*``."""
-    text = node.get("device") or ""
-    match = _DEVICE.search(text)
-    return (match[1] or match[2]).lower() + match[3].removesuffix("*") if match else text or None
 
 
 # -- what cannot be --------------------------------------------------------------------------------
@@ -155,17 +139,15 @@ def _check(recorded: Recorded, unknown: str) -> None:
             kinds[node["op"]] += 1
         for source, k in [*recorded.sources[name], *((before, -1) for before in node.get("control", []))]:
             if source not in recorded.nodes:
-                close = nearest(source, recorded.nodes)
-                hint = f"; did you mean {close!r}?" if close else ""
-                raise GraphError(f"node {name!r} has an unknown input {source!r}{hint}")
+                near = hint(source, recorded.nodes)
+                raise GraphError(f"node {name!r} has an unknown input {source!r}{near}")
             n_outputs = len(recorded.tensors[source])
             if k >= n_outputs:
                 raise GraphError(f"node {name!r} reads output {k} of {source!r}, which has {n_outputs}")
     faults = []
     if kinds:
-        faults.append(
-            "operators without a cost formula: " + ", ".join(f"{op} ({n})" for op, n in sorted(kinds.items()))
-        )
+        listed = ", ".join(f"{op} ({count})" for op, count in sorted(kinds.items()))
+        faults.append(f"operators without a cost formula: {listed}")
     if recorded.open:
         some = ", ".join([*recorded.open.values()][:5]) + (", ..." if len(recorded.open) > 5 else "")
         faults.append(f"{len(recorded.open)} tensor(s) without a size: {some}")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from scenarios.importers.files import choice, in_file
 from scenarios.importers.torch.torch_ops import LISTS, attributes_of, kind_of, operator_name, ordered
 from scenarios.ops import dtypes
-from scenarios.ops.op_costs import OpFacts, TensorFacts, op_arguments, without_formula
+from scenarios.ops.op_costs import COSTS, OpFacts, TensorFacts, op_arguments, without_formula
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, extra
@@ -127,19 +127,14 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
             facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
-        refs[node] = _add(builder, node, facts, [refs[tensor] for tensor in tensors], dtype)
+        where, attributes = f"{node.name} ({node.target})", {"aten": str(node.target), **facts.attributes}
+        refs[node] = builder.op(
+            node.name,
+            inputs=[refs[tensor] for tensor in tensors],
+            **op_arguments(facts, where, attributes, known=facts.kind in COSTS),
+            dtype=_computed_in(node, dtype),
+        )
     return builder.build()
-
-
-def _add(builder: GraphBuilder, node: Any, facts: OpFacts, inputs: list[str], dtype: str | None) -> str:
-    known = _is_getitem(node) or kind_of(operator_name(node.target), node) is not None
-    attributes = {"aten": str(node.target), **facts.attributes}
-    return builder.op(
-        node.name,
-        inputs=inputs,
-        **op_arguments(facts, f"{node.name} ({node.target})", attributes, known=known),
-        dtype=_computed_in(node, dtype),
-    )
 
 
 def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:

@@ -204,18 +204,16 @@ def _task(event: Any, operators: dict[int, str]) -> GpuTask:
 def _call(event: Any) -> HostCall:
     start = _ns(event["ts"])
     thread = (int(event["pid"]), int(event["tid"]))
-    return HostCall(
-        str(event["name"]), thread, int(event["args"]["correlation"]), start, start + _ns(event["dur"])
-    )
+    end, correlation = start + _ns(event["dur"]), int(event["args"]["correlation"])
+    return HostCall(str(event["name"]), thread, correlation, start, end)
 
 
 def _wait(args: Any) -> Iterator[StreamWait]:
     """Yield the wait, unless the profiler could not tell what for (-1)."""
     recorded, on_stream = int(args["wait_on_cuda_event_record_corr_id"]), int(args["wait_on_stream"])
     if recorded >= 0 and on_stream >= 0:
-        yield StreamWait(
-            int(args["device"]), int(args["stream"]), int(args["correlation"]), on_stream, recorded
-        )
+        device, stream, after = (int(args[key]) for key in ("device", "stream", "correlation"))
+        yield StreamWait(device, stream, after, on_stream, recorded)
 
 
 def _ns(microseconds: Any) -> int:

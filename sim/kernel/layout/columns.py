@@ -320,7 +320,6 @@ def _devices(job: Job) -> Columns:
         ("n_idle", 0, job.n_groups),
         ("asked", 0, job.n_groups),
         ("is_asked", 0, job.n_groups),
-        ("batch", 0, max(n_lanes, job.n_groups)),
     ):
         out[name] = np.full(size, value)
     return out
@@ -359,7 +358,8 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     total = sizes * (1 if order.per == "issuer" else job.iterations)
     windowed = order.kind == "place" and order.window != 1
     window = int(total.max()) if order.window is None else order.window
-    after = len(group)  # slots of idle issuers come first
+    # Slots of idle issuers come first, then those in which lanes or groups are put in order.
+    after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
     zeros = np.zeros(len(sizes), np.int64)
     return _keeping(order, len(group)) | {
