@@ -144,18 +144,13 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     }
 
 
-def _peaks(trace: Record) -> dict[str, tuple[int, int | None]]:
+def _peaks(trace: Record) -> dict[str, tuple[int | None, ...]]:
     """Return the most bytes in use and reserved on each device."""
-    log = trace.memory
-    if log is None:
+    if trace.memory is None:
         return {name: (nbytes, None) for name, nbytes in peak_bytes(trace).items()}
-    return {
-        device.name: (
-            int(log["in_use"][log["device"] == d].max(initial=0)),
-            int(log["reserved"][log["device"] == d].max(initial=0)),
-        )
-        for d, device in enumerate(trace.job.machine.devices)
-    }
+    logs = {device.name: trace.log_of(d) for d, device in enumerate(trace.job.machine.devices)}
+    most = ("in_use", "reserved")
+    return {name: tuple(int(log[of].max(initial=0)) for of in most) for name, log in logs.items()}
 
 
 def _share(part: int, whole: int) -> float:

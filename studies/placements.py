@@ -14,8 +14,7 @@ either. A search by simulation sees everything, and is never worse than where it
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -35,25 +34,15 @@ from sim.graph.graph import longest_path_ns
 from sim.job.costs import costs_ns
 from sim.job.job import Placement
 from sim.words.arrays import UNSET
+from studies.machines import MACHINES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["CPU_AND_TWO_GPUS", "compare_placements", "placement_bound_ns", "training_step"]
 
-CPU_AND_TWO_GPUS: Final[Mapping[str, Any]] = {
-    "devices": {
-        "gpu0": {"preset": "h200-sxm"},
-        "gpu1": {"preset": "h200-sxm"},
-        "cpu0": {"preset": "xeon-8480c"},
-    },
-    "links": [
-        {"from": "cpu0", "to": "gpu0", "latency": "10us", "bandwidth": "50GB/s"},
-        {"from": "cpu0", "to": "gpu1", "latency": "10us", "bandwidth": "50GB/s"},
-        {"from": "gpu0", "to": "gpu1", "latency": "3us", "bandwidth": "300GB/s"},
-    ],
-}
-"""Two H200 on NVLink (rounded down from 450 GB/s each way), each on PCIe 5.0 x16 to a Xeon."""
+CPU_AND_TWO_GPUS: Final = MACHINES["a CPU and two GPUs"]
+"""Two H200 on NVLink, each on PCIe to a Xeon."""
 
 
 def placement_bound_ns(graph: Graph, machine: Machine) -> int:

@@ -29,26 +29,14 @@ from sim.job.costs import issue_costs_ns
 from sim.metrics import summary
 from sim.words import plugins
 from sim.words.errors import InputError
+from studies import machines
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["MACHINES", "compare_runtimes", "frameworks", "loop", "run_under", "transformer_block"]
 
-MACHINES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "four cores": {
-        "devices": {
-            "cpu0": {
-                "kind": "cpu",
-                "cores": 4,
-                "peak": "400GFLOP/s",
-                "bandwidth": "100GB/s",
-                "issue_cost": "5us",
-            }
-        }
-    },
-    "one H200": {"devices": {"gpu0": {"preset": "h200-sxm", "streams": 4}}},
-}
+MACHINES: Final = {name: machines.MACHINES[name] for name in ("four cores", "one H200")}
 """A CPU of four cores that hands an op to a thread in 5 us, and a GPU with its host."""
 
 
@@ -170,9 +158,9 @@ def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.Dat
 
     rows = []
     runtimes = list(runtimes)
-    machines = {name: make_machine(spec) for name, spec in MACHINES.items()}
+    made = {name: make_machine(spec) for name, spec in MACHINES.items()}
     for graph in graphs:
-        for name, machine in machines.items():
+        for name, machine in made.items():
             for runtime in runtimes:
                 row: dict[str, Any] = {"graph": graph.name, "machine": name, "runtime": runtime}
                 rows.append(row)

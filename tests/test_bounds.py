@@ -9,7 +9,7 @@ from drawn_runs import draw_run
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.analysis.bounds import Bounds, bounds, critical_path_ns, lower_bound_ns
+from sim.analysis.bounds import Bounds, bounds
 from sim.job.build_job import make_job
 from sim.job.job import Job
 from sim.job.travel import Travel
@@ -28,8 +28,8 @@ DIAMOND = graph({"a": 10, "b": 20, "c": 30, "d": 5}, {"b": ["a"], "c": ["a"], "d
 
 def test_a_fork_join_is_its_longest_branch() -> None:
     job = make_job(DIAMOND, Machine((Device("gpu0", streams=2),)))
-    assert critical_path_ns(job) == 10 + 30 + 5
-    assert lower_bound_ns(job) == 10 + 20 + 30 + 5, "by default everything is on one stream"
+    assert bounds(job).critical_path_ns == 10 + 30 + 5
+    assert bounds(job).lower_bound_ns == 10 + 20 + 30 + 5, "by default everything is on one stream"
 
 
 def test_work_over_lanes() -> None:
@@ -41,7 +41,7 @@ def test_work_over_lanes() -> None:
 
 def test_a_worker_pays_for_issuing() -> None:
     job = make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=1, issue_ns=100),)))
-    assert lower_bound_ns(job) == 465
+    assert bounds(job).lower_bound_ns == 465
 
 
 def test_cores_bound_what_workers_do() -> None:
@@ -78,7 +78,7 @@ def test_transfers_are_on_the_critical_path(sharing: str) -> None:
     trace = chain_over_links(sharing)
     first, back = 10 + 334, 2 + 167  # 1001 bytes at 3 bytes/ns arrive in the 334th ns
     assert Travel.between(trace.job.machine, 0, 2).ns(1001) == first
-    assert critical_path_ns(trace) == 10 + first + 20 + back + 5
+    assert bounds(trace).critical_path_ns == 10 + first + 20 + back + 5
     b = bounds(trace.job)
     assert list(b.link_ns) == ["xy", "yz", "zy", "yx"]
     assert b.link_ns["xy"] == (3 * first if sharing == "serial" else 4 + 1001)
@@ -90,14 +90,14 @@ def test_distances_chain_the_iterations() -> None:
     b.op("load", duration_ns=10)
     b.op("train", inputs=["load", ("train", 1)], duration_ns=25)
     job = make_job(b.build(), Machine((Device("a", "cpu", workers=8),)), iterations=4)
-    assert critical_path_ns(job) == 10 + 4 * 25
+    assert bounds(job).critical_path_ns == 10 + 4 * 25
     trace = simulate(job.graph, job.machine, ReadyQueue(), iterations=4)
-    assert trace.makespan_ns == lower_bound_ns(trace) == 110
+    assert trace.makespan_ns == bounds(trace).lower_bound_ns == 110
 
 
 def test_independent_iterations_do_not_add_up() -> None:
     job = make_job(DIAMOND, Machine((Device("a", "cpu", workers=8),)), iterations=5)
-    assert critical_path_ns(job) == 45
+    assert bounds(job).critical_path_ns == 45
 
 
 def longest_by_definition(job: Job) -> int:
@@ -139,15 +139,15 @@ def longest_by_definition(job: Job) -> int:
 @pytest.mark.parametrize("seed", range(80))
 def test_the_critical_path_is_the_longest_chain(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = draw_run(seed, 14)
-    assert critical_path_ns(trace.job) == longest_by_definition(trace.job)
-    assert lower_bound_ns(trace) <= trace.makespan_ns
+    assert bounds(trace.job).critical_path_ns == longest_by_definition(trace.job)
+    assert bounds(trace).lower_bound_ns <= trace.makespan_ns
     monkeypatch.setenv("SIM_PURE", "1")
-    assert critical_path_ns(trace.job) == longest_by_definition(trace.job)
+    assert bounds(trace.job).critical_path_ns == longest_by_definition(trace.job)
 
 
 def test_a_chain_too_long_for_64_bits_is_added_up_all_the_same() -> None:
     long = graph(dict.fromkeys("abc", 2**62), {"b": ["a"], "c": ["b"]})
-    assert critical_path_ns(make_job(long, Machine((Device("gpu0"),)))) == 3 * 2**62
+    assert bounds(make_job(long, Machine((Device("gpu0"),)))).critical_path_ns == 3 * 2**62
 
 
 def test_enough_lanes_and_no_overhead_reach_the_critical_path() -> None:
@@ -158,7 +158,7 @@ def test_enough_lanes_and_no_overhead_reach_the_critical_path() -> None:
             f"o{i}", inputs=[f"o{j}" for j in set(rng.integers(0, i, 2).tolist())] if i else [], duration_ns=i
         )
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=60),)), ReadyQueue())
-    assert trace.makespan_ns == critical_path_ns(trace)
+    assert trace.makespan_ns == bounds(trace).critical_path_ns
 
 
 def test_binding_names_the_greatest() -> None:

@@ -41,6 +41,7 @@ from studies.h200.predictors import (
     gemm_problem,
     trainers,
 )
+from tools.pages.__main__ import main as write_pages
 from tools.pages.costs import renewed
 
 REPOSITORY = Path(__file__).parent.parent
@@ -310,6 +311,15 @@ def test_the_page_tells_what_the_file_says() -> None:
     assert renewed(page, load_fit().record) == page
     with pytest.raises(InputError, match="begin errors"):
         renewed("an empty page", load_fit().record)
+
+
+def test_the_tool_for_pages_names_those_it_knows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pages", "cost"])
+    with pytest.raises(SystemExit, match="2"):
+        write_pages()
+    assert "unknown page 'cost'. Known: costs, validation, zero-bubble" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,8 @@ def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> Non
             {"c": use("call", "x", body="no"), "d": {"inputs": ["c:3"]}},
             r"c has 1 result\(s\), counted from 0, not 3",
         ),
+        ({"c": use("call", "", body="no") | {"inputs": [("c", 1)]}}, "'c' stands for other ops, which"),
+        ({"c": use("call", "x", body="no") | {"after": [("c", 1)]}}, "'c' stands for other ops, which"),
     ],
 )  # fmt: skip
 def test_wrong_functions_are_explained(ops: dict[str, dict[str, Any]], message: str) -> None:

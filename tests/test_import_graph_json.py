@@ -356,7 +356,7 @@ def test_records_are_read_as_columns_however_they_are_parted(separator):
     read = graph_columns.read_columns(content)
     assert read is not None
     builder = GraphBuilder("g")
-    read[1].write(builder)
+    builder.extend(**read[1])
     assert builder.build().op_names == [f"op{i}" for i in range(9_000)]
 
 

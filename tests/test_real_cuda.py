@@ -21,10 +21,10 @@ from sim.words.errors import InfeasibleError, InputError, RunError
 from validation import calibrate as calibrating
 from validation import steps
 from validation.calibrate.blocks.gpu_costs import BATCHES
-from validation.calibrate.blocks.grid import GRID
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import draw
+from validation.cases.tables import GRID
 from validation.gpu.cuda import Cuda
 from validation.gpu.partitions import partition_streams
 from validation.gpu.torch_work import TorchWork

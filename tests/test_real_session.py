@@ -21,8 +21,8 @@ from validation import steps
 from validation.__main__ import main
 from validation.calibrate import DisturbedError
 from validation.calibrate.blocks.gpu_costs import BATCHES
-from validation.calibrate.blocks.grid import GRID
 from validation.cases import backends, draws, step_files
+from validation.cases.tables import GRID
 from validation.gpu.cuda import Cuda
 from validation.gpu.torch_device import DeviceState
 

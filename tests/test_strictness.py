@@ -23,7 +23,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, Replay
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.analysis.bounds import critical_path_ns, lower_bound_ns
+from sim.analysis.bounds import bounds
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.job.build_job import make_job
@@ -116,7 +116,7 @@ def test_an_input_that_is_there_from_the_start_is_the_first(policy: Callable[[],
     trace = simulate(b.build(), cpu(3), policy())
     trace.check()
     assert spans(trace)["join"] == (4, 5)
-    assert critical_path_ns(trace) == 10
+    assert bounds(trace).critical_path_ns == 10
 
 
 def test_what_reads_one_tensor_twice_runs_once() -> None:
@@ -142,7 +142,7 @@ def test_iterations() -> None:
     trace.check()
     start = {op: trace.tasks["start_ns"][trace.tasks["op"] == k].tolist() for k, op in enumerate("fsj")}
     assert start == {"f": [0, 5, 20], "s": [0, 50, 100], "j": [0, 15, 30]}
-    assert critical_path_ns(trace) == trace.makespan_ns == 150
+    assert bounds(trace).critical_path_ns == trace.makespan_ns == 150
 
 
 def test_the_first_arrival_over_a_link_counts() -> None:
@@ -166,10 +166,10 @@ def test_the_first_arrival_over_a_link_counts() -> None:
 
 def test_bounds_wait_for_the_earliest_input_only() -> None:
     """Slow takes 50 on its own; fast, join and last 30; a strict join makes that 70."""
-    assert critical_path_ns(make_job(join(), cpu(3))) == 50
-    assert critical_path_ns(make_job(join(strict=True), cpu(3))) == 70
-    assert critical_path_ns(make_job(join(after="gate"), cpu(3))) == 50
-    assert lower_bound_ns(make_job(join(), cpu(1))) == 110
+    assert bounds(make_job(join(), cpu(3))).critical_path_ns == 50
+    assert bounds(make_job(join(strict=True), cpu(3))).critical_path_ns == 70
+    assert bounds(make_job(join(after="gate"), cpu(3))).critical_path_ns == 50
+    assert bounds(make_job(join(), cpu(1))).lower_bound_ns == 110
 
 
 def test_no_edge_leads_from_what_came_too_late() -> None:
@@ -271,7 +271,7 @@ def test_the_first_live_input_counts(
     trace = simulate(branch(outcome, **options), cpu(4), policy())
     trace.check()
     assert runs(trace, "join") == [expected]
-    assert critical_path_ns(trace) <= trace.makespan_ns
+    assert bounds(trace).critical_path_ns <= trace.makespan_ns
 
 
 def test_when_all_inputs_are_dead_so_is_the_op() -> None:
@@ -318,7 +318,7 @@ def test_programs_run_the_same_ops_strict_or_not(g: Graph, loose: list[bool], co
     for graph in (g, changed):
         trace = simulate(graph, cpu(cores), TensorFlowExecutor())
         trace.check()
-        assert critical_path_ns(trace) <= trace.makespan_ns
+        assert bounds(trace).critical_path_ns <= trace.makespan_ns
         counts.append(np.bincount(trace.tasks["op"][trace.tasks["dead"] == 0], minlength=len(g)).tolist())
     assert counts[0] == counts[1]
 
@@ -436,5 +436,5 @@ def test_making_ops_non_strict_breaks_nothing(seed: int, policy: str, iterations
     assert (end[edges.producer] <= start[edges.consumer]).all()
     plan = trace.plan()
     assert type(plan).from_json(plan.to_json()).digest == plan.digest
-    assert critical_path_ns(trace) <= critical_path_ns(run(tight))
+    assert bounds(trace).critical_path_ns <= bounds(run(tight)).critical_path_ns
     assert same_times(run(tight), run({}))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sim.words.errors import SimError
-from validation.steps import BUDGET_S, validate
+from validation.cases.tables import BUDGET_S
+from validation.steps import validate
 
 __all__ = ["main"]
 

@@ -29,13 +29,13 @@ from validation.calibrate import DisturbedError, calibrate
 from validation.cases import step_files
 from validation.cases.backends import Executor, make_backend, provenance
 from validation.cases.draws import EXPERIMENTS, NOT_MEASURED
+from validation.cases.tables import BUDGET_S
 from validation.experiments import days, memory_experiment
 from validation.experiments.beside import Beside
 from validation.experiments.measure import ATTEMPTS, RUNS, measure
 
 __all__ = [
     "ALL",
-    "BUDGET_S",
     "Step",
     "choose",
     "default_folder",
@@ -48,30 +48,6 @@ __all__ = [
 
 ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
 """Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
-
-BUDGET_S: Final[dict[str, dict[str, int]]] = {
-    "timer": {"calibrate": 5, **dict.fromkeys(EXPERIMENTS, 12)},
-    "threads": {"calibrate": 60, **dict.fromkeys(EXPERIMENTS, 45)},
-    "cuda": {
-        "calibrate": 150,
-        "a-chain": 15,
-        "b-fork-join": 20,
-        "c-overlap": 45,
-        "d-head-of-line": 25,
-        "e-random": 30,
-        "f-pipeline": 60,
-        memory_experiment.NAME: 10,
-        "h-models": 50,
-        "i-ranking": 30,
-    },
-}
-"""Seconds a step may take; on a GPU they add up to less than nine minutes.
-
-There they are more than twice what a fake H200 counts (8 us a launch, 600 TFLOP/s, 3 TB/s, 50 GB/s: 30 s to
-calibrate, 15 s for `c-overlap`, whose results come back over the link, 6 s for `f-pipeline`, below 3 s else),
-to leave room for blocks and runs that are repeated, and for the models, which the fake does not know.
-"""
-
 
 GPU_ATTEMPTS: Final = 8
 """Runs of a case at most where the time is short and the machine is alone: noise is rare, and a state that is

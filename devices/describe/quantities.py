@@ -27,26 +27,9 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
 from devices.describe.faults import fault, reader
-from devices.describe.field_types import TYPES, Bandwidth, Bytes, Duration, FlopRate, Flops, Sizes
+from devices.describe.field_types import TYPES
 
-__all__ = [
-    "Bandwidth",
-    "Bytes",
-    "Count",
-    "Duration",
-    "File",
-    "FlopRate",
-    "Flops",
-    "Name",
-    "Shorthand",
-    "Size",
-    "Sizes",
-    "Strict",
-    "Whole",
-    "fault",
-    "one_of",
-    "reader",
-]
+__all__ = ["Count", "File", "Name", "Shorthand", "Size", "Strict", "Whole", "fault", "one_of", "reader"]
 
 
 class Strict(BaseModel):

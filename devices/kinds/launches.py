@@ -127,10 +127,7 @@ def as_cuda_graphs(job: Job) -> Job:
         else device
         for d, device in enumerate(machine.devices)
     )
-    edges: list[tuple[int, int, int]] = []
-    if job.iterations > 1:
-        for d in used.tolist():
-            edges += _one_after_another(job, d)
+    edges = [edge for d in used.tolist() for edge in _one_after_another(job, d)]
     return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=devices))
 
 
@@ -206,7 +203,7 @@ def with_event_calls(job: Job) -> Job:
 def _one_after_another(job: Job, device: int) -> list[tuple[int, int, int]]:
     """Return edges from the last ops of a device to the first ones of the next iteration."""
     here = job.device_of == device
-    if len(np.unique(job.stream_of[here])) < 2:
+    if job.iterations == 1 or len(np.unique(job.stream_of[here])) < 2:
         return []  # the stream sees to it
     edges = job.graph.edges.within_iteration()
     inside = here[edges.producer] & here[edges.consumer]

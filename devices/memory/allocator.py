@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from devices.memory.blocks import LIVE, Block, Owner, Span
+from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
 from devices.memory.oom import largest_holders, more_memory, out_of_memory, shown
 from sim.words.errors import InputError, InvariantError, OutOfMemoryError
@@ -33,8 +33,9 @@ __all__ = ["Allocator"]
 class Allocator(ABC):
     """An allocator of one device's memory.
 
-    To write one, implement `try_alloc`, `free`, `largest_free`, `fits_empty` and `spans`, and keep the
-    counters right; `_took` and `_gave` do so for what is in use.
+    To write one, implement `try_alloc`, `free` and `spans`, and keep the counters right; `_took` and `_gave`
+    do so for what is in use. If it caches free blocks, implement `largest_free`; if a request may be refused
+    for another reason than the limit, `fits_empty`.
 
     Parameters
     ----------
@@ -122,13 +123,14 @@ class Allocator(ABC):
             `block` is not live (it was freed before).
         """
 
-    @abstractmethod
     def largest_free(self) -> int:
         """Return the size of the largest block that could be had without asking the device, in bytes."""
+        return 0
 
-    @abstractmethod
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether this request could be met with nothing else allocated."""
+        need = self.rounded(nbytes)
+        return all(most is None or need <= most for most in (self.limit, self.memory.capacity))
 
     @abstractmethod
     def spans(self) -> Iterator[Span]:
@@ -255,6 +257,7 @@ class Allocator(ABC):
         """Account for a block that ends being live; refuse one that is not."""
         if block.state != LIVE:
             raise InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
+        block.state = FREE
         self.requested -= block.requested
         self.in_use -= block.nbytes
 

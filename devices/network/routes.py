@@ -118,13 +118,12 @@ def _engine(machine: Machine, device: int, direction: str) -> tuple[Hashable, ..
 
 
 def _bandwidths(machine: Machine) -> dict[int, int]:
-    for link in machine.links:
+    bandwidth = {}
+    for k, link in enumerate(machine.links):
         if link.sharing not in ("serial", "shared", "independent"):
             raise InputError(
                 f"link {link.name!r}: sharing must be serial, shared or independent, found {link.sharing!r}"
             )
-    return {
-        k: link.bandwidth_bytes_per_s
-        for k, link in enumerate(machine.links)
-        if link.bandwidth_bytes_per_s is not None
-    }
+        if link.bandwidth_bytes_per_s is not None:
+            bandwidth[k] = link.bandwidth_bytes_per_s
+    return bandwidth

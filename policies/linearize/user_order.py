@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sim import Job
@@ -45,11 +46,9 @@ class Program:
             An op that is missing, or there twice.
         """
         order = [job.graph.index(name) for name in self.ops]
-        count = [0] * len(job.graph)
-        for op in order:
-            count[op] += 1
-        for op, times in enumerate(count):
-            if times != 1:
-                how = f"{times} times" if times else "nowhere"
-                raise InputError(f"program: op {job.graph.op_names[op]!r} is {how} in the list, not once")
+        times = Counter(self.ops)
+        for name in job.graph.op_names:
+            if times[name] != 1:
+                how = f"{times[name]} times" if times[name] else "nowhere"
+                raise InputError(f"program: op {name!r} is {how} in the list, not once")
         return order

@@ -90,7 +90,10 @@ class Problem:
         for p, c, nbytes in zip(edges.producer.tolist(), edges.consumer.tolist(), size.tolist(), strict=True):
             self.producers[c].append((p, nbytes))
             self.consumers[p].append((c, nbytes))
-        self.arrivals = _arrivals(graph, machine)
+        home, nbytes_of = input_devices(graph, machine).tolist(), graph.tensor_nbytes.tolist()
+        self.arrivals: list[list[tuple[int, int]]] = [
+            [(home[t], nbytes_of[t]) for t in read if home[t] != UNSET] for read in graph.inputs.lists()
+        ]
         self._mean_travel: dict[int, Fraction] = {}
 
     @classmethod
@@ -137,14 +140,3 @@ class Problem:
     def mean_cost_ns(self, op: int) -> Fraction:
         """Return the mean cost of `op` over the devices it may be placed on, exactly."""
         return Fraction(sum(self.cost_ns[op][d] for d in self.devices_of[op]), len(self.devices_of[op]))
-
-
-def _arrivals(graph: Graph, machine: Machine) -> list[list[tuple[int, int]]]:
-    """Return (device, bytes) of the graph inputs with a home that each op reads."""
-    rows: list[list[tuple[int, int]]] = [[] for _ in range(len(graph))]
-    home = input_devices(graph, machine)
-    if (home == UNSET).all():
-        return rows
-    for op, tensors in enumerate(graph.inputs.lists()):
-        rows[op] = [(int(home[t]), int(graph.tensor_nbytes[t])) for t in tensors if home[t] != UNSET]
-    return rows

@@ -32,7 +32,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from devices.describe.quantities import Bytes, Duration, Size, Whole
+from devices.describe.field_types import Bytes, Duration
+from devices.describe.quantities import Size, Whole
 from scenarios.build.builder import Builder
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph

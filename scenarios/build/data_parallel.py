@@ -25,7 +25,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from devices.describe.quantities import Bandwidth, Bytes, Duration, Size, Strict
+from devices.describe.field_types import Bandwidth, Bytes, Duration
+from devices.describe.quantities import Size, Strict
 from scenarios.build.builder import Builder
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph

@@ -22,8 +22,8 @@ from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
 
-from devices.describe.field_types import quantity_schema
-from devices.describe.quantities import Bytes, Duration, Size, Whole, fault
+from devices.describe.field_types import Bytes, Duration, quantity_schema
+from devices.describe.quantities import Size, Whole, fault
 from scenarios.build.builder import Builder
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph

@@ -218,7 +218,7 @@ class Expectation(NamedTuple):
             listed = self.condition["equals"]
             assert isinstance(listed, list)
             actual = [op for op in actual if op in set(listed)]
-        passed = all(_holds(key, value, actual, self.condition) for key, value in self.condition.items())
+        passed = _holds(actual, self.condition)
         words = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
         wanted = ", ".join(words[key] + result.unit.show(value) for key, value in self.condition.items())
         place = self.document.place(self.loc)
@@ -290,14 +290,12 @@ def _check_consistent(values: Mapping[str, Any], unit: _Unit) -> None:
         raise InputError("can never hold: at_least is more than at_most")
 
 
-def _holds(key: str, value: Any, actual: Any, condition: Mapping[str, Value]) -> bool:
-    if key == "equals" and "tolerance" in condition:
-        return bool(abs(actual - value) <= condition["tolerance"])
-    if key == "equals":
-        return bool(actual == value)
-    if key == "at_most":
-        return bool(actual <= value)
-    return key == "tolerance" or bool(actual >= value)
+def _holds(actual: Any, condition: Mapping[str, Any]) -> bool:
+    if "tolerance" in condition:
+        equal = abs(actual - condition["equals"]) <= condition["tolerance"]
+    else:
+        equal = actual == condition.get("equals", actual)
+    return bool(equal and condition.get("at_least", actual) <= actual <= condition.get("at_most", actual))
 
 
 def _row_names(trace: Trace) -> list[str]:

@@ -124,6 +124,12 @@ class Node:
         return place
 
 
+_UNREADABLE: Final[Mapping[type, str]] = {
+    FileNotFoundError: "no such file",
+    IsADirectoryError: "is a directory, not a scenario file",
+}
+
+
 def read_yaml(path: str | Path) -> Node:
     """Read a YAML file.
 
@@ -136,14 +142,9 @@ def read_yaml(path: str | Path) -> Node:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise ScenarioError(f"{source}: no such file") from None
-    except IsADirectoryError:
-        raise ScenarioError(f"{source}: is a directory, not a scenario file") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise ScenarioError(
-            f"{source}: cannot be read ({getattr(error, 'strerror', None) or error})"
-        ) from None
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise ScenarioError(f"{source}: {_UNREADABLE.get(type(error), reason)}") from None
     if len(content) > MAX_BYTES:
         raise ScenarioError(
             f"{source}: is larger than {MAX_BYTES // 2**20} MiB; keep a large graph in a graph file "
@@ -297,10 +298,8 @@ class _Composer:
                 top.merged += list(_mappings(node))
                 top.node.size += node.size
                 return
-            if node.value is None:
-                node.place = top.node.keys[
-                    key
-                ]  # nothing is written: its own place is wherever the next thing is
+            if node.value is None:  # nothing is written: its own place is wherever the next thing is
+                node.place = top.node.keys[key]
             top.node.value[key] = node
         elif isinstance(top.node.value, list):
             top.node.value.append(node)

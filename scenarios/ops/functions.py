@@ -137,7 +137,7 @@ class _Scope:
     def __post_init__(self) -> None:
         """Prepare for what the ops stand for: of each functional one, its results and where it ends."""
         self.records = {record["name"]: record for record in self.ops}
-        self.done: dict[str, tuple[list[Any], list[str]]] = {}
+        self.done: dict[str, tuple[list[Any], list[str]] | None] = {}
 
     def add(self) -> None:
         """Add every op, functional ones when they are first needed."""
@@ -201,11 +201,16 @@ class _Scope:
         """Return results and ends of a functional op, which is written out the first time."""
         if name not in self.done:
             record = self.records[name]
-            self.done[name] = [], []  # a reference back to itself, over iterations, has no meaning here
+            self.done[name] = None
             edges = self._edges(record)
             write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
             self.done[name] = write(record, edges["inputs"], edges["after"])
-        return self.done[name]
+        written = self.done[name]
+        if written is None:  # over iterations, too, this has no meaning
+            raise GraphError(
+                f"op {self.prefix + name!r} stands for other ops, which cannot wait for its results"
+            )
+        return written
 
     def _function(self, record: Record, key: str, n_inputs: int) -> Function:
         name: Any = record["attributes"].get(key)

@@ -71,11 +71,9 @@ def cost_of(op: OpFacts) -> Cost:
     >>> cost_of(OpFacts("conv", (x, w), (y,)))
     Cost(flops=51380224, bytes_read=835584, bytes_written=1605632)
     """
-    try:
-        formula = COSTS[op.kind]
-    except KeyError:
-        raise UnknownNameError("op kind", op.kind, COSTS) from None
-    return formula(op)
+    if op.kind not in COSTS:
+        raise UnknownNameError("op kind", op.kind, COSTS)
+    return COSTS[op.kind](op)
 
 
 def op_arguments(

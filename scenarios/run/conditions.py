@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from scenarios.fields.memory_fields import MemoryFields
@@ -65,19 +66,16 @@ def refuse_without_effect(case: Case) -> None:
     document, base = case.scenario.document, case.base.document
     lines: dict[str, Place] = {}
     for rule in RULES:
-        for pattern in rule.keys:
-            for loc in document.matching(pattern):
-                if loc[0] == "compare" and loc[:2] != case.decisions.loc:
-                    continue  # another entry's
-                place = document.place(loc)
-                in_file = not place.source.startswith("--")
-                if (document.changed and in_file) or place.source.startswith("--vary"):
-                    continue
-                everybodys = loc[0] != "compare" and place == base.place(loc)
-                if rule.holds(case, loc) or (
-                    everybodys and in_file and any(rule.holds(c, loc) for c in _others(case))
-                ):
-                    continue
+        for loc in (loc for pattern in rule.keys for loc in document.matching(pattern)):
+            if loc[0] == "compare" and loc[:2] != case.decisions.loc:
+                continue  # another entry's
+            place = document.place(loc)
+            in_file = not place.source.startswith("--")
+            if (document.changed and in_file) or place.source.startswith("--vary"):
+                continue
+            everybodys = in_file and loc[0] != "compare" and place == base.place(loc)
+            asked = chain([case], _others(case) if everybodys else ())
+            if not any(rule.holds(each, loc) for each in asked):
                 lines[str(document.error(loc, f"has no effect: {rule.why}"))] = place
     if lines:
         raise in_order(lines)

@@ -217,24 +217,21 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
 
 
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
-    """Refuse a slow device, or a model with memory of its own, that nobody has: a slip of the pen."""
+    """Refuse a device, or a model with memory of its own, that nobody has: a slip of the pen."""
     content, document = scenario.content, scenario.document
     devices = [device.name for device in machine.devices]
-    for name in content.noise.devices if content.noise is not None else ():
-        if name not in devices:
-            raise document.wrong(UnknownNameError("device", name, devices), ("noise", "devices", name))
-    for pattern in (
-        "memory.allocator.limits",
-        "memory.devices.*.limits",
-        "machine.devices.*.virtual_devices",
-    ):
-        for loc in document.matching(pattern):
-            from devices.memory.groups import Groups
+    for key, part in (("noise", content.noise), ("memory", content.memory)):
+        for name in part.devices if part is not None else ():
+            if name not in devices:
+                raise document.wrong(UnknownNameError("device", name, devices), (key, "devices", name))
+    patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
+    for loc in (loc for pattern in patterns for loc in document.matching(pattern)):
+        from devices.memory.groups import Groups
 
-            named = document.matching(f"{dotted(loc)}.*")
-            group_of = Groups(str(at[-1]) for at in named)
-            found = {group_of(op) for op in graph.op_names}
-            for at in named:
-                if at[-1] not in found:
-                    models = sorted({op.partition("/")[0] for op in graph.op_names})
-                    raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
+        named = document.matching(f"{dotted(loc)}.*")
+        group_of = Groups(str(at[-1]) for at in named)
+        found = {group_of(op) for op in graph.op_names}
+        for at in named:
+            if at[-1] not in found:
+                models = {op.partition("/")[0] for op in graph.op_names}
+                raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)

@@ -29,7 +29,7 @@ from sim.graph.frames import has_control_flow
 from sim.machine.machine import Machine
 from sim.policy.policy import Policy
 from sim.trace import Trace
-from sim.words.errors import OutOfMemoryError, UnknownNameError
+from sim.words.errors import OutOfMemoryError
 from sim.words.plugins import Origin
 from sim.words.units import format_bytes, format_duration
 
@@ -61,7 +61,7 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
     Raises
     ------
     ScenarioError
-        An unknown allocator, option or device, or a wrong value of an option.
+        An unknown allocator or option, or a wrong value of an option.
     """
     fields, document = scenario.content.memory, scenario.document
     cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
@@ -70,17 +70,10 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
     from devices.memory.run.tensors import tensor_memory
 
     fields = fields or MemoryFields.model_validate({})
-    names = [device.name for device in machine.devices]
-    for name in fields.devices:
-        if name not in names:
-            raise document.wrong(UnknownNameError("device", name, names), ("memory", "devices", name))
-    default = (
-        _ideal() if fields.allocator is None else _read(fields.allocator, scenario, ("memory", "allocator"))
-    )
-    own = {
-        name: _read(choice, scenario, ("memory", "devices", name)) for name, choice in fields.devices.items()
-    }
-    specs = {name: own.get(name, default) for name in names}
+    default = _read(fields.allocator, scenario, ("memory", "allocator"))
+    specs = {device.name: default for device in machine.devices}
+    for name, choice in fields.devices.items():
+        specs[name] = _read(choice, scenario, ("memory", "devices", name))
     for name, parts in cut.items():
         if specs[name].allocator == "planned":
             message = "a plan is for a whole device; choose another allocator"
@@ -91,9 +84,11 @@ def memory_of(scenario: Scenario, machine: Machine, policy: Policy) -> Callable[
         return tensor_memory(specs, lifetime=lifetime, when_full=fields.when_full)
 
 
-def _read(choice: Choice, scenario: Scenario, loc: Loc) -> MemorySpec:
+def _read(choice: Choice | None, scenario: Scenario, loc: Loc) -> MemorySpec:
     from devices.memory.memory_description import read_allocator
 
+    if choice is None:
+        return _ideal()
     origin = Origin(scenario.document.directory, scenario.allow_code)
     with scenario.document.placing(*loc):
         return read_allocator({"name": choice.name, **choice.options}, origin)

@@ -23,7 +23,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, JsonValue, model_validator
 
-from devices.describe.quantities import Bytes, Count, Duration, Flops, Name, Shorthand, Strict, Whole, fault
+from devices.describe.field_types import Bytes, Duration, Flops
+from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole, fault
 from scenarios.file.document import Document, Loc
 from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
 from scenarios.work.workload import Workload

@@ -82,15 +82,10 @@ def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
     >>> use.peak_in_use_bytes, use.peak_ns, use.holders
     (170, 10, (('a', 0, 100), ('b', 0, 70)))
     """
-    log = trace.memory
-    if log is None:
+    if trace.memory is None:
         raise InputError("this run had no allocator: give the scenario `memory:` or a device an `allocator:`")
-    return {
-        device.name: _of_device(
-            trace, {name: column[log["device"] == d] for name, column in log.items()}, holders
-        )
-        for d, device in enumerate(trace.job.machine.devices)
-    }
+    devices = enumerate(trace.job.machine.devices)
+    return {device.name: _of_device(trace, trace.log_of(d), holders) for d, device in devices}
 
 
 def _of_device(trace: Record, log: dict[str, IntArray], count: int) -> Allocated:

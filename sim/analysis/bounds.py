@@ -29,14 +29,7 @@ from sim.record.record import Record
 from sim.words.arrays import IntArray
 from sim.words.units import NS_PER_S
 
-__all__ = [
-    "Bounds",
-    "bounds",
-    "cores_of_ops",
-    "critical_path_ns",
-    "lower_bound_ns",
-    "runs_of_ops",
-]
+__all__ = ["Bounds", "bounds", "cores_of_ops", "runs_of_ops"]
 
 
 class Bounds(NamedTuple):
@@ -81,22 +74,6 @@ class Bounds(NamedTuple):
         return max(named, key=named.__getitem__)
 
 
-def lower_bound_ns(what: Job | Record) -> int:
-    """Return the greatest lower bound of the makespan of a job, or of the job that a trace ran.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job.build_job import make_job
-    >>> b = GraphBuilder("three")
-    >>> for name in "abc":
-    ...     _ = b.op(name, duration_ns=10)
-    >>> lower_bound_ns(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),))))
-    15
-    """
-    return bounds(what).lower_bound_ns
-
-
 def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
     """Return all lower bounds of a job, or of the job that a trace ran.
 
@@ -107,6 +84,17 @@ def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
         for nothing.
     duration_ns : array of int64, optional
         One duration per op instead of the job's.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("four")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": [], "d": []}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> limits = bounds(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),))))
+    >>> limits.critical_path_ns, limits.lower_bound_ns, limits.binding
+    (20, 20, 'critical path')
     """
     job = what.job if isinstance(what, Record) else what
     ns = least_durations_ns(job) if duration_ns is None else duration_ns
@@ -132,23 +120,6 @@ def runs_of_ops(what: Job | Record) -> IntArray:
     if isinstance(what, Job):
         return np.zeros(n, np.int64)
     return np.bincount(what.tasks["op"][what.tasks["dead"] == 0], minlength=n)
-
-
-def critical_path_ns(what: Job | Record) -> int:
-    """Return the longest chain of durations and transfers of a job, over all iterations, in ns.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine
-    >>> from sim.job.build_job import make_job
-    >>> b = GraphBuilder("three")
-    >>> for name, inputs in {"a": [], "b": ["a"], "c": []}.items():
-    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
-    >>> critical_path_ns(make_job(b.build(), Machine((Device("gpu0"),))))
-    20
-    """
-    job = what.job if isinstance(what, Record) else what
-    return longest_chain_ns(job, np.where(runs_of_ops(what) > 0, least_durations_ns(job), 0))
 
 
 def least_durations_ns(job: Job) -> IntArray:

@@ -49,7 +49,7 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     waits = np.where(non_strict_ops(graph), longest.FIRST, longest.ALL)
     if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
         waits[waits == longest.FIRST] = longest.NO_DATA  # its inputs may be dead
-        waits[np.array([kind == "merge" for kind in graph.kinds])[graph.kind_code]] = longest.NOTHING
+        waits[graph.is_kind("merge")] = longest.NOTHING
         travel = np.zeros_like(travel)  # what is dead travels in no time
     producer = graph.tensor_producer[graph.inputs.indices]
     chained = graph.input_distance.any() or graph.after_distance.any()

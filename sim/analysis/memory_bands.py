@@ -64,10 +64,8 @@ def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
     ([0, 10, 20], {'conv': [100, 100, 0], 'relu': [0, 70, 0]})
     """
     index, graph = trace.job.machine.device_index(device), trace.job.graph
-    log = trace.memory
-    if log is not None:
-        mine = log["device"] == index
-        times, tensor, change = log["time_ns"][mine], log["tensor"][mine], log["change"][mine]
+    if log := trace.log_of(index):
+        times, tensor, change = log["time_ns"], log["tensor"], log["change"]
         rows = np.arange(len(times))
         times = np.append(times, trace.makespan_ns)  # where the host is ahead, it is done long before
     else:

@@ -115,29 +115,27 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
 
     # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
     op = trace.tasks["op"]
-    count = np.where(trace.tasks["dead"] != 0, 0, graph.outputs.counts()[op])
-    first_life = np.cumsum(count) - count
-    maker = np.repeat(np.arange(len(trace)), count)
-    first_output = graph.first_output
-    made = first_output[op[maker]] + np.arange(len(maker)) - first_life[maker]
-    tensor = np.concatenate((made, moved["tensor"]))
+    outputs = graph.outputs.take(op)
+    maker = outputs.rows()
+    tensor = np.concatenate((outputs.indices, moved["tensor"]))
     born = np.concatenate((trace.tasks[f"{since}_ns"][maker], moved["start_ns"]))
     dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
 
     # 2. ... which every reader prolongs, a transfer among them.
     by_task = (producer < len(trace)) & (carried != UNSET)
-    by_task[by_task] = count[producer[by_task]] > 0
     task = producer[by_task]
     read = np.empty(len(producer), np.int64)
-    read[by_task] = first_life[task] + carried[by_task] - first_output[op[task]]
+    read[by_task] = outputs.indptr[task] + carried[by_task] - graph.first_output[op[task]]
     read[~by_task] = len(maker) + producer[~by_task] - len(trace)
     data = by_task | (producer >= len(trace))
     np.maximum.at(dies, read[data], over[consumer[data]])
 
     # ... and a view does the same to what it is a view of, having no bytes of its own.
     nbytes = graph.tensor_nbytes[tensor]
+    live = trace.tasks["dead"][maker] == 0
+    nbytes[: len(maker)] *= live
     shared = storage_of(graph)
-    views = np.flatnonzero((shared[tensor] != UNSET) & (np.arange(len(tensor)) < len(maker)))
+    views = np.flatnonzero((shared[outputs.indices] != UNSET) & live)
     if len(views):
         fed_by = {
             (task, carried): life
@@ -174,7 +172,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
         np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),
     )
     real = (lives.nbytes > 0) & (lives.end_ns > lives.start_ns)
-    return Lifetimes(*(column[real] for column in lives))
+    return lives.of(real)
 
 
 def peak_bytes(trace: Record, since: str = "start") -> dict[str, int]:

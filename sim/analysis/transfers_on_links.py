@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.graph.csr import Csr
 from sim.record.record import Record
 from sim.words.arrays import IntArray
 
@@ -13,13 +14,11 @@ __all__ = ["transfers_on_links"]
 def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
     """Return (row of the transfer, link) for every link that a transfer crosses, by link, then row."""
     machine = trace.job.machine
-    pair = trace.transfers["source"] * len(machine.devices) + trace.transfers["destination"]
-    rows, links = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for p in sorted(set(pair.tolist())):
-        mine = np.flatnonzero(pair == p)
-        for k in machine.route(*divmod(p, len(machine.devices))):
-            rows.append(mine)
-            links.append(np.full(len(mine), k))
-    row, link = np.concatenate(rows), np.concatenate(links)
-    order = np.lexsort((row, link))
+    n = len(machine.devices)
+    pairs, which = np.unique(
+        trace.transfers["source"] * n + trace.transfers["destination"], return_inverse=True
+    )
+    used = Csr.of_rows([machine.route(*divmod(pair, n)) for pair in pairs.tolist()]).take(which)
+    row, link = used.rows(), used.indices
+    order = np.argsort(link, kind="stable")
     return row[order], link[order]

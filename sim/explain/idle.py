@@ -120,7 +120,7 @@ def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
     f = facts or Facts(trace)
     device, start, end, row = _gaps(f)
     over = row == UNSET
-    used = np.bincount(f.device, minlength=len(f.devices))[device] > 0
+    used = np.isin(device, f.device)
     parts = [
         _part(device, start, np.where(over & used, end - start, 0), "finished", row),
         _part(device, start, np.where(over & ~used, end - start, 0), "unused", row),

@@ -140,8 +140,7 @@ def _task_lines(timeline: Timeline, run: int) -> Iterator[str]:
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
     cost = issue_costs_ns(job).tolist()
     place, who = [str(lane) for lane in timeline.stream], [str(lane) for lane in timeline.issuer]
-    copies = [kind == "copy" for kind in graph.kinds]
-    is_copy = [copies[k] for k in graph.kind_code.tolist()]
+    is_copy = graph.is_kind("copy").tolist()
     launch = [launch_call(d, copy=False) for d in devices]
     copy = [launch_call(d, copy=True) for d in devices]
     worker = [d.workers > 0 for d in devices]

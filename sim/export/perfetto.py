@@ -171,7 +171,7 @@ def _slices(timeline: Timeline) -> Iterator[_Slice]:
     graph, devices = job.graph, job.machine.devices
     cost = issue_costs_ns(job).tolist()
     facts, facts_of = timeline.facts_of_ops()
-    is_copy = [graph.kinds[k] == "copy" for k in graph.kind_code.tolist()]
+    is_copy = graph.is_kind("copy").tolist()
     calls = [tuple(launch_call(d, copy=copy) for copy in (False, True)) for d in devices]
     worker = [d.workers > 0 for d in devices]
     several = job.iterations > 1

@@ -281,7 +281,7 @@ class GraphBuilder:
         Parameters
         ----------
         names : sequence of str, or dict of str to int
-            Of all ops in order; a dict has their numbers, too.
+            Of all ops in order; a dict has their numbers, too, and the builder keeps it.
         kind, device, phase : (sequence of str, array)
             Words, and for each op the index of its word.
         inputs, after : Csr
@@ -324,11 +324,11 @@ class GraphBuilder:
         <Graph 'two': 2 ops, 2 tensors, 1 edges>
         """
         before, n = len(self._ops), len(names)
-        taken = not self._externals.keys().isdisjoint(names)
-        self._ops.update(
-            names if isinstance(names, dict) else zip(names, range(before, before + n), strict=True)
-        )
-        if taken or len(self._ops) < before + n:
+        if isinstance(names, dict) and not self._ops:
+            self._ops = names
+        else:
+            self._ops.update(zip(names, range(before, before + n), strict=True))
+        if len(self._ops) < before + n or not self._ops.keys().isdisjoint(self._externals):
             seen = set(itertools.islice(self._ops, before)) | self._externals.keys()
             twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise GraphError(f"graph {self.name!r}: the name {twice!r} is used twice")

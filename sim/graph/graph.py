@@ -27,7 +27,7 @@ import numpy as np
 
 from sim.graph.csr import Csr
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import GraphError, UnknownNameError
 
 __all__ = ["Graph", "Role"]
@@ -154,6 +154,10 @@ class Graph:
         """Return the kind of op `op`."""
         return self.kinds[int(self.kind_code[op])]
 
+    def is_kind(self, *kinds: str) -> BoolArray:
+        """Return which ops are of one of some kinds."""
+        return np.array([kind in kinds for kind in self.kinds], bool)[self.kind_code]
+
     def tensor_name(self, tensor: int) -> str:
         """Return ``op`` for the first output of an op, ``op:k`` for the others, or the input's name."""
         producer = int(self.tensor_producer[tensor])
@@ -174,7 +178,7 @@ class Graph:
         """All edges between ops: data edges, then control edges, each in the order added."""
         consumer = self.inputs.rows()
         producer = self.tensor_producer[self.inputs.indices]
-        data = producer >= 0
+        data = producer >= 0 if (producer < 0).any() else slice(None)
         follower = self.after.rows()
         return Edges(
             np.concatenate((producer[data], self.after.indices)),

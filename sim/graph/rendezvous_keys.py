@@ -93,10 +93,8 @@ def sent_nbytes(graph: Graph, send: int) -> int:
 
 
 def _with_key(graph: Graph, kind: str) -> dict[int, str]:
-    if kind not in graph.kinds:
-        return {}
     found = {}
-    for op in np.flatnonzero(graph.kind_code == graph.kinds.index(kind)).tolist():
+    for op in np.flatnonzero(graph.is_kind(kind)).tolist():
         key = graph.attributes.get(op, {}).get("key")
         if key is not None:
             if not isinstance(key, str) or not key:

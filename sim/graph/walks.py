@@ -113,9 +113,8 @@ def least_first(dag: Dag, keys: Sequence[Any]) -> list[int]:
 
 def least_index_first(edges: Edges, n: int) -> IntArray | None:
     """Return the topological order of `n` ops with the least index first, or None when there is a cycle."""
-    within = edges.within_iteration()
-    if bool((within.producer < within.consumer).all()):  # the usual case: ops were added in such an order
-        return np.arange(n)
+    if bool(((edges.producer < edges.consumer) | (edges.distance > 0)).all()):
+        return np.arange(n)  # the usual case: ops were added in such an order
     order = least_first(Dag.of(edges, n), range(n))
     return np.array(order, dtype=np.int64) if len(order) == n else None
 

@@ -30,6 +30,7 @@ class Columns:
         self.stream, self.issuer = tasks["stream"], tasks["issuer"]
         self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
         self.start, self.end = tasks["start_ns"], tasks["end_ns"]
+        self.row_end = trace.of_rows("end_ns")
         self.live: BoolArray = np.equal(tasks["dead"], 0)
         self.moved = trace.transfers
         self.issuers = self.machine.issuers()
@@ -85,8 +86,12 @@ class Columns:
         return f"{self.task(row)} started at {self.start[row]} ns"
 
     def ended(self, row: int) -> str:
-        """Return ``op 'a' ended at 7 ns``."""
-        return f"{self.task(row)} ended at {self.end[row]} ns"
+        """Return ``op 'a' ended at 7 ns``; transfers count behind tasks."""
+        return f"{self.either(row)} ended at {self.row_end[row]} ns"
+
+    def either(self, row: int) -> str:
+        """Return the name of a task or, behind the tasks, of a transfer."""
+        return self.task(row) if row < len(self.op) else self.transfer(row - len(self.op))
 
     def transfer(self, row: int) -> str:
         """Return ``the transfer of 'a' to gpu1``."""

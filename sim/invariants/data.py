@@ -27,7 +27,7 @@ class _Reads(NamedTuple):
     distance: IntArray
     crosses: BoolArray
 
-    def where(self, chosen: BoolArray) -> _Reads:
+    def where(self, chosen: BoolArray | IntArray) -> _Reads:
         """Return some of them."""
         return _Reads(self.tensor[chosen], self.reader[chosen], self.distance[chosen], self.crosses[chosen])
 
@@ -134,15 +134,30 @@ def transfers_have_data(c: Columns) -> None:
 # -- ops ----------------------------------------------------------------------------------------
 
 
-def _after(c: Columns, producer: IntArray, consumer: IntArray, distance: IntArray) -> None:
-    """No consumer starts before its producer has ended, and its event has travelled if it needs one."""
-    edge, iteration = unroll(distance, c.iterations)
-    first = c.row_of[(iteration - distance[edge]) * c.n + producer[edge]]
-    second = c.row_of[iteration * c.n + consumer[edge]]
+def _suppliers(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
+    """Return, for each read in each iteration, the rows of the reader and of what brings its input.
+
+    That is a task or, behind the tasks, a transfer; -1: the input is there from the start.
+    """
+    edge = np.tile(np.arange(len(reads.tensor)), c.iterations)
+    tensor, reader, distance, crosses = reads.where(edge)
+    iteration = np.repeat(np.arange(c.iterations), len(reads.tensor))
+    made_at, producer = iteration - distance, c.graph.tensor_producer[tensor]
+    supplier = np.full(len(edge), UNSET)
+    here = (made_at >= 0) & ~crosses & (producer != UNSET)
+    supplier[here] = c.row_of[made_at[here] * c.n + producer[here]]
+    sent = (made_at >= 0) & crosses
+    supplier[sent] = len(c.op) + _transfer_of(c, tensor[sent], reader[sent], made_at[sent])
+    return c.row_of[iteration * c.n + reader], supplier
+
+
+def _after(c: Columns, first: IntArray, second: IntArray) -> None:
+    """No task starts before what it needs has ended, and its event has travelled if it needs one."""
     refuse(
-        c.start[second] < c.end[first],
+        c.start[second] < c.row_end[first],
         lambda k: f"{c.started(int(second[k]))}, before {c.ended(int(first[k]))}, which it needs",
     )
+    first, second = first[first < len(c.op)], second[first < len(c.op)]
     # What was eligible before its producer had ended was issued behind an event of the other stream.
     hop = np.array([device.event_ns for device in c.machine.devices])[c.device[second]]
     by_event = (c.ready[second] < c.end[first]) & (c.stream[first] != c.stream[second])
@@ -158,24 +173,10 @@ def _after(c: Columns, producer: IntArray, consumer: IntArray, distance: IntArra
 
 def inputs_are_there(c: Columns) -> None:
     """No strict op starts before its inputs are made and, from another device, have arrived."""
-    if not c.static:
-        return
-    reads = _reads(c)
-    if c.non_strict.any():
-        reads = reads.where(~c.non_strict[reads.reader])
-    producer = c.graph.tensor_producer[reads.tensor]
-    here = ~reads.crosses & (producer != UNSET)
-    _after(c, producer[here], reads.reader[here], reads.distance[here])
-
-    tensor, reader, distance, _ = reads.where(reads.crosses)
-    edge, iteration = unroll(distance, c.iterations)
-    transfer = _transfer_of(c, tensor[edge], reader[edge], iteration - distance[edge])
-    row = c.row_of[iteration * c.n + reader[edge]]
-    arrived = c.moved["end_ns"][transfer]
-    refuse(
-        c.start[row] < arrived,
-        lambda k: f"{c.started(int(row[k]))}, before {c.transfer(int(transfer[k]))} ended at {arrived[k]} ns",
-    )
+    if c.static:
+        reads = _reads(c)
+        reader, supplier = _suppliers(c, reads.where(~c.non_strict[reads.reader]))
+        _after(c, supplier[supplier != UNSET], reader[supplier != UNSET])
 
 
 def first_input_is_there(c: Columns) -> None:
@@ -183,26 +184,14 @@ def first_input_is_there(c: Columns) -> None:
     if not c.static or not c.non_strict.any():
         return
     reads = _reads(c)
-    tensor, reader, distance, crosses = reads.where(c.non_strict[reads.reader])
-    edge = np.tile(np.arange(len(tensor)), c.iterations)
-    iteration = np.repeat(np.arange(c.iterations), len(tensor))
-    made_at, producer = iteration - distance[edge], c.graph.tensor_producer[tensor[edge]]
-    there = np.zeros(len(edge), np.int64)  # from before time 0
-    made = (made_at >= 0) & ~crosses[edge] & (producer != UNSET)
-    there[made] = c.end[c.row_of[made_at[made] * c.n + producer[made]]]
-    sent = (made_at >= 0) & crosses[edge]
-    transfer = _transfer_of(c, tensor[edge[sent]], reader[edge[sent]], made_at[sent])
-    there[sent] = c.moved["end_ns"][transfer]
-
-    reading = iteration * c.n + reader[edge]
-    never = int(c.end.max(initial=0)) + 1
-    first = np.full(c.n * c.iterations, never)
-    np.minimum.at(first, reading, there)
-    row = c.row_of[reading]
+    reader, supplier = _suppliers(c, reads.where(c.non_strict[reads.reader]))
+    there = np.where(supplier == UNSET, 0, c.row_end[supplier])
+    first = np.full(len(c.op), c.trace.makespan_ns + 1)
+    np.minimum.at(first, reader, there)
     refuse(
-        c.start[row] < first[reading],
+        c.start[reader] < first[reader],
         lambda k: (
-            f"{c.started(int(row[k]))}, and the first of its inputs was there at {first[reading[k]]} ns; "
+            f"{c.started(int(reader[k]))}, and the first of its inputs was there at {first[reader[k]]} ns; "
             "it needs one"
         ),
     )
@@ -210,10 +199,11 @@ def first_input_is_there(c: Columns) -> None:
 
 def control_edges(c: Columns) -> None:
     """No op starts before those it follows have ended."""
-    if not c.static:
-        return
-    follower = c.graph.after.rows()
-    _after(c, c.graph.after.indices, follower, c.graph.after_distance)
+    if c.static:
+        after, distance = c.graph.after, c.graph.after_distance
+        edge, iteration = unroll(distance, c.iterations)
+        first = c.row_of[(iteration - distance[edge]) * c.n + after.indices[edge]]
+        _after(c, first, c.row_of[iteration * c.n + after.rows()[edge]])
 
 
 def first_tokens(c: Columns) -> None:
@@ -230,8 +220,9 @@ def first_tokens(c: Columns) -> None:
     first_start, first_end = np.full(c.n, never), np.full(c.n, never)
     np.minimum.at(first_start, c.op[c.live], c.start[c.live])
     np.minimum.at(first_end, c.op, c.end)
-    merges = np.array([kind == "merge" for kind in c.graph.kinds])[c.graph.kind_code]
-    one_of = merges[edges.consumer] | (c.non_strict[edges.consumer] & (edges.tensor != UNSET))
+    one_of = c.graph.is_kind("merge")[edges.consumer] | (
+        c.non_strict[edges.consumer] & (edges.tensor != UNSET)
+    )
     early = first_start[edges.consumer] < first_end[edges.producer]
     refuse(
         early & ~one_of,

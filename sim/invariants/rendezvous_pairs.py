@@ -21,7 +21,7 @@ def pairs_have_one_key(c: Columns) -> None:
     both = np.concatenate((source, recv))
     again = np.ones(len(both), dtype=bool)
     again[np.unique(both, return_index=True)[1]] = False
-    refuse(again, lambda k: f"{_name(c, int(both[k]))} met twice")
+    refuse(again, lambda k: f"{c.either(int(both[k]))} met twice")
     brought = np.isin(n + np.flatnonzero(carried), source)
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 
@@ -36,16 +36,11 @@ def pairs_have_one_key(c: Columns) -> None:
     )
     wrong |= iteration[source] != iteration[recv]
     wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
-    refuse(wrong, lambda k: f"{c.started(int(recv[k]))} and met {_name(c, int(source[k]))}, of another key")
-    over = c.trace.of_rows("end_ns")[source]
+    refuse(wrong, lambda k: f"{c.started(int(recv[k]))} and met {c.either(int(source[k]))}, of another key")
     refuse(
-        (c.start[recv] < over) & c.live[recv],
-        lambda k: f"{c.started(int(recv[k]))}, before {_name(c, int(source[k]))} ended at {over[k]} ns",
+        (c.start[recv] < c.row_end[source]) & c.live[recv],
+        lambda k: f"{c.started(int(recv[k]))}, before {c.ended(int(source[k]))}",
     )
-
-
-def _name(c: Columns, row: int) -> str:
-    return c.task(row) if row < len(c.op) else c.transfer(row - len(c.op))
 
 
 RENDEZVOUS = (pairs_have_one_key,)

@@ -46,8 +46,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
             free = missing & ~only_here & (graph.flops == 0)
             ns = np.where(free, 0, ns)
     if device.supports is not None:
-        able = np.array([kind in device.supports for kind in graph.kinds])
-        ns = np.where(able[graph.kind_code], ns, UNSET)
+        ns = np.where(graph.is_kind(*device.supports), ns, UNSET)
     return ns
 
 

@@ -72,6 +72,7 @@ cdef class Run:
     cdef void launch(self, i64 task, i64 node) noexcept
     @cython.locals(device=i64)
     cdef bint find_place(self, i64 task, i64 node) noexcept
+    cdef void queue_up(self, i64[::1] first, i64[::1] last, i64 which, i64 task) noexcept
     @cython.locals(lane=i64)
     cdef void put_on_stream(self, i64 task, i64 node) noexcept
     cdef void ask(self) noexcept

@@ -381,12 +381,7 @@ class Run:
             group = self.host_group[node - self.n_ops]
             who = self.first_idle(group)
             if who < 0 or self.unhosted[group] >= 0:
-                self.follower[task] = -1
-                if self.unhosted[group] < 0:
-                    self.unhosted[group] = task
-                else:
-                    self.follower[self.unhosted_last[group]] = task
-                self.unhosted_last[group] = task
+                self.queue_up(self.unhosted, self.unhosted_last, group, task)
                 self.n_unhosted += 1
                 return
             self.occupy(who)
@@ -495,12 +490,7 @@ class Run:
             need = self.cores[node]
             if need and (self.waits[device] >= 0 or need > self.free_cores[device]):
                 self.wait[task] = RESOURCES
-                self.follower[task] = -1
-                if self.waits[device] < 0:
-                    self.waits[device] = task
-                else:
-                    self.follower[self.waits_last[device]] = task
-                self.waits_last[device] = task
+                self.queue_up(self.waits, self.waits_last, device, task)
                 return
             self.free_cores[device] -= need
         self.begin(task, node, self.now)
@@ -533,27 +523,26 @@ class Run:
         if self.outstanding[device] < self.depth[device]:
             self.outstanding[device] += 1
             return True
-        self.follower[task] = -1
-        if self.parked[device] < 0:
-            self.parked[device] = task
-        else:
-            self.follower[self.parked_last[device]] = task
-        self.parked_last[device] = task
+        self.queue_up(self.parked, self.parked_last, device, task)
         return False
+
+    def queue_up(self, first: Column, last: Column, which: int, task: int) -> None:
+        """Put a task at the end of one of the queues that are linked from follower to follower."""
+        self.follower[task] = -1
+        if first[which] < 0:
+            first[which] = task
+        else:
+            self.follower[last[which]] = task
+        last[which] = task
 
     def put_on_stream(self, task: int, node: int) -> None:
         """Queue a launch; where issuing is enough, its consumers have one input more."""
         lane = self.lane_of[node]
         self.issue[task] = self.now
         self.stream[task] = lane
-        self.follower[task] = -1
-        if self.head[lane] < 0:
-            self.head[lane] = task
-            if not self.busy[lane]:
-                self.touch(lane)
-        else:
-            self.follower[self.tail[lane]] = task
-        self.tail[lane] = task
+        if self.head[lane] < 0 and not self.busy[lane]:
+            self.touch(lane)
+        self.queue_up(self.head, self.tail, lane, task)
         if self.at_issue:
             self.done_with(task)
             self.count_down(task, node, node)

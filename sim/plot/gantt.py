@@ -24,17 +24,7 @@ import numpy as np
 from sim.plot.bars import LAUNCH, TRANSFER, Bars, arrows_of, bars_of, name_of
 from sim.plot.figure import OKABE_ITO, OTHER, new_figure, scale_time, time_unit
 from sim.plot.memory import draw_strip
-from sim.plot.strips import (
-    CAPACITY,
-    IN_VAIN,
-    RESERVED,
-    Strips,
-    alike,
-    band_colours,
-    band_labels,
-    scales_of,
-    strips_of,
-)
+from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips
 from sim.record.record import Record
 from sim.words.arrays import UNSET, IntArray
 
@@ -179,9 +169,7 @@ def compare_gantt(
         bars_of(trace, links=links and not fold, issuers=issuers)
         for trace, fold in zip(runs, folded, strict=True)
     ]
-    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
-    colours = band_colours(held, colours_of(runs))
-    held, sizes = alike(held, colours), scales_of(held)
+    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
     labels = legend_of(bars, colours)
     more = _legend_of_memory(held, colours, [label for label, _ in labels])
 
@@ -313,7 +301,9 @@ def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scal
     points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]
     length = bars.end - bars.start
     roomy = np.flatnonzero((length * points > until * 6) & (bars.row != UNSET))
-    slots = _slots(trace, bars.row[roomy])
+    of_task, rows = trace.job.graph.micro_batch[trace.tasks["op"]], bars.row[roomy].tolist()
+    found = (of_task[row] if row < len(trace) else UNSET for row in rows)
+    slots = [None if slot == UNSET else str(slot) for slot in found]
     rooms = length[roomy] / until * points
     numbered = any(
         slot is not None and len(name_of(trace, int(bars.row[k]))) * _LETTER > room - 3
@@ -336,13 +326,6 @@ def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scal
         ink = _ink(colours.get(bars.kinds[bars.kind[k]], OTHER))
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
         ax.text(middle, y, shown, ha="center", va="center", fontsize=size, color=ink, clip_on=True)
-
-
-def _slots(trace: Record, rows: IntArray) -> list[str | None]:
-    """Return the micro-batch of each task that has one."""
-    of_op, tasks = trace.job.graph.micro_batch, trace.tasks["op"]
-    found = [int(of_op[tasks[row]]) if row < len(trace) else UNSET for row in rows.tolist()]
-    return [None if k == UNSET else str(k) for k in found]
 
 
 def _by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:

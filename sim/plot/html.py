@@ -29,7 +29,7 @@ from sim.plot.bars import LAUNCH, Bars, bars_of, name_of
 from sim.plot.figure import OTHER, time_unit
 from sim.plot.gantt import colours_of, legend_of
 from sim.plot.html_memory import LINES, PLAIN_AXIS, peak_label, strip_areas, strip_axis
-from sim.plot.strips import Strips, alike, band_colours, band_labels, scales_of, strips_of
+from sim.plot.strips import band_labels, coloured_strips
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET
 from sim.words.atomic_files import write_text
@@ -142,9 +142,7 @@ def html_figure(
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
     every = [bars_of(trace, links=links, issuers=issuers) for trace in runs]
-    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
-    colours = band_colours(held, colours_of(runs))
-    held, sizes = alike(held, colours), scales_of(held)
+    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
     labels = legend_of(every, colours)
     entries = [label for label, _ in labels]
     entries += [label for label in (*band_labels(held), *LINES) if label not in entries]
@@ -268,7 +266,8 @@ def _bars(trace: Record, bars: Bars, colour: str, until: int, *, named: bool) ->
     height = _HEIGHT / bars.n_levels
     length = bars.end - bars.start
     edge = np.where(length > until / 400, 0.5, 0.0)  # around a thinner bar it would hide it
-    texts = {"text": [_short(trace, row) for row in bars.row.tolist()], "textposition": "inside"}
+    names = ["" if row == UNSET else name_of(trace, row).rpartition("/")[2] for row in bars.row.tolist()]
+    texts = {"text": [html.escape(name, quote=False) for name in names], "textposition": "inside"}
     return (texts if named else {}) | {
         "type": "bar",
         "orientation": "h",
@@ -282,11 +281,6 @@ def _bars(trace: Record, bars: Bars, colour: str, until: int, *, named: bool) ->
         "insidetextanchor": "middle",
         "textangle": 0,
     }
-
-
-def _short(trace: Record, row: int) -> str:
-    """Return what is written into a bar: what follows the last slash of its name."""
-    return "" if row == UNSET else html.escape(name_of(trace, row).rpartition("/")[2], quote=False)
 
 
 def _stories(trace: Record, bars: Bars) -> list[str]:

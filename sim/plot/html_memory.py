@@ -14,6 +14,7 @@ import numpy as np
 
 from sim.plot.figure import time_unit
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip
+from sim.words.arrays import IntArray
 from sim.words.units import format_bytes
 
 __all__ = ["LINES", "PLAIN_AXIS", "peak_label", "strip_areas", "strip_axis"]
@@ -47,30 +48,26 @@ def strip_areas(
     seen = strip.seen(until_ns, columns)
     ns, word = time_unit(until_ns)
     times = (seen.times_ns / ns).tolist()
-    common: _Figure = {"type": "scatter", "mode": "lines", "x": times}
     device = html.escape(strip.device, quote=False)
     at = f"<br>{device} · %{{x}} {word}<extra></extra>"
+    found: list[tuple[str, _Figure]] = []
 
-    def area(label: str, held: list[float], colour: str) -> tuple[str, _Figure]:
+    def add(label: str, held: IntArray, line: _Figure, at: str = at, **look: object) -> None:
         said = f"<b>{html.escape(label, quote=False)}</b> %{{y:.4~g}} {size.name}{at}"
-        look = {"line": {"shape": "hv", "width": 0}, "fillcolor": colour, "stackgroup": axis}
-        return label, common | look | {"y": held, "hovertemplate": said}
+        drawn = {"type": "scatter", "mode": "lines", "x": times, "y": (held / size.unit).tolist()}
+        found.append((label, drawn | {"line": line, "hovertemplate": said} | look))
 
-    found = [area(label, (held / size.unit).tolist(), colours[label]) for label, held in seen.bands.items()]
+    def area(label: str, held: IntArray, colour: str) -> None:
+        add(label, held, {"shape": "hv", "width": 0}, fillcolor=colour, stackgroup=axis)
+
+    for label, held in seen.bands.items():
+        area(label, held, colours[label])
     if seen.reserved is not None:
-        vain = np.maximum(seen.reserved - seen.in_use, 0)
-        found.append(area("reserved, not in use", (vain / size.unit).tolist(), IN_VAIN))
-        line = {
-            "line": {"shape": "hv", "width": 1, "color": RESERVED},
-            "y": (seen.reserved / size.unit).tolist(),
-        }
-        said = {"hovertemplate": f"<b>reserved</b> %{{y:.4~g}} {size.name}{at}"}
-        found.append(("reserved", common | line | said))
+        area("reserved, not in use", np.maximum(seen.reserved - seen.in_use, 0), IN_VAIN)
+        add("reserved", seen.reserved, {"shape": "hv", "width": 1, "color": RESERVED})
     if strip.is_nearly_full and strip.capacity_bytes is not None:
-        all_of_it = strip.capacity_bytes / size.unit
-        line = {"line": {"width": 1, "color": CAPACITY, "dash": "dash"}, "y": [all_of_it, all_of_it]}
-        said = {"hovertemplate": f"<b>capacity</b> %{{y:.4~g}} {size.name}<br>{device}<extra></extra>"}
-        found.append(("capacity", common | line | said | {"x": [0, until_ns / ns]}))
+        ends, line = [0, until_ns / ns], {"width": 1, "color": CAPACITY, "dash": "dash"}
+        add("capacity", np.full(2, strip.capacity_bytes), line, f"<br>{device}<extra></extra>", x=ends)
     return found
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "band_colours",
     "band_labels",
     "byte_unit",
+    "coloured_strips",
     "scales_of",
     "strip_of",
     "strips_of",
@@ -168,6 +169,25 @@ class Scale(NamedTuple):
     name: str
 
 
+def coloured_strips(
+    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool
+) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
+    """Return the strips of runs that are seen together, all colours, and the scale of each kind of device.
+
+    Parameters
+    ----------
+    runs : sequence of Trace
+    colours : mapping of str to str
+        Those of their bars.
+    memory : bool
+        Whether any strips are wanted.
+    """
+    held = strips_of(runs) if memory else [Strips([], []) for _ in runs]
+    colours = band_colours(held, colours)
+    held = alike(held, colours)
+    return held, colours, scales_of(held)
+
+
 def strip_of(trace: Record, device: str) -> Strip:
     """Return what a device holds over a run, with or without an allocator.
 
@@ -188,11 +208,11 @@ def strip_of(trace: Record, device: str) -> Strip:
     ([0, 10, 20], [100, 170, 0], 170, 10)
     """
     index = trace.job.machine.device_index(device)
-    bands, log = memory_bands(trace, device), trace.memory
+    bands = memory_bands(trace, device)
     total = _sum(bands.nbytes.values(), len(bands.times_ns))
     reserved = None
-    if log is not None:
-        steps = log["reserved"][log["device"] == index]
+    if log := trace.log_of(index):
+        steps = log["reserved"]
         reserved = np.append(steps, steps[-1:] if len(steps) else 0)  # as at the last step, until the end
     made = trace.job.machine.devices[index]
     return Strip(

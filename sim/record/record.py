@@ -134,6 +134,11 @@ class Record:
         """Device index of every task."""
         return self.job.device_of[self.tasks["op"]]
 
+    def log_of(self, device: int) -> dict[str, IntArray]:
+        """Return the rows of `memory` that one device has; nothing without an allocator."""
+        log = self.memory or {}
+        return {name: column[log["device"] == device] for name, column in log.items()}
+
     def of_rows(self, column: str) -> IntArray:
         """Return a column that tasks and transfers have, of all rows: tasks first, then transfers."""
         return np.concatenate((self.tasks[column], self.transfers[column]))

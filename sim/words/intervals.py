@@ -100,6 +100,8 @@ def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) ->
     >>> both.start.tolist(), both.end.tolist()
     ([3], [5])
     """
+    if (least == 1).all():
+        return union(start, end, group)
     time, owner = np.concatenate((start, end)), np.concatenate((group, group))
     step = np.repeat(np.array([1, -1]), len(start))
     order = np.lexsort((time, owner))

@@ -31,15 +31,13 @@ from studies.h200.measured import (
     ATTENTION_FILE,
     COLLECTIVE_FILE,
     GEMM_FILE,
+    H200,
     attention_table,
     collective_table,
     gemm_table,
 )
 from studies.h200.predictors import (
-    BANDWIDTH_BYTES_PER_S,
     KNOWN_REGIONS,
-    LINK_BYTES_PER_S,
-    PEAK_FLOP_PER_S,
     Problem,
     RooflineParameters,
     attention_problem,
@@ -177,18 +175,15 @@ def _record(data: Path, *, folds: int, seed: int) -> dict[str, Any]:
         parameters[problem.name] = to_mapping(
             fit(problem.parameters, problem.model_ns, shapes, latency_ns, seed)
         )
-        if problem.bandwidth_bytes_per_s == BANDWIDTH_BYTES_PER_S:  # the device's roof, not that of its links
+        if (
+            problem.bandwidth_bytes_per_s == H200["peaks"]["bandwidth_bytes_per_s"]
+        ):  # the device's roof, not that of its links
             losses = fit(RooflineParameters, roofline_model(problem), shapes, latency_ns, seed)
             roofline[problem.table.kind] = dataclasses.asdict(losses.to_kind_efficiency())
     return {
         "schema": SCHEMA,
         "device": problems[0].table.device,
-        "peaks": {
-            "flop_per_s": PEAK_FLOP_PER_S,
-            "bandwidth_bytes_per_s": BANDWIDTH_BYTES_PER_S,
-            "link_bytes_per_s": LINK_BYTES_PER_S,
-            "source": "NVIDIA H200 data sheet: bf16 without sparsity, HBM3e, NVLink in one direction",
-        },
+        "peaks": H200["peaks"],
         "data": {
             problem.name: {**problem.table.provenance, "shapes": len(problem.table)} for problem in problems
         },
@@ -196,12 +191,7 @@ def _record(data: Path, *, folds: int, seed: int) -> dict[str, Any]:
             "program": "python -m studies.h200.fit",
             "folds": folds,
             "seed": seed,
-            "loss": "mean |log(predicted / measured)| over at most 3000 shapes of the training folds",
-            "splits": {
-                "shape": "shapes are dealt to folds at random",
-                "layer": "all shapes of a layer (n, k; head configuration; collective and ranks) in one fold",
-                "size": "all shapes of a size (k; seq_len; nbytes) in one fold",
-            },
+            **H200["protocol"],
         },
         "parameters": parameters,
         "roofline": roofline,

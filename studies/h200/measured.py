@@ -11,8 +11,10 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ __all__ = [
     "ATTENTION_FILE",
     "COLLECTIVE_FILE",
     "GEMM_FILE",
+    "H200",
     "attention_table",
     "collective_table",
     "gemm_table",
@@ -34,19 +37,18 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 
-GEMM_FILE = "gemm_bf16.csv.gz"
-ATTENTION_FILE = "context_attention_bf16.csv.gz"
-COLLECTIVE_FILE = "nccl_2.29.2.csv.gz"
-_GEMM_COLUMNS = ("m", "n", "k")
-_ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size")
-_COLLECTIVE_COLUMNS = (
-    *("framework", "version", "device", "op_name", "kernel_source", "nccl_dtype"),
-    *("num_gpus", "message_size", "latency"),
+H200: Final[Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("h200.toml").read_text(encoding="utf-8")
 )
-_SOURCE = "github.com/ai-dynamo/aiconfigurator (Apache-2.0), systems data for h200_sxm"
+"""What the fit is told."""
+
+_TABLES: Final = H200["tables"]
+GEMM_FILE, ATTENTION_FILE, COLLECTIVE_FILE = (
+    _TABLES[op]["file"] for op in ("gemm", "attention", "collective")
+)
 
 
-def read_columns(path: str | Path, columns: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+def read_columns(path: str | Path, columns: Sequence[str]) -> tuple[IntArray, IntArray]:
     """Return shapes, one column per name in `columns`, and latencies in ns.
 
     Raises
@@ -54,7 +56,7 @@ def read_columns(path: str | Path, columns: tuple[str, ...]) -> tuple[IntArray, 
     InputError
         The file cannot be read, or its header or a row is not as expected.
     """
-    rows = _read_rows(path, (*columns, "latency_us"))
+    rows = _read_rows(path, [*columns, "latency_us"])
     try:
         numbers = np.array(rows, dtype=float)
     except ValueError as error:
@@ -62,63 +64,40 @@ def read_columns(path: str | Path, columns: tuple[str, ...]) -> tuple[IntArray, 
     return numbers[:, :-1].astype(np.int64), np.floor(numbers[:, -1] * 1000 + 0.5).astype(np.int64)
 
 
-def _read_rows(path: str | Path, columns: tuple[str, ...]) -> list[list[str]]:
+def _read_rows(path: str | Path, columns: Sequence[str]) -> list[list[str]]:
     try:
         with gzip.open(path, "rt", newline="", encoding="utf-8") as text:
             header, *rows = csv.reader(text)
     except (OSError, EOFError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as a table of latencies: {error}") from error
-    if tuple(header) != columns:
-        raise InputError(f"{path}: the columns are {header}; expected {list(columns)}")
+    if header != columns:
+        raise InputError(f"{path}: the columns are {header}; expected {columns}")
     return rows
 
 
-def provenance(path: str | Path, measured: str) -> dict[str, Any]:
-    """Return where a file's numbers come from, with the hash that identifies it."""
-    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return {"source": _SOURCE, "file": Path(path).name, "sha256": digest, "measured": measured}
+def _table(op: str, path: str | Path, rows: IntArray | Sequence[Sequence[int]]) -> CostTable:
+    """Return a table with axes and provenance as described, and the hash that identifies the file."""
+    about = _TABLES[op]
+    provenance = {
+        "source": H200["source"],
+        "file": Path(path).name,
+        "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+        "measured": about["measured"],
+    }
+    axes = [Axis(**axis) for axis in about["axes"]]
+    return CostTable.from_rows(H200["device"], about["kind"], axes, rows, provenance, **about["options"])
 
 
 def gemm_table(path: str | Path) -> CostTable:
-    """Return the table of matrix products, with axes m, n and k.
-
-    Rows are compared after padding to 16 (a tile's least height), and a fifth of a factor of e is taken as
-    noise: neighbouring shapes run different kernels of the library. Both were chosen on one split.
-    """
-    shapes, latency_ns = read_columns(path, _GEMM_COLUMNS)
-    return CostTable.from_rows(
-        "NVIDIA H200",
-        "matmul",
-        [Axis("m", granule=16), Axis("n"), Axis("k")],
-        np.column_stack([shapes, latency_ns]),
-        provenance(path, "torch linear in bf16, m x k by k x n"),
-        noise=0.2,
-    )
+    """Return the table of matrix products, with axes m, n and k."""
+    shapes, latency_ns = read_columns(path, _TABLES["gemm"]["columns"])
+    return _table("gemm", path, np.column_stack([shapes, latency_ns]))
 
 
 def attention_table(path: str | Path) -> CostTable:
-    """Return the table of prefill attention, with the axes of :func:`attention_axes`.
-
-    Independent pieces of work (sequences x heads) come first, as the time is nearly a function of them and of
-    the sequence length; the weights of the axes were chosen on one split.
-    """
-    shapes, latency_ns = read_columns(path, _ATTENTION_COLUMNS)
-    sizes = attention_axes(*shapes.T)
-    return CostTable.from_rows(
-        "NVIDIA H200",
-        "attention",
-        [
-            Axis("batch_heads"),
-            Axis("seq_len", weight=0.7),
-            Axis("group", weight=0.5),
-            Axis("kv_heads", weight=0.5),
-            Axis("head_dim", "exact"),
-            Axis("window", "exact"),
-        ],
-        np.column_stack([*sizes.values(), latency_ns]),
-        provenance(path, "prefill attention in bf16, causal, appending to the cache"),
-        neighbours=40,
-    )
+    """Return the table of prefill attention, with the axes of :func:`attention_axes`."""
+    shapes, latency_ns = read_columns(path, _TABLES["attention"]["columns"])
+    return _table("attention", path, np.column_stack([*attention_axes(*shapes.T).values(), latency_ns]))
 
 
 def collective_table(path: str | Path) -> CostTable:
@@ -127,7 +106,7 @@ def collective_table(path: str | Path) -> CostTable:
     Only the rows in fp16 are taken: those in int8 are the same transfers without reductions in the switch.
     The column ``message_size`` counts elements: what fp16 takes at a size, int8 takes at twice the size.
     """
-    rows = _read_rows(path, _COLLECTIVE_COLUMNS)
+    rows = _read_rows(path, [*_TABLES["collective"]["columns"], "latency"])
     try:
         taken = [
             (COLLECTIVES.index(row[3]), int(row[6]), 2 * int(row[7]), int(float(row[8]) * 1e6 + 0.5))
@@ -136,10 +115,4 @@ def collective_table(path: str | Path) -> CostTable:
         ]
     except (ValueError, IndexError) as error:
         raise InputError(f"{path}: a row is no collective with ranks, size and latency: {error}") from error
-    return CostTable.from_rows(
-        "NVIDIA H200",
-        "collective",
-        [Axis("collective", "exact"), Axis("ranks"), Axis("nbytes")],
-        taken,
-        provenance(path, "NCCL 2.29.2 in fp16 among GPUs of one node"),
-    )
+    return _table("collective", path, taken)

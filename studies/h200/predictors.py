@@ -23,48 +23,24 @@ from devices.cost.formulas.roofline import KindEfficiency, roofline_ns
 from devices.cost.tables.cost_table import CostTable
 from devices.cost.unreliable import may_take_twice
 from studies.h200.crossval import BoolArray, IntArray, Predict, Train
+from studies.h200.measured import H200
 from studies.h200.optimise import minimise_in_box
 
 __all__ = [
-    "BANDWIDTH_BYTES_PER_S",
-    "KNOWN_REGIONS",
-    "LINK_BYTES_PER_S",
-    "PEAK_FLOP_PER_S",
-    "Problem",
-    "RooflineParameters",
-    "attention_problem",
-    "collective_problem",
-    "fit",
-    "gemm_problem",
-    "trainers",
-]
+    "KNOWN_REGIONS", "Problem", "RooflineParameters", "attention_problem", "collective_problem", "fit",
+    "gemm_problem", "trainers",
+]  # fmt: skip
 
 P = TypeVar("P")
 
-PEAK_FLOP_PER_S = 989_400_000_000_000
-"""bf16 on tensor cores without sparsity; NVIDIA H200 data sheet (1,979 TFLOP/s with)."""
-BANDWIDTH_BYTES_PER_S = 4_800_000_000_000
-"""HBM3e; NVIDIA H200 data sheet."""
-LINK_BYTES_PER_S = 450_000_000_000
-"""NVLink in one direction; NVIDIA H200 data sheet (900 GB/s in both)."""
-KNOWN_REGIONS = (
+KNOWN_REGIONS = tuple(
     Region(
-        "gemm",
-        {"m": (1, 7), "n": (1024, 1024), "k": (1536, 2560)},
-        "the library takes a kernel that is up to 2.5 times as slow as those of neighbouring shapes",
-    ),
-    Region(
-        "attention",
-        {"head_dim": (512, 512), "seq_len": (1, 1)},
-        "the library takes another kernel for one token of 512 elements a head, up to 45 times as slow",
-    ),
-    Region(
-        "attention",
-        {"head_dim": (512, 512), "batch_heads": (1, 2)},
-        "one or two heads of 512 elements run on more SMs than the model gives them: up to 4 times too long",
-    ),
+        known["model"], {size: (low, high) for size, (low, high) in known["where"].items()}, known["because"]
+    )
+    for known in H200["unreliable"]
 )
 """Where the models are off by more than a factor of 2; every such shape elsewhere is counted by the fit."""
+_PEAKS = H200["peaks"]
 _SAMPLE = 3000  # shapes that a fit looks at: more change the parameters by less than the folds differ
 _RESTARTS, _ITERATIONS = 3, 250
 
@@ -121,7 +97,7 @@ class Problem:
     parameters: type[Any]
     model_ns: Callable[[IntArray, Any], IntArray]
     work: Callable[[IntArray], tuple[IntArray, IntArray]]
-    bandwidth_bytes_per_s: int = BANDWIDTH_BYTES_PER_S
+    bandwidth_bytes_per_s: int = _PEAKS["bandwidth_bytes_per_s"]
 
 
 def _gemm_model(shapes: IntArray, parameters: GemmParameters) -> IntArray:
@@ -181,7 +157,14 @@ def attention_problem(table: CostTable) -> Problem:
 def collective_problem(table: CostTable) -> Problem:
     """Return collectives of one node; a layer is a collective with a number of ranks."""
     return Problem(
-        "collective", table, (0, 1), 2, NcclParameters, _collective_model, _collective_work, LINK_BYTES_PER_S
+        "collective",
+        table,
+        (0, 1),
+        2,
+        NcclParameters,
+        _collective_model,
+        _collective_work,
+        _PEAKS["link_bytes_per_s"],
     )
 
 
@@ -253,7 +236,7 @@ def _doubtful(problem: Problem, shapes: IntArray) -> BoolArray:
 def _exceeded(problem: Problem, shapes: IntArray) -> BoolArray:
     """Return which shapes may take more than twice their plain roofline."""
     flops, nbytes = problem.work(shapes)
-    arithmetic_ns = flops / PEAK_FLOP_PER_S * 1e9
+    arithmetic_ns = flops / _PEAKS["flop_per_s"] * 1e9
     traffic_ns = nbytes / problem.bandwidth_bytes_per_s * 1e9
     return may_take_twice(problem.table.kind, arithmetic_ns, traffic_ns)
 
@@ -268,7 +251,7 @@ def _roofline(problem: Problem, shapes: IntArray, known: KindEfficiency) -> IntA
     return roofline_ns(
         flops,
         nbytes,
-        peak_flop_per_s=PEAK_FLOP_PER_S,
+        peak_flop_per_s=_PEAKS["flop_per_s"],
         bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s,
         **dataclasses.asdict(known),
     )

@@ -17,6 +17,7 @@ import numpy as np
 from devices.cost.calibration import Calibration
 from sim.words.errors import InputError
 from validation.cases import step_files
+from validation.cases.tables import GOALS
 from validation.experiments import memory_experiment
 from validation.experiments.beside import own_calibration
 from validation.experiments.measure import ENOUGH
@@ -24,34 +25,9 @@ from validation.experiments.predict import predict_or_say_why
 from validation.experiments.prediction_errors import Point, points_of, spread
 from validation.host.statistics import kendall_tau
 
-__all__ = ["GOALS", "SCHEMA", "experiment_report", "report"]
+__all__ = ["SCHEMA", "experiment_report", "report"]
 
 SCHEMA: Final = "sim.validation/1"
-
-_ALL: Final = {"replay.max": 0.02, "prediction.mean": 0.05, "inversions": 0}
-
-GOALS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
-    "timer": {
-        "a-chain": _ALL,
-        "b-fork-join": _ALL,
-        "d-head-of-line": {**_ALL, "ratio.max": 0.03},
-        "e-random": {"replay.max": 0.02, "prediction.max": 0.05, "inversions": 0},
-        "f-pipeline": {"replay.max": 0.02, "prediction.max": 0.03, "ratio.max": 0.02, "inversions": 0},
-        "i-ranking": {"replay.max": 0.02, "prediction.mean": 0.05, "regret.max": 0.02},
-    },
-    "threads": {name: {"prediction.mean": 0.05} for name in ("a-chain", "b-fork-join", "e-random")}
-    | {name: {"prediction.mean": 0.05, "ratio.max": 0.05} for name in ("d-head-of-line", "f-pipeline")}
-    | {"i-ranking": {"prediction.mean": 0.05, "regret.max": 0.05}},
-    "cuda": {
-        name: {"replay.mean": 0.01, "prediction.mean": 0.03}
-        for name in ("a-chain", "b-fork-join", "c-overlap", "d-head-of-line", "e-random", "h-models")
-    }
-    | {
-        "f-pipeline": {"replay.mean": 0.01, "prediction.mean": 0.05, "ratio.max": 0.05},
-        "i-ranking": {"replay.mean": 0.01, "prediction.mean": 0.10, "regret.max": 0.02},
-    },
-}
-"""Bounds by backend, experiment and metric; from the method of validation (docs/design.md)."""
 
 
 def _groups(points: Sequence[Point]) -> list[dict[str, Any]]:

@@ -103,12 +103,6 @@ class BfcAllocator(SegmentedAllocator):
         region = self._extend(need)
         return self._extend(need) if region is None and self._collect(need) else region
 
-    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
-        """Return whether a region for it is within the limit and the device's capacity."""
-        need = self.rounded(nbytes)
-        left = self._left(held=0)
-        return need <= left and (self.memory.capacity is None or need <= self.memory.capacity)
-
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell when regions that lie apart are what stands in the way."""
         free = self.reserved - self.in_use

@@ -91,8 +91,7 @@ class CachingAllocator(SegmentedAllocator):
             )
         self.may_synchronise = self.limit is not None or self.memory.capacity is not None
         self._max_split = max_split_size if max_split_size is not None else ANY_SIZE
-        self._small: dict[int, FreeList] = defaultdict(FreeList)
-        self._large: dict[int, FreeList] = defaultdict(FreeList)
+        self._pools: dict[tuple[bool, int], FreeList] = defaultdict(FreeList)  # by (small, stream)
         self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → the other streams that use it
         self._awaits: dict[Block, int] = {}  # waiting block → events that were not reached yet
 
@@ -101,14 +100,14 @@ class CachingAllocator(SegmentedAllocator):
         return round_up(nbytes, ROUNDING_BYTES)
 
     def _free_lists(self) -> Iterable[FreeList]:
-        return [*self._small.values(), *self._large.values()]
+        return self._pools.values()
 
     def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
         if need <= SMALL_REQUEST_BYTES:
-            return self._small[stream], ROUNDING_BYTES, ANY_SIZE
+            return self._pools[True, stream], ROUNDING_BYTES, ANY_SIZE
         if need < self._max_split:
-            return self._large[stream], SMALL_REQUEST_BYTES + 1, self._max_split
-        return self._large[stream], NEVER_SPLIT, need + OVERSIZE_SLACK_BYTES
+            return self._pools[False, stream], SMALL_REQUEST_BYTES + 1, self._max_split
+        return self._pools[False, stream], NEVER_SPLIT, need + OVERSIZE_SLACK_BYTES
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block`: at once, or when events of these streams have been reached; see `Allocator.free`."""
@@ -159,11 +158,10 @@ class CachingAllocator(SegmentedAllocator):
     def empty_cache(self) -> None:
         """Synchronise, and give every wholly free segment back to the device."""
         self.synchronise()
-        for pools in (self._large, self._small):
-            for free in pools.values():
-                for block in free.blocks():
-                    if block.prev is block.next:
-                        self._drop_segment(block)
+        for free in self._free_lists():
+            for block in free.blocks():
+                if block.prev is block.next:
+                    self._drop_segment(block)
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether a segment for it is within the limit and the device's capacity."""
@@ -173,9 +171,10 @@ class CachingAllocator(SegmentedAllocator):
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell what lies free for other streams, or in segments that a live block holds."""
         need = self.rounded(nbytes)
-        pools = self._small if need <= SMALL_REQUEST_BYTES else self._large
+        small = need <= SMALL_REQUEST_BYTES
+        others = [free for (kind, other), free in self._pools.items() if kind == small and other != stream]
         hints = []
-        if any(free.first_fit(need) for other, free in pools.items() if other != stream):
+        if any(free.first_fit(need) for free in others):
             hints.append(
                 "allocating on the stream that freed: a block that fits is cached for another stream"
             )

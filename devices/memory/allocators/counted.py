@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
-from devices.memory.blocks import FREE, LIVE, Block, Owner, Span, round_up
+from devices.memory.blocks import LIVE, Block, Owner, Span, round_up
 from devices.memory.device_memory import DeviceMemory
 from sim.words.errors import InputError
 
@@ -82,7 +82,6 @@ class CountedAllocator(Allocator):
     def free(self, block: Block) -> tuple[int, ...]:
         """Give `block` back to the device; see `Allocator.free`."""
         self._gave(block)
-        block.state = FREE
         if block.nbytes:
             del self._live[block.address]
             self.memory.free(block.address, block.nbytes)
@@ -90,14 +89,6 @@ class CountedAllocator(Allocator):
             self.synchronisations += self._free_synchronises
             self._reserve(-block.nbytes)
         return ()
-
-    def largest_free(self) -> int:
-        """Return 0: nothing is held that is not in use."""
-        return 0
-
-    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
-        """Return whether it is within the device's capacity."""
-        return self.limit is None or self.rounded(nbytes) <= self.limit
 
     def spans(self) -> Iterator[Span]:
         """Yield the live blocks in address order, each a segment of its own."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
-from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
+from devices.memory.blocks import LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
 from devices.memory.memory_event import MemoryEvent
 from devices.memory.plan import PLANNERS
@@ -142,15 +142,10 @@ class PlannedAllocator(Allocator):
     def free(self, block: Block) -> tuple[int, ...]:
         """Vacate the place of `block`; see `Allocator.free`."""
         self._gave(block)
-        block.state = FREE
         if block.nbytes:
             del self._live[block.address]
             del self._addresses[bisect_left(self._addresses, block.address)]
         return ()
-
-    def largest_free(self) -> int:
-        """Return 0: every byte of the arena is spoken for, whether in use or not."""
-        return 0
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the plan has a place for the owner that is large enough."""
@@ -159,14 +154,12 @@ class PlannedAllocator(Allocator):
     def spans(self) -> Iterator[Span]:
         """Yield the live tensors and the gaps between them, in address order."""
         end = self._base
-        for address in self._addresses:
-            block = self._live[address]
+        for address in (*self._addresses, self._base + self.reserved):
             if address > end:
                 yield Span(self._base, end, address - end, "free", 0, 0, None)
-            yield block.span(self._base)
-            end = address + block.nbytes
-        if end < self._base + self.reserved:
-            yield Span(self._base, end, self._base + self.reserved - end, "free", 0, 0, None)
+            if address in self._live:
+                yield self._live[address].span(self._base)
+                end = address + self._live[address].nbytes
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name the tensor that lies where this one is to lie."""

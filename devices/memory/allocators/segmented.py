@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from devices.memory.allocator import Allocator
 from devices.memory.best_fit import FreeList, Segment
-from devices.memory.blocks import FREE, Block, Owner, Span
+from devices.memory.blocks import Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
 
 __all__ = ["SegmentedAllocator"]
@@ -16,7 +16,7 @@ __all__ = ["SegmentedAllocator"]
 class SegmentedAllocator(Allocator):
     """An allocator that takes segments from the device and deals out blocks of them.
 
-    A subclass implements `fits_empty`, `_free_lists` and `_rule`, and `_grow` if it may take more segments.
+    A subclass implements `_free_lists` and `_rule`, and `_grow` if it may take more segments.
     """
 
     def __init__(
@@ -55,9 +55,7 @@ class SegmentedAllocator(Allocator):
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
         self._gave(block)
-        if block.home is None:
-            block.state = FREE
-        else:
+        if block.home is not None:
             block.home.give(block)
         return ()
 

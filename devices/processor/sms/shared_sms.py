@@ -103,11 +103,7 @@ class SharedSMs:
         partition = self._partition_of[stream]
         kernel = Kernel(task, self._demands[task.op], duration_ns, rank, partition, self._context.now_ns)
         task.start_ns = -1
-        pending = self._pending[partition]
-        if pending:
-            insort(pending, kernel, key=_by_rank)
-        else:
-            pending.append(kernel)
+        insort(self._pending[partition], kernel, key=_by_rank)
         self._soon()
         return MANAGED
 
@@ -120,11 +116,9 @@ class SharedSMs:
     def _ring(self) -> None:
         """Let go what is over."""
         now = self._context.now_ns
-        over = []
-        for kernel in self._resident:
-            if kernel.end_ns <= now:
-                over.append(kernel)
-                self._take_back(kernel, kernel.running)
+        over = [kernel for kernel in self._resident if kernel.end_ns <= now]
+        for kernel in over:
+            self._take_back(kernel, kernel.running)
         for kernel in over:
             del self._resident[kernel]
             self._context.finish(kernel.task)

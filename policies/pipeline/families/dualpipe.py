@@ -34,7 +34,7 @@ Sources: DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437; deepseek
 from __future__ import annotations
 
 from policies.pipeline.orders.action import Phase, Slot
-from policies.pipeline.orders.pipeline_schedule import Schedule, bidirectional, one_pipeline, vee
+from policies.pipeline.orders.pipeline_schedule import Schedule, bidirectional, v_pipeline
 from policies.pipeline.orders.rank_program import Lane, Program
 from sim.words.errors import InputError
 
@@ -95,20 +95,15 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
             f"{micro_batches} micro-batches, {2 * ranks} stages"
         )
     programs = (_steps(Lane(r), Lane(2 * ranks - 1 - r), ranks, r, micro_batches) for r in range(ranks))
-    return one_pipeline(
-        "dualpipe-v", programs, ranks=ranks, micro_batches=micro_batches, chunks=2, placement=vee(ranks)
-    )
+    return v_pipeline("dualpipe-v", programs, ranks=ranks, micro_batches=micro_batches)
 
 
 def _steps(lane0: Lane, lane1: Lane, ranks: int, rank: int, count: int) -> list[Slot]:
     """Write the eight steps of the module's docstring."""
     program = Program()
     after = ranks - 1 - rank
-    for _ in range(2 * after):
-        program.add(lane0, "F")
-    for _ in range(rank + 1):
-        program.add(lane0, "F")
-        program.add(lane1, "F")
+    program.repeat(2 * after, (lane0, "F"))
+    program.repeat(rank + 1, (lane0, "F"), (lane1, "F"))
     for _ in range(after):
         program.add(lane1, "I")
         program.add_weight_grad()

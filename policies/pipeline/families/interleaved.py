@@ -20,10 +20,9 @@ arXiv 2104.04473, section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 
-from policies.pipeline.families.one_f_one_b import alternate
+from policies.pipeline.families.one_f_one_b import actions, alternate
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 from sim.words.errors import InputError
@@ -63,8 +62,8 @@ def _rounds(ranks: int, micro_batches: int) -> int:
 
 def rounds_of(
     phase: Phase, rank: int, ranks: int, chunks: int, micro_batches: int, size: int
-) -> Iterator[Action]:
-    """Yield the actions of one phase on `rank`: round by round, each round chunk by chunk.
+) -> list[Action]:
+    """Return the actions of one phase on `rank`: round by round, each round chunk by chunk.
 
     Examples
     --------
@@ -72,10 +71,11 @@ def rounds_of(
     '0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3'
     """
     order = range(chunks) if phase == "F" else range(chunks - 1, -1, -1)
+    found = []
     for first in range(0, micro_batches, size):
         for chunk in order:
-            for k in range(first, first + size):
-                yield Action(chunk * ranks + rank, phase, k)
+            found += actions(chunk * ranks + rank, phase, range(first, first + size))
+    return found
 
 
 def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
@@ -113,8 +113,8 @@ def interleaved(
     size = round_size(name, ranks, micro_batches)
     programs = []
     for rank in range(ranks):
-        forwards = list(rounds_of("F", rank, ranks, chunks, micro_batches, size))
-        backwards = list(rounds_of(backward, rank, ranks, chunks, micro_batches, size))
+        forwards = rounds_of("F", rank, ranks, chunks, micro_batches, size)
+        backwards = rounds_of(backward, rank, ranks, chunks, micro_batches, size)
         warm_up = (chunks - 1) * size + ahead * (ranks - 1 - rank)
         programs.append(alternate(forwards, backwards, warm_up, behind=rank))
     return one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from policies.pipeline.orders.action import Action, Slot
 
-__all__ = ["Placement", "Programs", "Schedule", "bidirectional", "loop", "one_pipeline", "vee"]
+__all__ = ["Placement", "Programs", "Schedule", "bidirectional", "loop", "one_pipeline", "v_pipeline", "vee"]
 
 Placement: TypeAlias = tuple[int, ...]
 """The rank of each stage."""
@@ -130,6 +130,19 @@ def one_pipeline(
         replica_of=(0,) * micro_batches,
         meta=dict(meta or {}),
     )
+
+
+def v_pipeline(
+    name: str,
+    programs: Iterable[Iterable[Slot]],
+    *,
+    ranks: int,
+    micro_batches: int,
+    meta: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """Make a schedule of one pipeline that goes down the ranks and up again, with two stages a rank."""
+    sizes = {"ranks": ranks, "micro_batches": micro_batches, "chunks": 2}
+    return one_pipeline(name, programs, **sizes, placement=vee(ranks), meta=meta)
 
 
 def bidirectional(

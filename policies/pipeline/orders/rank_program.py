@@ -46,6 +46,12 @@ class Program:
         """Append the next micro-batch of `lane` in `phase`; an I leaves its W pending."""
         self.slots.append(self._next(lane, phase))
 
+    def repeat(self, times: int, *steps: tuple[Lane, Phase]) -> None:
+        """Append these steps so many times."""
+        for _ in range(times):
+            for lane, phase in steps:
+                self.add(lane, phase)
+
     def overlap(self, forward: Lane, backward: Lane) -> None:
         """Append one compound slot: the next F of one lane and the next B of another."""
         self.slots.append(Overlap((self._next(forward, "F"), self._next(backward, "B"))))

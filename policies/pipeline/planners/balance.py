@@ -39,9 +39,11 @@ def check_balance(balance: Sequence[int], layers: int) -> Balance:
     return tuple(balance)
 
 
-def _sizes(costs: Sequence[int], blocks: int) -> None:
+def _totals(costs: Sequence[int], blocks: int) -> list[int]:
+    """Return the sums of the first 0, 1, 2, ... costs, if they can be cut into so many blocks."""
     if not 1 <= blocks <= len(costs):
         raise InputError(f"{len(costs)} layers cannot be cut into {blocks} stages; every stage needs one")
+    return [0, *accumulate(costs)]
 
 
 def min_max(costs: Sequence[int], blocks: int) -> Balance:
@@ -65,9 +67,7 @@ def min_max(costs: Sequence[int], blocks: int) -> Balance:
     >>> min_max([4, 1, 3, 2, 2, 4], 3)
     (2, 2, 2)
     """
-    _sizes(costs, blocks)
-    n = len(costs)
-    total = [0, *accumulate(costs)]
+    n, total = len(costs), _totals(costs, blocks)
     best = [*total[1:]]  # the least largest block of the first j + 1 elements in b blocks
     cuts: list[list[int]] = []
     for b in range(1, blocks):
@@ -80,8 +80,7 @@ def min_max(costs: Sequence[int], blocks: int) -> Balance:
     bounds = [n]
     for cut in reversed(cuts):
         bounds.append(cut[bounds[-1] - 1])
-    bounds = [0, *reversed(bounds)] if blocks > 1 else [0, n]
-    return _balance(bounds)
+    return _balance([0, *reversed(bounds)])
 
 
 def block_partition(costs: Sequence[int], blocks: int) -> Balance:
@@ -107,9 +106,7 @@ def block_partition(costs: Sequence[int], blocks: int) -> Balance:
     >>> block_partition([4, 1, 3, 2, 2, 4], 3)
     (2, 2, 2)
     """
-    _sizes(costs, blocks)
-    n = len(costs)
-    total = [0, *accumulate(costs)]
+    n, total = len(costs), _totals(costs, blocks)
     bounds = [n * b // blocks for b in range(blocks + 1)]
     largest = max(costs)
 

@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from policies.pipeline.orders.action import Action
+import numpy as np
+
+from policies.pipeline.orders.action_columns import Actions
 from policies.pipeline.orders.pipeline_schedule import Schedule
+from sim.words.arrays import IntArray
 from sim.words.errors import InputError
 
 __all__ = ["StageActivations", "peak_activations", "transformer_activations"]
@@ -95,29 +99,22 @@ def peak_activations(
         raise InputError(
             f"{len(each)} activation sizes for {schedule.stages} stages; give one, or one a stage"
         )
-    return tuple(_peak(schedule, rank, each) for rank in range(schedule.ranks))
+    actions = Actions(schedule)
+    phase, at = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
+    sizes = np.array([(size.full, size.kept, size.stage_input) for size in each])
+    full, kept, stage_input = sizes[actions.stage].T
+    first = np.where(np.isin(at, at[phase == "R"]), stage_input, full)
+    stored = _total(np.select([phase == "F", phase == "R"], [first, full - stage_input]))
+    freed = _total(np.select([phase == "B", phase == "I", phase == "W"], [full, full - kept, kept]))
+    bounds = np.searchsorted(actions.slot, np.arange(actions.first[-1] + 1))
+    alive = stored[bounds[1:]] - freed[bounds[:-1]]
+    before = (stored - freed)[bounds[actions.first]]  # what other ranks keep
+    return tuple(
+        int(np.max(alive[begin:end] - base, initial=0))
+        for (begin, end), base in zip(pairwise(actions.first), before[:-1], strict=True)
+    )
 
 
-def _peak(schedule: Schedule, rank: int, held: Sequence[StageActivations]) -> int:
-    program = [(slot,) if type(slot) is Action else slot.parts for slot in schedule.programs[rank]]
-    recomputed = {(stage, k) for parts in program for stage, phase, k in parts if phase == "R"}
-    full = [size.full for size in held]
-    alive = peak = 0
-    for parts in program:
-        freed = 0
-        for stage, phase, k in parts:
-            if phase == "F":
-                again = recomputed and (stage, k) in recomputed
-                alive += held[stage].stage_input if again else full[stage]
-            elif phase == "R":
-                alive += full[stage] - held[stage].stage_input
-            elif phase == "B":
-                freed += full[stage]
-            elif phase == "I":
-                freed += full[stage] - held[stage].kept
-            else:
-                freed += held[stage].kept
-        if alive > peak:
-            peak = alive
-        alive -= freed
-    return peak
+def _total(amounts: IntArray) -> IntArray:
+    """Return the sum of all before each, and of all."""
+    return np.append(0, np.cumsum(amounts))

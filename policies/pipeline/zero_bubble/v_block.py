@@ -38,7 +38,7 @@ from collections import deque
 from typing import Literal
 
 from policies.pipeline.orders.action import Action
-from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline, vee
+from policies.pipeline.orders.pipeline_schedule import Schedule, v_pipeline
 from policies.pipeline.timing.evaluate import StageTimes, evaluate
 from policies.pipeline.zero_bubble.greedy_ranks import action_of_leg, input_of_leg
 from policies.pipeline.zero_bubble.zb_v import require_two_chunks
@@ -102,15 +102,7 @@ def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Sc
 
     def write(early: _Early, count: int) -> Schedule:
         programs = _Writer(blocks, count, limit, early).programs()
-        return one_pipeline(
-            name,
-            programs,
-            ranks=ranks,
-            micro_batches=count,
-            chunks=2,
-            placement=vee(ranks),
-            meta={"early": early},
-        )
+        return v_pipeline(name, programs, ranks=ranks, micro_batches=count, meta={"early": early})
 
     def longest_span(early: _Early) -> int:
         unit = StageTimes(forward=1, input_grad=1, weight_grad=1)

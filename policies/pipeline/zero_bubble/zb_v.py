@@ -25,8 +25,8 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
-from policies.pipeline.orders.action import Phase, Slot
-from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline, vee
+from policies.pipeline.orders.action import Slot
+from policies.pipeline.orders.pipeline_schedule import Schedule, v_pipeline
 from policies.pipeline.orders.rank_program import Lane, Program
 from sim.words.errors import InputError
 
@@ -62,30 +62,22 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """
     require_two_chunks("zb-v", chunks)
     programs = (_program(ranks, rank, micro_batches) for rank in range(ranks))
-    return one_pipeline(
-        "zb-v", programs, ranks=ranks, micro_batches=micro_batches, chunks=2, placement=vee(ranks)
-    )
+    return v_pipeline("zb-v", programs, ranks=ranks, micro_batches=micro_batches)
 
 
 def _program(ranks: int, rank: int, micro_batches: int) -> list[Slot]:
     full = max(micro_batches, 2 * ranks - 1)
     down, up = Lane(rank), Lane(2 * ranks - 1 - rank)
     program = Program()
-
-    def run(times: int, *steps: tuple[Lane, Phase]) -> None:
-        for _ in range(times):
-            for lane, phase in steps:
-                program.add(lane, phase)
-
-    run(2 * (ranks - rank) - 1, (down, "F"))
-    run(rank, (up, "F"), (down, "F"))
-    run(ranks - rank, (up, "F"), (up, "I"), (up, "W"))
+    program.repeat(2 * (ranks - rank) - 1, (down, "F"))
+    program.repeat(rank, (up, "F"), (down, "F"))
+    program.repeat(ranks - rank, (up, "F"), (up, "I"), (up, "W"))
     while program.counts[up, "F"] < full:
         if program.counts[down, "F"] < full:
             program.add(down, "F")
-        run(1, (down, "I"), (down, "W"), (up, "F"), (up, "I"), (up, "W"))
-    run(rank, (down, "I"), (up, "I"))
-    run(ranks - rank, (down, "I"), (down, "W"))
-    run(full - program.counts[up, "W"], (up, "W"))
-    run(full - program.counts[down, "W"], (down, "W"))
+        program.repeat(1, (down, "I"), (down, "W"), (up, "F"), (up, "I"), (up, "W"))
+    program.repeat(rank, (down, "I"), (up, "I"))
+    program.repeat(ranks - rank, (down, "I"), (down, "W"))
+    program.repeat(full - program.counts[up, "W"], (up, "W"))
+    program.repeat(full - program.counts[down, "W"], (down, "W"))
     return [slot for slot in program.slots if all(a.micro_batch < micro_batches for a in slot.parts)]

@@ -12,52 +12,22 @@ is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.pipeline import Schedule
-from policies.pipeline.orders.action import Action
+from policies.pipeline.orders.action_columns import Actions
 from scenarios.build.pipeline.pipeline_flow import Read
 from sim.graph.csr import Csr
 from sim.native.compiled import load
 from sim.words.arrays import IntArray
 
-__all__ = ["NOTHING", "PLANE", "Actions", "key_of", "needs_of", "walk"]
+__all__ = ["NOTHING", "PLANE", "key_of", "needs_of", "walk"]
 
 NOTHING = -(1 << 62)  # no number of an action, a tensor or a parameter
 
 PLANE = {"F": 0, "B": 1, "I": 1, "R": 2, "W": NOTHING}
 """Kinds of what may be waited for."""
-
-
-class Actions:
-    """The actions of all programs as columns, rank after rank, the parts of an overlap one after the other.
-
-    Attributes
-    ----------
-    stage, micro_batch : array of int
-    phase : array of str
-        One letter.
-    rank, slot : array of int
-        Where each is: its rank, and the number of its slot, counted over all ranks.
-    first : list of int
-        Number of each rank's first slot, and of all slots.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        slots = list(chain.from_iterable(schedule.programs))
-        parts = [1 if isinstance(slot, Action) else len(slot.parts) for slot in slots]
-        plain = len(slots) == sum(parts)  # without overlaps a slot is an action
-        actions = slots if plain else [action for slot in slots for action in slot.parts]
-        columns = list(zip(*actions, strict=True)) or [(), (), ()]
-        self.first = [0, *accumulate(map(len, schedule.programs))]
-        self.slot = np.repeat(np.arange(len(slots)), parts)
-        self.rank = np.searchsorted(self.first, self.slot, side="right") - 1
-        self.stage = np.array(columns[0], dtype=np.int64)
-        self.phase = np.array(columns[1], dtype="<U1")
-        self.micro_batch = np.array(columns[2], dtype=np.int64)
 
 
 def key_of(

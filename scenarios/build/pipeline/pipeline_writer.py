@@ -27,11 +27,12 @@ import numpy.typing as npt
 
 from policies.pipeline import PHASES, Schedule
 from policies.pipeline.orders.action import Action, Slot
+from policies.pipeline.orders.action_columns import Actions
 from policies.pipeline.orders.validate import explain_deadlock
 from scenarios.build.pipeline.pipeline_end import End
 from scenarios.build.pipeline.pipeline_flow import Read, output_sizes, reads_of_stages
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
-from scenarios.build.pipeline.pipeline_walk import NOTHING, PLANE, Actions, key_of, needs_of, walk
+from scenarios.build.pipeline.pipeline_walk import NOTHING, PLANE, key_of, needs_of, walk
 from sim import Graph, GraphBuilder
 from sim.graph.csr import Csr
 from sim.words.arrays import UNSET, IntArray

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.shared_options import (
-    AllowCode,
-    Gantt,
-    Json,
-    MemoryFile,
-    Ops,
-    Policies,
-    Repeat,
-    ScenarioPath,
-    Sets,
-    ShowGraph,
-    TraceFile,
-)
+from scenarios.cli import shared_options as shared
 
 __all__ = ["run"]
 
 
 def run(
-    scenario: ScenarioPath,
-    policy: Policies = None,
-    sets: Sets = None,
-    gantt: Gantt = None,
-    trace: TraceFile = None,
-    ops: Ops = None,
-    memory: MemoryFile = None,
-    repeat: Repeat = None,
-    json: Json = False,
-    show_graph: ShowGraph = None,
-    allow_code: AllowCode = False,
+    scenario: shared.ScenarioPath,
+    policy: shared.Policies = None,
+    sets: shared.Sets = None,
+    gantt: shared.Gantt = None,
+    trace: shared.TraceFile = None,
+    ops: shared.Ops = None,
+    memory: shared.MemoryFile = None,
+    repeat: shared.Repeat = None,
+    json: shared.Json = False,
+    show_graph: shared.ShowGraph = None,
+    allow_code: shared.AllowCode = False,
 ) -> None:
     """Run a scenario under its own policy, or under those given by `--policy`.
 
@@ -49,11 +37,11 @@ def run(
 
         check_outputs(files)
     cases = cases_of(scenario, policy, sets, allow_code)
-    repeats = None if repeat is None else run_repeatedly(cases, repeat)
-    results = run_all(cases) if repeats is None else [each.result for each in repeats]
+    repeats = [] if repeat is None else run_repeatedly(cases, repeat)
+    results = [each.result for each in repeats] or run_all(cases)
     if json:
         objects = [result.to_json() for result in results]
-        for one, each in zip(objects, repeats or (), strict=False):
+        for one, each in zip(objects, repeats, strict=False):
             one["repeats"] = each.to_json()
         print_json(objects[0] if len(objects) == 1 else objects)
     else:
@@ -61,7 +49,7 @@ def run(
             if i:
                 typer.echo()
             print_result(result)
-        if repeats is not None:
+        if repeats:
             typer.echo()
             print_repeats(repeats)
     if show_graph is not None:

@@ -85,7 +85,7 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
             add = builder.input if tensor["role"] == "input" else builder.parameter
             add(tensor["name"], tensor.get("nbytes", 0), device=tensor.get("device"))
         if read is not None:
-            read[1].write(builder)
+            builder.extend(**read[1])
             del read
             return builder.build()
         functions = [_function(record) for record in file.get("functions", [])]

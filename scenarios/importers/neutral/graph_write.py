@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from scenarios.importers.batching import BatchSlope
 from scenarios.importers.files import StrPath
-from scenarios.importers.neutral.graph_file import SCHEMA, OpSlope, TensorRecord
+from scenarios.importers.neutral.graph_file import SCHEMA, TensorRecord
 from sim.graph.csr import Csr
 from sim.graph.graph import Graph, Role
 from sim.words.arrays import UNSET, IntArray
@@ -126,23 +126,19 @@ def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
     }
 
 
-def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]]) -> list[OpSlope]:
+def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
     """Return what ``per_sample`` holds for every op."""
     if slope is None:
         return [{} for _ in graph.op_names]
     flops, read, written = (column.tolist() for column in slope[1:4])
     outputs = Csr(graph.outputs.indptr, slope.tensor_nbytes[graph.outputs.indices]).lists()
-    rows: list[OpSlope] = []
+    told = {"bytes_read": read, "bytes_written": written}
+    rows: list[dict[str, Any]] = []
     for i, sizes in enumerate(outputs):
-        row: OpSlope = {"outputs": sizes} if any(sizes) else {}
-        if flops[i]:
-            row["flops"] = flops[i]
-        if read[i] and columns["bytes_read"][i] is not None:
-            row["bytes_read"] = read[i]
-        if written[i] and columns["bytes_written"][i] is not None:
-            row["bytes_written"] = written[i]
-        if i in slope.attributes:
-            row["attributes"] = dict(slope.attributes[i])
+        row: dict[str, Any] = {"outputs": sizes} if any(sizes) else {}
+        row |= {"flops": flops[i]} if flops[i] else {}
+        row |= {key: more[i] for key, more in told.items() if more[i] and columns[key][i] is not None}
+        row |= {"attributes": dict(slope.attributes[i])} if i in slope.attributes else {}
         rows.append(row)
     return rows
 

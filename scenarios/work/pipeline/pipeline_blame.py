@@ -13,6 +13,7 @@ slow link is thus named by every rank that stands still because of it, however f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,10 +44,11 @@ def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
         mine = np.flatnonzero(device == number)
         over = np.maximum.accumulate(end[mine])
         gaps = np.flatnonzero(start[mine][1:] > over[:-1]) + 1
-        blamed: dict[str, int] = {}
+        blamed: Counter[str] = Counter()
         for k in gaps.tolist():
             walk.back(int(rows[mine[k]]), int(over[k - 1]), blamed)
-        found.append(dict(sorted(blamed.items(), key=lambda item: (-item[1], item[0]))))
+        some = (item for item in blamed.items() if item[1])
+        found.append(dict(sorted(some, key=lambda item: (-item[1], item[0]))))
     return found
 
 
@@ -79,7 +81,7 @@ class _Walk:
         for a, b in zip(*(column.tolist() for column in np.divmod(pairs, len(called))), strict=True):
             self.names.append(f"transfer {called[a]}<->{called[b]}")
 
-    def back(self, row: int, until_ns: int, blamed: dict[str, int]) -> None:
+    def back(self, row: int, until_ns: int, blamed: Counter[str]) -> None:
         """Put the time from `until_ns` to the start of `row` down to what it waited for."""
         at = self.start[row]
         while at > until_ns:
@@ -87,15 +89,10 @@ class _Walk:
             cause = lane if input_ < 0 or (lane >= 0 and self.end[lane] > self.end[input_]) else input_
             over = self.end[cause] if cause >= 0 else until_ns
             if over < at:
-                _add(blamed, "launch", at - max(over, until_ns))
+                blamed["launch"] += at - max(over, until_ns)
                 at = over
             if cause < 0 or at <= until_ns:
                 return
             since = max(self.start[cause], until_ns)
-            _add(blamed, self.names[self.label[cause]], at - since)
+            blamed[self.names[self.label[cause]]] += at - since
             at, row = since, cause
-
-
-def _add(blamed: dict[str, int], what: str, ns: int) -> None:
-    if ns > 0:
-        blamed[what] = blamed.get(what, 0) + ns

@@ -19,20 +19,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from devices.describe.quantities import (
-    Bandwidth,
-    Bytes,
-    Count,
-    Duration,
-    File,
-    FlopRate,
-    Name,
-    Shorthand,
-    Size,
-    Strict,
-    Whole,
-    fault,
-)
+from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate
+from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict, Whole, fault
 
 __all__ = ["DataParallel", "ModelFields", "Optimizer", "PipelineFields", "StageFields"]
 

@@ -21,6 +21,7 @@ ZB-1p, ZB-2p and ZB-V by the longest span).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
@@ -136,10 +137,9 @@ def _excess(cost: int, work: int) -> float:
 
 def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
     """Return what all ranks together waited for longest; the first of equals by name."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for of_rank in causes:
-        for cause, ns in of_rank.items():
-            total[cause] = total.get(cause, 0) + ns
+        total.update(of_rank)
     return min(total, key=lambda cause: (-total[cause], cause), default=None)
 
 

@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from validation.calibrate.blocks.chains import DROPPED, LENGTH, block_case, chain, spans_ns
 from validation.calibrate.blocks.gpu_costs import REPEATS, bare
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case
+from validation.cases.tables import GRID
 from validation.real.measured_kernels import HOLDS_HOST, kernel_axes
 from validation.real.work import Observation
 
-__all__ = ["GRID", "durations"]
-
-MS: Final = 1_000_000
-
-GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
-    "timer": {"sleep": [(n * MS // 2,) for n in (1, 2, 4, 8, 16, 32)]},
-    "threads": {
-        # A second product is where a second buffer comes in, so the line bends there.
-        "matmul": [(384, 1), (384, 2), (384, 10)],
-        "softmax": [(384, 2)],
-        "elementwise": [(384, 8)],
-        "copy": [(384, 16)],
-    },
-    "cuda": {
-        "matmul": [
-            *[(n, 1) for n in (256, 512, 1024, 2048, 4096)],
-            *[(512, r) for r in (2, 4, 8)],  # several kernels are one graph: another launch than one
-            *[(1024, r) for r in (2, 4, 8, 16, 40, 80)],
-            *[(2048, r) for r in (2, 4, 8, 16)],
-            *[(4096, r) for r in (4, 8)],
-        ],
-        "softmax": [(n, 1) for n in (1024, 2048, 4096)],
-        "elementwise": [(n, 1) for n in (1024, 2048, 4096)],
-        "copy": [(n, 1) for n in (1024, 2048, 4096)],
-        "attention": [(n, 1) for n in (1024, 2048)],
-        "h2d": [(n, 1) for n in (1024, 2048, 4096)],
-        "d2h": [(n, 1) for n in (1024, 2048, 4096)],
-        "h2d-pageable": [(n, 1) for n in (1024, 4096)],
-        "d2h-pageable": [(n, 1) for n in (1024, 4096)],
-    },
-}
-"""backend → kind → sizes to measure."""
+__all__ = ["durations"]
 
 
 def durations(session: Session) -> None:
