@@ -25,7 +25,7 @@ cdef class Run:
     cdef public Stealing threads
     cdef public i32[::1] device, lane_of, first_edge, edge, pending, running, follower, stream, issuer, last
     cdef public i32[::1] wait, slots, program, place, rows, noted
-    cdef public i64[::1] ns, cost, holds, floor, turn, ready, issue, start, end, gap, latency
+    cdef public i64[::1] ns, cost, holds, turn, ready, issue, start, end, gap, latency
     cdef public i64[::1] lane_device, head, tail, busy, free, touched, is_touched, partition, waking
     cdef public i64[::1] group, executed, hop, depth, outstanding, parked, parked_last
     cdef public i64[::1] cores, free_cores, waits, waits_last, issuer_group, issuer_lane, issuer_queue

@@ -80,13 +80,12 @@ class Run:
     last: Column  # a stack: whose last edge has counted
     n_last: int
     running: Column  # events that have not arrived
-    floor: Column  # when the last of them arrives on this stream
     follower: Column  # who stands behind it in a queue of launches
     turn: Column  # place among the starts of one time: round, then lane; of a task being paid, its issuer
     ready: Column
     issue: Column
     start: Column
-    end: Column
+    end: Column  # before that, when the last of its events arrives on its stream
     stream: Column
     issuer: Column
     wait: Column
@@ -311,7 +310,7 @@ class Run:
                 self.running[other] = left
                 lane = self.lane_of[follower]
                 hop = self.hop[self.device[follower]] * (lane != self.stream[task])
-                self.floor[other] = max(self.floor[other], self.now + hop)
+                self.end[other] = max(self.end[other], self.now + hop)
                 if follower < self.n_ops:
                     if (left == 0) & (self.head[lane] == other):  # one branch, which is guessed at best
                         self.touch(lane)
@@ -739,7 +738,7 @@ class Run:
                 continue
             at = max(self.issue[task] + self.latency[lane], self.free[lane])
             if self.at_issue:
-                at = max(at, self.floor[task])
+                at = max(at, self.end[task])
             if at > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH

@@ -261,7 +261,6 @@ def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
         "edge": edges.indices,
         "pending": _counts(job, flow, np.ones(len(early), bool)),
         "running": _counts(job, flow, early) if at_issue else np.zeros(1, np.int64),
-        "floor": np.zeros(flow.n_nodes * job.iterations if at_issue else 1, np.int64),
     }
 
 
