@@ -85,7 +85,7 @@ class Fusion:
     def _into_all_readers(self, producer: Record, records: Records) -> None:
         """Let every reader compute `producer` itself, where that takes less time in all."""
         readers = list({r.name: r for r in records.readers()[producer.name]}.values())
-        followed = records.followers()[producer.name]
+        followed = records.is_followed(producer.name)
         if len(readers) < 2 or followed or len(producer.outputs) != 1 or producer.duration_ns is not None:
             return
         for reader in readers:
@@ -115,7 +115,7 @@ class Fusion:
                 continue
             if producer.device != record.device or not self._fits(producer, record):
                 continue
-            if [r.name for r in records.readers()[tensor]] != [record.name] or records.followers()[tensor]:
+            if [r.name for r in records.readers()[tensor]] != [record.name] or records.is_followed(tensor):
                 continue
             others = [records.producer(t) for t, _ in record.inputs if t != tensor]
             others += [records.ops[name] for name, d in record.after if not d]

@@ -6,7 +6,7 @@ turns the graph into `Record` values by name, changes those, and builds a new gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -96,20 +96,24 @@ class Records:
 
     def readers(self) -> dict[str, list[Record]]:
         """Return op name → the ops that read any of its outputs, once for each read."""
-        return self._users(lambda record: record.inputs)
+        return self._users([(record, record.inputs) for record in self.ops.values()])
 
     def followers(self) -> dict[str, list[Record]]:
         """Return op name → the ops that follow it by a control edge."""
-        return self._users(lambda record: record.after)
+        return self._users([(record, record.after) for record in self.ops.values()])
 
-    def _users(self, edges: Callable[[Record], list[Edge]]) -> dict[str, list[Record]]:
+    def _users(self, edges: Iterable[tuple[Record, list[Edge]]]) -> dict[str, list[Record]]:
         out: dict[str, list[Record]] = {name: [] for name in self.ops}
-        for record in self.ops.values():
-            for tensor, _ in edges(record):
+        for record, row in edges:
+            for tensor, _ in row:
                 producer = self.producer(tensor)
                 if producer is not None:
                     out[producer.name].append(record)
         return out
+
+    def is_followed(self, name: str) -> bool:
+        """Whether an op follows another by a control edge."""
+        return any(name == first for record in self.ops.values() for first, _ in record.after)
 
     def unused(self) -> list[str]:
         """Return the ops that no other reads or follows."""
