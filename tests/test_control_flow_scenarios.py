@@ -53,28 +53,28 @@ HEAD = "machine: {devices: {cpu0: {kind: cpu, cores: 1}}}\nworkload:\n  ops:\n"
     [
         (
             "a: {}, b: {}, m: {kind: merge, inputs: [a, b]}",
-            "merge 'm' has no switch before it",
+            "workload.ops.m: merge 'm' has no switch before it",
         ),
-        ("a: {}, x: {kind: exit, inputs: [a]}", "exit 'x' is in no loop: no enter leads to it"),
+        ("a: {}, x: {kind: exit, inputs: [a]}", "ops.x: exit 'x' is in no loop: no enter leads to it"),
         (
             "a: {}, e: {kind: enter, inputs: [a], attributes: {frame: f}}, c: {kind: loop_cond, inputs: [e]}",
-            "loop 'f' is entered and has no exit",
+            "workload.ops.e: loop 'f' is entered and has no exit",
         ),
-        ("a: {}, e: {kind: enter, inputs: [a]}", "enter 'e' names no frame"),
+        ("a: {}, e: {kind: enter, inputs: [a]}", "workload.ops.e: enter 'e' names no frame"),
         (
             "a: {}, e: {kind: enter, inputs: [a], attributes: {frame: f}}, "
             "m: {kind: merge, inputs: [e, {from: n, distance: 1}]}, n: {kind: next_iteration, inputs: [m]}, "
             "x: {kind: exit, inputs: [m]}",
-            "loop 'f' has no loop_cond: it would never end",
+            "workload.ops.e: loop 'f' has no loop_cond: it would never end",
         ),
         (
             "a: {}, p: {}, s: {kind: switch, inputs: [a, p], outputs: [0B, 0B]}, b: {inputs: [s]}",
-            "op 'p' decides a branch and carries no outcome",
+            "workload.ops.p: op 'p' decides a branch and carries no outcome",
         ),
         (
             "a: {}, b: {inputs: [{from: b, distance: 1}]}, p: {attributes: {outcome: true}}, "
             "s: {kind: switch, inputs: [a, p], outputs: [0B, 0B]}",
-            "the edge 'b' -> 'b' has distance 1; in a graph with control flow only",
+            "workload.ops.b: the edge 'b' -> 'b' has distance 1; in a graph with control flow only",
         ),
     ],
 )  # fmt: skip
@@ -159,6 +159,21 @@ def test_what_is_wrong_with_functions_is_told_at_the_op(
     (line,) = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
     assert line.startswith(f"{path}:7:"), line
     assert f": {place}" in line
+    assert says in line
+
+
+@pytest.mark.parametrize(("called", "says"), [("again", "calls itself"), ("stp", "unknown function 'stp'")])
+def test_what_is_wrong_inside_a_function_is_told_where_its_op_names_it(
+    tmp_path: Path, called: str, says: str
+) -> None:
+    path = tmp_path / "s.yaml"
+    call = f"{{kind: call, inputs: [v], attributes: {{body: {called}}}}}"
+    again = f"    again: {{inputs: [v], ops: {{g: {call}}}, results: [g]}}\n"
+    text = FUNCTIONS.replace("  ops:\n", f"{again}  ops:\n")
+    op = "kind: if, inputs: [a, a], attributes: {then: step, else: again}"
+    path.write_text(text.replace("FUNCTIONAL", op), encoding="utf-8")
+    (line,) = sim("run", path).stderr.splitlines()
+    assert ":8:66: workload.ops.f.attributes.else: op 'f/else/g': " in line
     assert says in line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from sim.words.errors import GraphError, InfeasibleError, ScenarioError, SimError
 
 
 def document(text: str) -> Document:
@@ -134,3 +135,15 @@ def test_two_entries_of_one_name(tmp_path: Path) -> None:
 def test_a_graph_file_is_no_scenario(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="is a graph file, no scenario; a scenario names it: workload: "):
         load_scenario(write(tmp_path, '{"schema": "sim.graph/1", "ops": []}'))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GraphError("has none").under("a").about("x", "trips").under("b"),
+        InfeasibleError("none").about("x", "trips"),
+    ],
+)
+def test_errors_keep_what_they_are_about(error: SimError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.op, again.attribute, str(again)) == ("x", "trips", str(error))

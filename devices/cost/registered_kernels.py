@@ -185,6 +185,6 @@ class KernelCost(CostModel):
                 if not isinstance(ns, int) or ns < 0:
                     raise InputError(
                         f"the kernel for {facts.kind} on {device.kind} returned {ns!r} for op {facts.name!r}"
-                    )
+                    ).about(facts.name)
                 duration_ns[op] = ns
         return duration_ns

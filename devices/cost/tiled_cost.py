@@ -306,17 +306,22 @@ def _named(value: object, known: Sequence[str], op: str) -> list[bool]:
     """Return which of the known inputs an op names."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
-        raise InputError(f"op {op!r}: resident takes the names of inputs, found {value!r}")
+        message = f"op {op!r}: resident takes the names of inputs, found {value!r}"
+        raise InputError(message).about(op, "resident")
     for name in given:
         if name not in known:
-            raise UnknownNameError(f"input of op {op!r} in resident", name, known)
+            raise UnknownNameError(f"input of op {op!r} in resident", name, known).about(op, "resident")
     return [name in given for name in known]
 
 
 def _size(value: object, what: str, op: str) -> int:
     """Read a whole number of at least 1, or a size with its unit."""
     if what == "granule" and isinstance(value, str):
-        value = parse_bytes(value, what=f"op {op!r}: {what}")
+        try:
+            value = parse_bytes(value, what=f"op {op!r}: {what}")
+        except InputError as error:
+            raise error.about(op, what) from None
     if type(value) is not int or value < 1:
-        raise InputError(f"op {op!r}: {what} must be a whole number of at least 1, found {value!r}")
+        message = f"op {op!r}: {what} must be a whole number of at least 1, found {value!r}"
+        raise InputError(message).about(op, what)
     return value

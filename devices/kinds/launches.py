@@ -227,7 +227,7 @@ def _refuse_round_trips(job: Job, launched: np.ndarray[tuple[int], np.dtype[np.b
             raise InputError(
                 f"op {graph.op_names[op]!r} cannot be part of a CUDA graph: it waits for "
                 f"{graph.op_names[host]!r}, which a CPU executes after it has waited for the device"
-            )
+            ).about(graph.op_names[op])
 
 
 def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:

@@ -83,7 +83,7 @@ class Batch:
             raise GraphError(
                 f"op {record.name!r} has a duration, and how long it takes with {self.times} times the "
                 "samples is not known; import the graph with flop and bytes alone"
-            )
+            ).about(record.name)
         more = self.times - 1
         tensors = dict.fromkeys(tensor for tensor, _ in record.inputs)
         size = {tensor: records.nbytes(tensor) for tensor in tensors}

@@ -84,7 +84,8 @@ class Partition:
         records = read(graph)
         for name, record in records.ops.items():
             if record.device is None:
-                raise InputError(f"op {name!r} is pinned to no device; place the graph, then partition it")
+                message = f"op {name!r} is pinned to no device; place the graph, then partition it"
+                raise InputError(message).about(name)
         structure = frame_structure(graph) if has_control_flow(graph) else None
         _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
         frames = [0] * len(graph) if structure is None else frames_given(graph, structure)

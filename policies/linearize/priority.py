@@ -55,6 +55,6 @@ class Priority:
                 raise InputError(
                     f"op {graph.op_names[op]!r}: priority must be a number (the lowest goes first), "
                     f"found {priority!r}"
-                )
+                ).about(graph.op_names[op], "priority")
             keys[op] = (keys[op][0], priority)  # type: ignore[assignment]
         return least_first(graph.dag(), keys)

@@ -50,5 +50,5 @@ class Program:
         for name in job.graph.op_names:
             if times[name] != 1:
                 how = f"{times[name]} times" if times[name] else "nowhere"
-                raise InputError(f"program: op {name!r} is {how} in the list, not once")
+                raise InputError(f"program: op {name!r} is {how} in the list, not once").about(name)
         return order

@@ -53,5 +53,5 @@ def _labels(graph: Graph, op: int, given: object) -> list[str]:
     if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
         raise InputError(
             f"op {graph.op_names[op]!r}: colocate must be a label or a list of labels, found {given!r}"
-        )
+        ).about(graph.op_names[op], "colocate")
     return list(labels)

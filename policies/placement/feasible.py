@@ -47,7 +47,8 @@ def feasible_devices(
         group = [graph.op_names[k] for k in np.flatnonzero(leader == leader[op]).tolist()]
         names = ", ".join(group[:6]) + (", ..." if len(group) > 6 else "")
         why = f"with what it is colocated with ({names})" if len(group) > 1 else "under its pin"
-        raise InfeasibleError(f"no device of the machine can run op {graph.op_names[op]!r} {why}")
+        name = graph.op_names[op]
+        raise InfeasibleError(f"no device of the machine can run op {name!r} {why}").about(name)
     return [np.flatnonzero(column).tolist() for column in together.T]
 
 

@@ -122,6 +122,8 @@ class _Scope:
         Inputs that are the same in all iterations of a loop.
     stack : tuple of str
         Functions that are being written out.
+    key : str
+        The attribute that leads to the function, of the graph's own op.
     """
 
     builder: GraphBuilder
@@ -133,6 +135,7 @@ class _Scope:
     pivot: Sequence[Any] = ()
     free: frozenset[str] = frozenset()
     stack: tuple[str, ...] = ()
+    key: str = ""
 
     def __post_init__(self) -> None:
         """Prepare for what the ops stand for: of each functional one, its results and where it ends."""
@@ -177,13 +180,14 @@ class _Scope:
                 raise GraphError(
                     f"{self._where()}: {name!r} is neither an input nor an op of the function; "
                     "hand over what it reads as an input"
-                )
+                ).about(self.prefix.rstrip("/"), self.key)
             return _later(name, distance)
         if not is_functional(self.records[name]):
             return _later(self.prefix + name + (f":{k}" if k else ""), distance)
         results, _ = self._written(name)
         if k >= len(results):
-            raise GraphError(f"{self.prefix}{name} has {len(results)} result(s), counted from 0, not {k}")
+            op = self.prefix + name
+            raise GraphError(f"{op} has {len(results)} result(s), counted from 0, not {k}").about(op)
         return _later(results[k], distance)
 
     def _control(self, ref: Any) -> list[Any]:
@@ -207,35 +211,36 @@ class _Scope:
             self.done[name] = write(record, edges["inputs"], edges["after"])
         written = self.done[name]
         if written is None:  # over iterations, too, this has no meaning
-            raise GraphError(
-                f"op {self.prefix + name!r} stands for other ops, which cannot wait for its results"
-            )
+            op = self.prefix + name
+            raise self._wrong(op, " stands for other ops, which cannot wait for its results")
         return written
 
     def _function(self, record: Record, key: str, n_inputs: int) -> Function:
         name: Any = record["attributes"].get(key)
-        where = f"op {self.prefix + record['name']!r}"
+        op = self.prefix + record["name"]
         if not isinstance(name, str):
-            raise GraphError(f"{where} of kind {record['kind']} needs attributes: {{{key}: FUNCTION}}")
+            raise self._wrong(op, f" of kind {record['kind']} needs attributes: {{{key}: FUNCTION}}", key)
         if name not in self.functions:
-            raise GraphError(f"{where}: {UnknownNameError('function', name, self.functions)}")
+            raise self._wrong(op, f": {UnknownNameError('function', name, self.functions)}", key)
         if name in self.stack:
             chain = " -> ".join((*self.stack[self.stack.index(name) :], name))
-            raise GraphError(f"{where}: function {name!r} calls itself ({chain}), which has no end")
+            raise self._wrong(op, f": function {name!r} calls itself ({chain}), which has no end", key)
         function = self.functions[name]
-        if len(function.inputs) != n_inputs:
-            raise GraphError(
-                f"{where} gives {n_inputs} input(s) to function {name!r}, which has {len(function.inputs)}"
-            )
+        if (n := len(function.inputs)) != n_inputs:
+            raise self._wrong(op, f" gives {n_inputs} input(s) to function {name!r}, which has {n}", key)
         return function
 
+    def _wrong(self, op: str, what: str, key: str | None = None) -> GraphError:
+        """Return an error about an op and its attribute `key`; inside functions, the one that leads there."""
+        return GraphError(f"op {op!r}{what}").about(op, self.key or key)
+
     def _write(
-        self, function: Function, prefix: str, given: Sequence[Any], **around: Any
+        self, function: Function, prefix: str, given: Sequence[Any], key: str, **around: Any
     ) -> tuple[list[Any], list[str]]:
         """Add the ops of a function; return its results, and the ops at which it ends."""
         values = dict(zip(function.inputs, given, strict=True))
-        stack = (*self.stack, function.name)
-        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, stack=stack, **around)
+        around |= {"stack": (*self.stack, function.name), "key": self.key or key}
+        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **around)
         scope.add()
         results = [scope.value(ref) for ref in function.results]
         edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
@@ -263,9 +268,9 @@ class _Scope:
         prefix = f"{self.prefix}{name}/"
         if not record["attributes"].get("own_frame", False):
             free = _handed(record, function, self.free)
-            return self._write(function, prefix, inputs, begins=after, pivot=self.pivot, free=free)
+            return self._write(function, prefix, inputs, "body", begins=after, pivot=self.pivot, free=free)
         if not inputs or not function.results:
-            raise GraphError(f"op {self.prefix + name!r}: a frame of its own needs an input and a result")
+            raise self._wrong(self.prefix + name, ": a frame of its own needs an input and a result")
         frame = {"frame": self.prefix + name, "parallel_iterations": 1}
         inside = [
             self.builder.op(
@@ -273,7 +278,7 @@ class _Scope:
             )
             for p, x in zip(function.inputs, inputs, strict=True)
         ]
-        results, ends = self._write(function, prefix, inside, pivot=inside[:1])
+        results, ends = self._write(function, prefix, inside, "body", pivot=inside[:1])
         exits = [
             self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
             for k, x in enumerate(results)
@@ -283,14 +288,15 @@ class _Scope:
     def _if(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
         name = self.prefix + record["name"]
         if not inputs:
-            raise GraphError(f"op {name!r} of kind if needs an input that decides")
+            raise self._wrong(name, " of kind if needs an input that decides")
         values = inputs[1:]
         sides = {key: self._function(record, key, len(values)) for key in ("then", "else")}
         counts = [len(side.results) for side in sides.values()]
         if counts[0] != counts[1] or not counts[0]:
-            raise GraphError(
-                f"op {name!r}: its branches return {counts[0]} and {counts[1]} results; they should return "
-                "equally many, and at least one"
+            raise self._wrong(
+                name,
+                f": its branches return {counts[0]} and {counts[1]} results; they should return "
+                "equally many, and at least one",
             )
         predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
 
@@ -300,7 +306,7 @@ class _Scope:
                     [self._identity(f"{name}/{key}", inside[predicate])] if self._starts(sides[key]) else []
                 )
                 given = [inside[x] for x in values]
-                results, ends = self._write(sides[key], f"{name}/{key}/", given, pivot=pivot)
+                results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=pivot)
                 stray = [end for end in ends if end not in results]
                 if stray:  # nobody reads them: the op is over when they are
                     results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
@@ -320,22 +326,24 @@ class _Scope:
         name, attributes = self.prefix + record["name"], record["attributes"]
         body = self._function(record, "body", len(inputs))
         if len(body.results) != len(inputs):
-            raise GraphError(
-                f"op {name!r}: the body has {len(inputs)} inputs and {len(body.results)} results; "
-                "the results are the next values of the inputs"
+            raise self._wrong(
+                name,
+                f": the body has {len(inputs)} inputs and {len(body.results)} results; "
+                "the results are the next values of the inputs",
+                "body",
             )
         test = self._function(record, "cond", len(inputs)) if "cond" in attributes else None
         if test is not None and len(test.results) != 1:
-            raise GraphError(f"op {name!r}: its condition returns {len(test.results)} results, not one")
+            raise self._wrong(name, f": its condition returns {len(test.results)} results, not one", "cond")
         if attributes.get("trips") is None:
-            raise GraphError(f"op {name!r} of kind while needs attributes: {{trips: N}}, how often it runs")
+            raise self._wrong(name, " of kind while needs attributes: {trips: N}, how often it runs")
         values = dict(zip(body.inputs, inputs, strict=True))
         for p, x in values.items():
             if after or not isinstance(x, str):
                 values[p] = self._identity(f"{name}/{p}", x, after)
         changing = {p: values[p] for p, r in zip(body.inputs, body.results, strict=True) if r != p}
         if not changing:
-            raise GraphError(f"op {name!r}: the body of a loop changes none of its variables")
+            raise self._wrong(name, ": the body of a loop changes none of its variables", "body")
         first = next(iter(changing))
         free = frozenset(body.inputs) - changing.keys()
 
@@ -344,12 +352,12 @@ class _Scope:
 
         def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
             pivot = [self._identity(f"{name}/body", inside[first])] if self._starts(body, free) else []
-            results, _ = self._write(body, f"{name}/body/", given(inside), pivot=pivot, free=free)
+            results, _ = self._write(body, f"{name}/body/", given(inside), "body", pivot=pivot, free=free)
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
         def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
             assert test is not None
-            results, _ = self._write(test, f"{name}/test/", given(inside), pivot=[inside[first]])
+            results, _ = self._write(test, f"{name}/test/", given(inside), "cond", pivot=[inside[first]])
             return str(results[0])
 
         from scenarios.ops.control_flow import while_loop

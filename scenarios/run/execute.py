@@ -166,10 +166,10 @@ def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
 
 
 def _at_its_op(error: SimError, document: Document) -> ScenarioError:
-    """Return an error with the place of the op that it names."""
+    """Return an error with the place of the op that it is about."""
     from scenarios.work.op_places import op_place
 
-    return document.error(op_place(str(error), document), str(error))
+    return document.error(op_place(error, document), str(error))
 
 
 def job_of(case: Case, *, seed: int | None = None) -> Job:

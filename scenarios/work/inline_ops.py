@@ -177,7 +177,7 @@ class InlineOps(Workload):
         except GraphError as error:
             from scenarios.work.op_places import op_place
 
-            loc = op_place(str(error), document)
+            loc = op_place(error, document)
             raise document.error(loc, str(error), key=loc[-1] == "ops") from None
 
     def _check_names(self, document: Document) -> None:

@@ -222,7 +222,7 @@ class GraphBuilder:
             costs: dict[str, Any] = {"flops": flops, "bytes_read": bytes_read, "bytes_written": bytes_written}
             costs |= {"duration_ns": duration_ns, "outputs": sizes}
             wrong = {k: v for k, v in costs.items() if v and np.min(v) < 0}
-            raise GraphError(f"op {name!r} has a negative size, cost or duration: {wrong}")
+            raise GraphError(f"op {name!r} has a negative size, cost or duration: {wrong}").about(name)
         self._ops[name] = index
         self._rows.extend(row)
         self._refer(self._inputs, index, inputs, self._output)
@@ -231,7 +231,7 @@ class GraphBuilder:
         self._first.append(len(self._sizes))
         for device_kind, ns in (duration_by_kind or {}).items():
             if ns < 0:
-                raise GraphError(f"op {name!r} has a negative duration on {device_kind}: {ns} ns")
+                raise GraphError(f"op {name!r} has a negative duration on {device_kind}: {ns} ns").about(name)
             self._duration_by_kind.setdefault(device_kind, {})[index] = int(ns)
         if attributes:
             self._attributes[index] = dict(attributes)
@@ -433,7 +433,8 @@ class GraphBuilder:
         for ref in given:
             name, distance = (ref, 0) if isinstance(ref, str | int) else ref
             if distance < 0:
-                raise GraphError(f"op {self._name(consumer)!r}: distance {distance} of {name!r} is negative")
+                op = self._name(consumer)
+                raise GraphError(f"op {op!r}: distance {distance} of {name!r} is negative").about(op)
             entry = find(name) if isinstance(name, str) else name
             if entry is None:
                 refs.later[len(refs.entries)] = (consumer, str(name))
@@ -446,7 +447,7 @@ class GraphBuilder:
         for position, (consumer, name) in refs.later.items():
             entry = find(name)
             if entry is None:
-                raise GraphError(self._unknown(consumer, name, refs.what))
+                raise GraphError(self._unknown(consumer, name, refs.what)).about(self._name(consumer))
             refs.entries[position] = entry
         refs.later.clear()
 

@@ -80,7 +80,7 @@ def frame_structure(graph: Graph) -> FrameStructure:
             if not name:
                 raise GraphError(
                     f"enter {graph.op_names[op]!r} names no frame: give it attributes: {{frame: NAME}}"
-                )
+                ).about(graph.op_names[op])
             if (inside, name) not in by_name:
                 by_name[inside, name] = len(parent)
                 parent.append(inside)
@@ -91,7 +91,8 @@ def frame_structure(graph: Graph) -> FrameStructure:
             n_enters[inside] += 1
         elif kind[op] in ("exit", "next_iteration"):
             if inside == 0:
-                raise GraphError(f"{kind[op]} {graph.op_names[op]!r} is in no loop: no enter leads to it")
+                name = graph.op_names[op]
+                raise GraphError(f"{kind[op]} {name!r} is in no loop: no enter leads to it").about(name)
             if kind[op] == "exit":
                 inside = parent[inside]
         for s in succ[op]:
@@ -103,7 +104,7 @@ def frame_structure(graph: Graph) -> FrameStructure:
                     f"op {graph.op_names[s]!r} reads from two frames: {_frame_name(names, frame_of[s])} "
                     f"through {graph.op_names[came_from[s]]!r} and {_frame_name(names, inside)} "
                     f"through {graph.op_names[op]!r}; bring values into a loop with enter and out with exit"
-                )
+                ).about(graph.op_names[s])
     predicate = {op: predicate_of(graph, op) for op in range(n) if kind[op] == "switch"}
     structure = FrameStructure(frame_of, parent, names, parallel, n_enters, child_of, predicate)
     _check_kinds(graph, kind, structure)
@@ -117,9 +118,9 @@ def _frame_name(names: list[str], frame: int) -> str:
 def _parallel(graph: Graph, enter: int) -> int:
     value = graph.attributes.get(enter, {}).get("parallel_iterations", DEFAULT_PARALLEL_ITERATIONS)
     if not isinstance(value, int) or value < 1:
-        raise GraphError(
-            f"enter {graph.op_names[enter]!r}: parallel_iterations must be >= 1, found {value!r}"
-        )
+        name = graph.op_names[enter]
+        message = f"enter {name!r}: parallel_iterations must be >= 1, found {value!r}"
+        raise GraphError(message).about(name, "parallel_iterations")
     return value
 
 
@@ -134,12 +135,12 @@ def _check_distances(graph: Graph, kind: list[str]) -> None:
                 f"the edge {graph.op_names[producer]!r} -> {graph.op_names[consumer]!r} "
                 f"has distance {distance}; "
                 "in a graph with control flow only the edges out of a next_iteration have one, of 1"
-            )
+            ).about(graph.op_names[producer])
         if back and not (kind[consumer] == "merge" and distance == 1):
             raise GraphError(
                 f"next_iteration {graph.op_names[producer]!r} must feed a merge with distance 1, and feeds "
                 f"{graph.op_names[consumer]!r} with distance {distance}"
-            )
+            ).about(graph.op_names[producer])
 
 
 def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> None:
@@ -149,15 +150,15 @@ def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> No
     for op, k in enumerate(kind):
         name = graph.op_names[op]
         if k == "merge" and len(graph.inputs.row(op)) < 2:
-            raise GraphError(f"merge {name!r} has fewer than two data inputs")
+            raise GraphError(f"merge {name!r} has fewer than two data inputs").about(name)
         if structure.frame_of[op] == -1:
-            raise GraphError(f"op {name!r} can never run: nothing without inputs leads to it")
-    for frame in range(1, len(structure.parent)):
-        loop = structure.name[frame]
+            raise GraphError(f"op {name!r} can never run: nothing without inputs leads to it").about(name)
+    for enter, frame in structure.child_of.items():
+        loop, name = structure.name[frame], graph.op_names[enter]
         if frame not in frames_with["loop_cond"] and frame in frames_with["next_iteration"]:
-            raise GraphError(f"loop {loop!r} has no loop_cond: it would never end")
+            raise GraphError(f"loop {loop!r} has no loop_cond: it would never end").about(name)
         if frame not in frames_with["exit"]:
-            raise GraphError(f"loop {loop!r} is entered and has no exit")
+            raise GraphError(f"loop {loop!r} is entered and has no exit").about(name)
     _check_merges(graph, kind)
 
 
@@ -178,7 +179,7 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
         if k == "merge" and not reached[op]:
             raise GraphError(
                 f"merge {graph.op_names[op]!r} has no switch before it: both its inputs would be live"
-            )
+            ).about(graph.op_names[op])
 
 
 def predicate_of(graph: Graph, switch: int) -> int:
@@ -192,7 +193,8 @@ def predicate_of(graph: Graph, switch: int) -> int:
     inputs = graph.inputs.row(switch)
     name = graph.op_names[switch]
     if len(inputs) != 2:
-        raise GraphError(f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}")
+        message = f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}"
+        raise GraphError(message).about(name)
     tensor = inputs[1]
     while (producer := int(graph.tensor_producer[tensor])) >= 0:
         passes_on = graph.kind(producer) in ("enter", "identity", "send", "recv")
@@ -203,4 +205,4 @@ def predicate_of(graph: Graph, switch: int) -> int:
         tensor = graph.inputs.row(producer)[0]
     raise GraphError(
         f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"
-    )
+    ).about(name)

@@ -148,7 +148,7 @@ class Graph:
         try:
             return self._index[name]
         except KeyError:
-            raise UnknownNameError("op", name, self.op_names) from None
+            raise UnknownNameError("op", name, self.op_names).about(name) from None
 
     def kind(self, op: int) -> str:
         """Return the kind of op `op`."""
@@ -216,7 +216,7 @@ class Graph:
         """
         order = least_index_first(self.edges, len(self))
         if order is None:
-            raise GraphError(_describe_cycle(self))
+            raise _cycle_error(self)
         return order
 
     def dag(self) -> Dag:
@@ -224,8 +224,8 @@ class Graph:
         return Dag.of(self.edges, len(self))
 
 
-def _describe_cycle(graph: Graph) -> str:
-    """Return a message that names one cycle of `graph` (which must have one).
+def _cycle_error(graph: Graph) -> GraphError:
+    """Return an error that names one cycle of `graph` (which must have one).
 
     Examples
     --------
@@ -240,7 +240,7 @@ def _describe_cycle(graph: Graph) -> str:
     names = [graph.op_names[i] for i in a_cycle(dict(enumerate(graph.dag().predecessors)))]
     if len(names) > 12:
         names = [*names[:6], f"... {len(names) - 11} more ...", *names[-5:]]
-    return f"graph {graph.name!r} has a cycle: " + " -> ".join(names)
+    return GraphError(f"graph {graph.name!r} has a cycle: " + " -> ".join(names)).about(names[0])
 
 
 def longest_path_ns(graph: Graph, duration_ns: Sequence[int] | IntArray) -> IntArray:

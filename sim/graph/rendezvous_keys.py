@@ -78,7 +78,7 @@ def rendezvous_keys(graph: Graph) -> RendezvousKeys:
             raise GraphError(
                 f"recv {graph.op_names[op]!r} has the key {key!r}, and no send has it"
                 + (f"; did you mean {close!r}?" if close else "")
-            )
+            ).about(graph.op_names[op], "key")
     sends = {op: key for op, key in sends.items() if key in wanted}
     if sends:
         _refuse_readers(graph, sends)
@@ -98,7 +98,8 @@ def _with_key(graph: Graph, kind: str) -> dict[int, str]:
         key = graph.attributes.get(op, {}).get("key")
         if key is not None:
             if not isinstance(key, str) or not key:
-                raise GraphError(f"{kind} {graph.op_names[op]!r}: key must be a text, found {key!r}")
+                name = graph.op_names[op]
+                raise GraphError(f"{kind} {name!r}: key must be a text, found {key!r}").about(name, "key")
             found[op] = key
     return found
 
@@ -111,4 +112,4 @@ def _refuse_readers(graph: Graph, sends: dict[int, str]) -> None:
         raise GraphError(
             f"op {name!r} reads send {graph.op_names[send]!r}, which gives what it sends to the recv with "
             f"key {sends[send]!r}; let it read what the send reads, or that recv"
-        )
+        ).about(name)

@@ -45,7 +45,7 @@ def storage_of(graph: Graph) -> IntArray:
             raise GraphError(
                 f"op {graph.op_names[op]!r}: view_of should be the number of one of its "
                 f"{len(row)} inputs, counted from 0; found {k!r}"
-            )
+            ).about(graph.op_names[op], "view_of")
         if not graph.input_distance[graph.inputs.indptr[op] + k]:
             shared[graph.first_output[op]] = row[k]
     return shared

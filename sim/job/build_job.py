@@ -90,7 +90,9 @@ def make_job(
         able &= allowed_devices(graph, machine)
     nowhere = ~able.any(axis=0)
     if nowhere.any():
-        raise InfeasibleError(_why_nowhere(graph, machine, int(nowhere.argmax()), int(nowhere.sum())))
+        op = int(nowhere.argmax())
+        why = _why_nowhere(graph, machine, op, int(nowhere.sum()))
+        raise InfeasibleError(why).about(graph.op_names[op])
     device_of = np.asarray(chosen_by.place(graph, machine, cost_ns), dtype=np.int64)
     duration_ns = np.empty(len(graph), dtype=np.int64)
     for column, devices in _by_identity(cost_ns):
@@ -103,7 +105,7 @@ def make_job(
         raise InfeasibleError(
             f"the placement puts op {graph.op_names[op]!r} on {device.name}, which cannot run it"
             + (f": {reason}" if reason else "")
-        )
+        ).about(graph.op_names[op])
     job = Job(graph, machine, device_of, duration_ns, duration_ns, iterations, seed, linearize, streams)
     job.known_ns = _known(knowledge, job, estimate_error)
     if noise is not None:

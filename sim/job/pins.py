@@ -48,6 +48,6 @@ def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
             raise InputError(
                 f"op {op!r} is pinned to {pin!r}, which is no device of the machine; "
                 f"known: {', '.join(known)}"
-            )
+            ).about(op)
     allowed: BoolArray = fits[:, graph.pin_code]
     return allowed

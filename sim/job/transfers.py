@@ -70,7 +70,8 @@ def check_routes(job: Job, flow: Flow) -> None:
             if not len(readers):  # whoever meets it by key (`sim.readiness.rendezvous`)
                 raise InfeasibleError(f"{tensor!r} sends to another device: {error}") from None
             name = job.graph.op_names[int(readers[0])]
-            raise InfeasibleError(f"op {name!r} reads {tensor!r} from another device: {error}") from None
+            message = f"op {name!r} reads {tensor!r} from another device: {error}"
+            raise InfeasibleError(message).about(name) from None
 
 
 def make_flow(job: Job) -> Flow:

@@ -65,7 +65,7 @@ class Outcomes:
             raise GraphError(
                 f"op {name!r} decides a branch and carries no outcome; give it "
                 "attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
-            )
+            ).about(name)
         outcome: Any = attributes["outcome"]
         nth = self.asked[op]
         self.asked[op] += 1
@@ -81,7 +81,7 @@ class Outcomes:
             return bool(outcome[min(nth, len(outcome) - 1)])
         raise GraphError(
             f"op {name!r} has outcome {outcome!r}; give true, false, a list of them or {{probability: p}}"
-        )
+        ).about(name, "outcome")
 
     def continues(self, op: int, entry: int, iteration: int) -> bool:
         """Return whether loop condition `op` lets iteration `iteration` run.
@@ -104,5 +104,5 @@ class Outcomes:
             name = self.job.graph.op_names[op]
             raise GraphError(
                 f"loop condition {name!r} has trips {trips!r}; give a count >= 0, or a list of counts"
-            )
+            ).about(name, "trips")
         return iteration < trips

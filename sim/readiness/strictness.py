@@ -53,7 +53,8 @@ def non_strict_ops(graph: Graph) -> BoolArray:
     for op, attributes in graph.attributes.items():
         strict = attributes.get("strict", True)
         if not isinstance(strict, bool):
-            raise GraphError(f"op {graph.op_names[op]!r}: strict is true or false; found {strict!r}")
+            name = graph.op_names[op]
+            raise GraphError(f"op {name!r}: strict is true or false; found {strict!r}").about(name, "strict")
         which[op] = not strict
     return which
 
@@ -73,7 +74,7 @@ def refuse_launched(job: Job, non_strict: BoolArray) -> None:
             f"op {job.graph.op_names[op]!r} has strict: false and is launched on a stream of "
             f"{job.machine.devices[int(job.device_of[op])].name}, and a stream cannot wait for whichever of "
             "several inputs comes first; put it on a device with workers (a CPU), or leave strict out"
-        )
+        ).about(job.graph.op_names[op], "strict")
 
 
 def inputs_from_the_start(graph: Graph, flow: Flow, iteration: int) -> BoolArray:

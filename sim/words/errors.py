@@ -52,9 +52,29 @@ __all__ = [
 
 
 class SimError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose.
+
+    Attributes
+    ----------
+    op, attribute : str or None
+        The op that the error is about, and which of its attributes. Who knows the file finds them there.
+    """
 
     exit_status: int = 1
+    op: str | None = None
+    attribute: str | None = None
+
+    def about(self, op: str, attribute: str | None = None) -> Self:
+        """Say which op the error is about; return the error.
+
+        Examples
+        --------
+        >>> error = GraphError("loop condition 'w' has trips 'x'").about("w", "trips")
+        >>> error.op, error.attribute
+        ('w', 'trips')
+        """
+        self.op, self.attribute = op, attribute
+        return self
 
 
 class InputError(SimError):

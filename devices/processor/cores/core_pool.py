@@ -90,7 +90,8 @@ def _checked(cores: object, device: Device, op: str) -> int:
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise InputError(
             f"op {op!r}: the attribute cores must be a whole number of at least 1, found {cores!r}"
-        )
+        ).about(op, "cores")
     if cores > device.cores:
-        raise InfeasibleError(f"op {op!r} needs {cores} cores and {device.name} has {device.cores}")
+        message = f"op {op!r} needs {cores} cores and {device.name} has {device.cores}"
+        raise InfeasibleError(message).about(op, "cores")
     return cores

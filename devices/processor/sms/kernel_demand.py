@@ -116,7 +116,8 @@ def demand(
     elif "sm_fraction" in attributes:
         fraction = attributes["sm_fraction"]
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-            raise InputError(f"op {op!r}: the attribute sm_fraction must be in (0, 1], found {fraction!r}")
+            message = f"op {op!r}: the attribute sm_fraction must be in (0, 1], found {fraction!r}"
+            raise InputError(message).about(op, "sm_fraction")
         loads = ceil(Fraction(repr(fraction)) * sms)
     else:
         loads = sms
@@ -183,7 +184,8 @@ def _with_fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, An
 
 def _count(value: object, what: str, op: str, *, least: int = 1) -> int:
     if type(value) is not int or value < least:
-        raise InputError(f"op {op!r}: {what} must be a whole number of at least {least}, found {value!r}")
+        message = f"op {op!r}: {what} must be a whole number of at least {least}, found {value!r}"
+        raise InputError(message).about(op, what)
     return value
 
 

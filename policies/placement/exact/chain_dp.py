@@ -70,7 +70,8 @@ class ChainDp(Placement):
             best = row
             came_from.append(source)
             if min(best) >= NEVER:
-                raise InfeasibleError(f"no links lead to a device that can run op {graph.op_names[op]!r}")
+                name = graph.op_names[op]
+                raise InfeasibleError(f"no links lead to a device that can run op {name!r}").about(name)
         at = min(devices, key=lambda d: (best[d], d))
         placed = [0] * problem.n
         for op, source in zip(reversed(order), reversed(came_from), strict=True):
@@ -86,6 +87,7 @@ def _require_chain(problem: Problem) -> None:
         found = {p for p, _ in problem.producers[op]}
         if found != ({before} if before is not None else set()):
             after = "nothing" if before is None else repr(names[before])
-            raise InputError(f"chain-dp: op {names[op]!r} should follow {after} and nothing else{way_out}")
+            message = f"chain-dp: op {names[op]!r} should follow {after} and nothing else{way_out}"
+            raise InputError(message).about(names[op])
     if any(group != op for op, group in enumerate(problem.group_of)):
         raise InputError(f"chain-dp places each op for itself and cannot keep ops together{way_out}")

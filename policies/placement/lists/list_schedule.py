@@ -109,7 +109,8 @@ class Builder:
                 found.append(Slot(start + cost, d, start, lane))
         if not found:
             name = problem.graph.op_names[op]
-            raise InfeasibleError(f"no links lead from the inputs of op {name!r} to a device that can run it")
+            message = f"no links lead from the inputs of op {name!r} to a device that can run it"
+            raise InfeasibleError(message).about(name)
         return found
 
     def _inputs_there_ns(self, op: int, device: int) -> int:
