@@ -21,6 +21,11 @@ MISTAKES = {
     "negative": (changed("20us", "-20us"), "{file}:8:19: workload.ops.b.duration: '-20us' is negative"),
     "unit": (changed("20us", "20"), "{file}:8:19: workload.ops.b.duration: 20 has no unit; "),
     "no device": (changed("{duration: 20us,", "{kind: conv, flops: 1GFLOP,"), "{file}:8:8: workload.ops.b: "),
+    "only the run sees it": (
+        changed("cores: 2", "cores: 2, inter_op: 3, sharing: cores")
+        .replace("{duration: 20us,", "{duration: 20us, attributes: {cores: 0},"),
+        "{file}:8:45: workload.ops.b.attributes.cores: ",
+    ),
     "bomb": ("a: &a [x, x]\nb: &b [" + "*a, " * 9000 + "]\n", "{file}:2:"),
     "no op": (GOOD.partition("  ops:")[0] + "  ops: {}\n", "{file}:6:8: workload.ops: is empty"),
     "binary": ("\x00\x01\x02", "{file}: is a binary file, not a scenario (YAML text)"),

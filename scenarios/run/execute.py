@@ -157,7 +157,9 @@ def _run(case: Case, job: Job, observers: Iterable[Observer]) -> Trace:
         raise
     except NotOnKernelError as error:
         raise document.error(("engine",), str(error)) from error
-    except (GraphError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
+    except (InputError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
+        if error.op is None and not isinstance(error, (GraphError, InfeasibleError)):
+            raise
         raise _at_its_op(error, document) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         # Again, and counted: it ends where memory ends, and says who held what.
