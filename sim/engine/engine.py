@@ -153,7 +153,7 @@ class Engine:
 
     def _later(self, delay_ns: int, note: Callable[[Any], object], value: Any) -> None:
         """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
-        self.clock.timeout(delay_ns, (note, value)).callbacks.append(_fire)
+        self.clock.timeout(delay_ns).callbacks.append(lambda _: note(value))
 
     # -- 1. complete ---------------------------------------------------------------------------
 
@@ -473,11 +473,6 @@ class Engine:
         if self.rendezvous is not None:
             lacks.update(self.rendezvous.lacks())
         return deadlock_error(self.readiness.name, waiting, self.policy, lacks)
-
-
-def _fire(event: Any) -> None:
-    note, value = event.value
-    note(value)
 
 
 def _drained(noted: MutableSequence[T] | MutableSet[T]) -> list[T]:
