@@ -151,7 +151,7 @@ class Engine:
             for callback, value in _drained(self.called):
                 callback(value)
 
-    def _later(self, delay_ns: int, note: Callable[[Any], object], value: Any) -> None:
+    def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
         """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
         self.clock.timeout(delay_ns).callbacks.append(lambda _: note(value))
 
