@@ -133,6 +133,8 @@ def test_skipped_ops_are_marked() -> None:
 
 @pytest.mark.parametrize("ending", TABLE_ENDINGS)
 def test_files_read_back(tmp_path: Path, ending: str) -> None:
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow")
     table = task_table(draw_run(9))
     path = tmp_path / f"ops{ending}"
     write_table(table, path)
@@ -152,6 +154,7 @@ def test_files_read_back(tmp_path: Path, ending: str) -> None:
 
 
 def test_bytes_depend_on_the_trace_alone(tmp_path: Path, root: Path) -> None:
+    pytest.importorskip("pyarrow")
     code = (
         "import sys; from drawn_runs import draw_run; from sim.export.tables import *;"
         "[write_table(task_table(draw_run(4)), sys.argv[1] + ending) for ending in TABLE_ENDINGS]"
