@@ -186,8 +186,8 @@ def defined(machine: Machine, transfers: list[Transfer]) -> list[tuple[int, int]
 
 def on_columns(
     machine: Machine, transfers: list[Transfer], network: Any = network_source
-) -> list[tuple[int, int]]:
-    """(start, end) of each transfer, from the network of the kernel."""
+) -> list[tuple[int, int]] | None:
+    """(start, end) of each transfer, from the network of the kernel; None: it gives up over a tie."""
     job: Any = SimpleNamespace(machine=machine)
     routes = network_columns(job, flow_of(machine, transfers))
     assert not isinstance(routes, str), routes
@@ -208,6 +208,8 @@ def on_columns(
             net.start(order[following], order[following], now)
             following += 1
         net.settle(now)
+        if net.status == network_source.TIE:
+            return None
         assert net.status == 0
         for i in list(net.begun[: net.n_begun]):
             spans[i][0] = now
@@ -290,11 +292,15 @@ def test_transfers_start_and_end_as_the_network_of_the_devices_has_it(part: int)
 
 def test_transfers_with_long_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maxmin, "LIMIT", 12)
+    given_up = 0
     for seed in range(SEQUENCES):
         draw = random.Random(seed)
         machine = random_machine(draw)
         transfers = random_transfers(draw, machine)
-        assert on_columns(machine, transfers) == defined(machine, transfers), seed
+        found = on_columns(machine, transfers)
+        given_up += found is None  # the engine on SimPy runs it then
+        assert found is None or found == defined(machine, transfers), seed
+    assert given_up <= SEQUENCES / 200
 
 
 @pytest.mark.parametrize("network", [network_source, load("network")])
