@@ -10,6 +10,8 @@ import pytest
 from scenario_texts import changed, write
 
 from policies.pipeline import generate, options
+from policies.pipeline.families.gpipe import gpipe
+from policies.pipeline.zero_bubble.zb_auto import zb_auto
 from scenarios.run.load import load_scenario
 from sim.words import plugins
 from sim.words.errors import InfeasibleError, InputError, ScenarioError
@@ -123,6 +125,17 @@ def test_a_word_is_not_taken_for_true_nor_for_a_list_of_letters(tmp_path: Path) 
 def test_options_of_schedules_are_held_to_theirs(name: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         generate(name, ranks=2, micro_batches=2, **given)
+
+
+def test_words_are_checked_in_a_direct_call_too() -> None:
+    wrong: Any = "fif"
+    times = {"forward": 1, "input_grad": 1, "weight_grad": 1}
+    with pytest.raises(InputError, match="order must be one of lifo, fifo; found 'fif', did you mean 'fifo'"):
+        gpipe(2, 2, order=wrong)
+    with pytest.raises(InputError, match="solver must be one of greedy, cp-sat"):
+        zb_auto(2, 2, 1, **times, solver=wrong)
+    with pytest.raises(InputError, match="objective must be one of span, makespan"):
+        zb_auto(2, 2, 1, **times, objective=wrong)
 
 
 def test_quantities_of_schedules_carry_their_units_as_everywhere() -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from policies.option_checks import one_of
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 
@@ -37,13 +38,19 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     order : {"lifo", "fifo"}
         The order of the backwards.
 
+    Raises
+    ------
+    InputError
+        Another word.
+
     Examples
     --------
     >>> [" ".join(map(str, program)) for program in gpipe(1, 3, order="fifo").programs]
     ['0F0 0F1 0F2 0B0 0B1 0B2']
     """
     forwards = range(micro_batches)
-    backwards = reversed(forwards) if order == "lifo" else forwards
+    first = one_of("gpipe", "order", order, ("lifo", "fifo"))
+    backwards = reversed(forwards) if first == "lifo" else forwards
     walk: list[tuple[Phase, int]] = [("F", k) for k in forwards]
     walk += [("B", k) for k in backwards]
     programs = ((Action(rank, phase, k) for phase, k in walk) for rank in range(ranks))

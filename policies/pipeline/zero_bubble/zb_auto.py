@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
+from policies.option_checks import one_of
 from policies.pipeline.family_options import per_stage, require_positive
 from policies.pipeline.orders.pipeline_schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.timing.activations import StageActivations, peak_activations
@@ -108,6 +109,8 @@ def zb_auto(
         raise InputError(
             f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"
         )
+    one_of("zb-auto", "objective", objective, get_args(Objective))
+    one_of("zb-auto", "solver", solver, get_args(Solver))
     require_positive(time_limit=time_limit_ns)
     stages = ranks * chunks
     (transfer,) = per_stage("transfer", transfer, 1)
