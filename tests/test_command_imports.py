@@ -37,7 +37,9 @@ def imported(root: Path, *words: str) -> set[str]:
 
 
 def test_a_plain_run_imports_nothing_heavy(root: Path) -> None:
-    assert imported(root, "run", "scenarios/examples/branches.yaml").isdisjoint(HEAVY)
+    done = subprocess.run([sys.executable, "-c", f"{TELL}; import numpy"], capture_output=True, text=True)
+    heavy = {*HEAVY} - set(done.stderr.split())  # numpy 1 imports numpy.ma itself
+    assert imported(root, "run", "scenarios/examples/branches.yaml").isdisjoint(heavy)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
