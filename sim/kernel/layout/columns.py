@@ -207,9 +207,8 @@ def columns(
     out["released"] = np.zeros(n_transfers + 1, np.int64)
     out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
     out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
-    for name in ("n_touched", "n_asked", "n_events", "now", "round", "n_ended", "n_paid"):
-        out[name] = 0
-    for name in ("n_rows", "n_done", "something"):
+    counters = ("n_touched", "n_asked", "n_events", "n_ended", "n_paid", "n_rows", "n_done")
+    for name in (*counters, "now", "round", "something"):
         out[name] = 0
     for name in _NARROW:
         out[name] = np.asarray(out[name], np.int32)
