@@ -243,7 +243,7 @@ def summary(trace: Record) -> dict[str, Any]:
             name: {"bytes": use.nbytes, **{key: getattr(use, key) for key in _OF_LINKS}}
             for name, use in link_use(trace).items()
         },
-        "unused_devices": unused_devices(trace) if folding is None else folding.unused(),
+        "unused_devices": unused_devices(trace) if folding is None else list(folding.unused),
         "pipeline": None,
         "expect": [],
     }

@@ -123,34 +123,47 @@ class Formula:
         raise InputError(f"nothing is known of how ranks carry out a {call.kind}; give it a duration")
 
     def _times(self, steps: Steps, call: Call, machine: Machine) -> _Times:
-        return [(step.times, self._slowest(step, call.ranks, machine)) for step in steps]
+        known: dict[int, list[tuple[int, Fraction]]] = {}  # a step may stand there twice
+        for step in steps:
+            if id(step) not in known:
+                known[id(step)] = self._slowest(step, call.ranks, machine)
+        return [(step.times, known[id(step)]) for step in steps]
 
     def _slowest(self, step: Step, ranks: tuple[int, ...], machine: Machine) -> list[tuple[int, Fraction]]:
         """Return (latency, ns per byte of the call) of each message of a step, and of each link it crowds."""
-        found: set[tuple[int, Fraction]] = set()
-        users: dict[Hashable, list[tuple[int, Fraction]]] = {}
+        alone: set[tuple[int, int | None]] = set()  # latency and rate of messages
+        users: dict[Hashable, list[tuple[int, int | None]]] = {}
         for a, b in zip(step.source.tolist(), step.destination.tolist(), strict=True):
             route = machine.route(ranks[a], ranks[b])
-            rates: dict[Hashable, int | None] = {
-                machine.channels[k]: machine.links[k].bandwidth_bytes_per_s for k in route
+            rates: dict[Hashable, int] = {
+                machine.channels[k]: rate
+                for k in route
+                if (rate := machine.links[k].bandwidth_bytes_per_s) is not None
             }
-            rates |= {("out", a): self.bandwidth, ("in", b): self.bandwidth}
-            slowest = min((rate for rate in rates.values() if rate is not None), default=None)
-            latency_ns = self.latency_ns + machine.latency_ns(route)
-            alone = latency_ns, Fraction(0) if slowest is None else step.share * NS_PER_S / slowest
-            found.add(alone)
-            for what, rate in rates.items():
-                if rate is not None:
-                    users.setdefault(what, []).append(alone)
+            if self.bandwidth is not None:
+                rates["out", a] = rates["in", b] = self.bandwidth
+            message = self.latency_ns + machine.latency_ns(route), min(rates.values(), default=None)
+            alone.add(message)
+            for what in rates:
+                users.setdefault(what, []).append(message)
+
+        def per_byte(rate: int | None, messages: int = 1) -> Fraction:
+            return Fraction(0) if rate is None else messages * step.share * NS_PER_S / rate
+
+        found = {(ns, per_byte(rate)) for ns, rate in alone}
+        crowds: set[tuple[int, int | None, int]] = set()
         for what, messages in users.items():
-            sharing = machine.links[what].sharing if isinstance(what, int) else "shared"
-            if len(messages) > 1 and sharing == "serial":  # one after the other, latencies included
-                found.add((sum(ns for ns, _ in messages), sum((ns for _, ns in messages), Fraction(0))))
-            elif len(messages) > 1 and sharing == "shared":
-                rate = machine.links[what].bandwidth_bytes_per_s if isinstance(what, int) else self.bandwidth
-                per_byte = len(messages) * step.share * NS_PER_S / Fraction(rate or 1)
-                found.add((max(ns for ns, _ in messages), per_byte))
-        return sorted(found)
+            if len(messages) == 1:
+                continue
+            link = machine.links[what] if isinstance(what, int) else None
+            if link is not None and link.sharing == "serial":  # one after the other, latencies included
+                found.add(
+                    (sum(ns for ns, _ in messages), sum((per_byte(r) for _, r in messages), Fraction(0)))
+                )
+            elif link is None or link.sharing == "shared":
+                rate = self.bandwidth if link is None else link.bandwidth_bytes_per_s
+                crowds.add((max(ns for ns, _ in messages), rate, len(messages)))
+        return sorted(found | {(ns, per_byte(rate, n)) for ns, rate, n in crowds})
 
 
 def _total(times: _Times, nbytes: int) -> Fraction:

@@ -200,6 +200,15 @@ class Expectation(NamedTuple):
                 if op in listed[:i]:
                     raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
 
+    def on(self, seen_as: Callable[[str], str]) -> Expectation:
+        """Return the same with the names devices and ops have in a folded run (`sim.machine.folding`)."""
+        kind, name = self._split()
+        condition = self.condition
+        if RESULTS[kind].unit is _ORDER:
+            condition = {key: [*map(seen_as, ops)] for key, ops in condition.items() if isinstance(ops, list)}
+        what = f"{kind}.{seen_as(name)}" if name else kind
+        return self._replace(what=what, condition=condition)
+
     @property
     def in_file(self) -> bool:
         """Whether the file says so, not a setting on the command line."""
