@@ -259,7 +259,7 @@ def test_a_loop_in_the_branch_not_taken_dies_at_once() -> None:
 
 def test_an_invariant_reaches_every_iteration() -> None:
     def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
-        return {"i": b.op("use", inputs=[v["i"], v["weights"]], duration_ns=1)}
+        return {"i": b.op("use", inputs=[v["i"], v["w"]], duration_ns=1)}
 
     def make(b: GraphBuilder) -> None:
         b.op("zero", duration_ns=0)
@@ -340,7 +340,7 @@ def sizes(graph: Graph, *tensors: str) -> list[int]:
 
 
 def test_a_loop_carries_the_bytes_of_its_variables() -> None:
-    """The body makes x larger: merge and switch hold either value, and what leaves the loop is the switch's."""
+    """The body makes x larger: merge and switch hold either value, and the exit what the switch holds."""
 
     def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
         b.op("reads", inputs=[v["x"], v["weights"]], duration_ns=1)
