@@ -57,6 +57,12 @@ def test_torus(shape: list[int], links: int, farthest: int) -> None:
     assert max(len(machine.route(0, k)) for k in range(n)) == farthest == sum(size // 2 for size in shape)
 
 
+def test_a_torus_without_its_wrap_is_a_grid() -> None:
+    machine = cluster(12, {"kind": "torus", "shape": [4, 3], "wrap": False})
+    assert len(machine.links) == 2 * (3 * 3 + 4 * 2)
+    assert max(len(machine.route(0, k)) for k in range(12)) == 3 + 2
+
+
 @pytest.mark.parametrize(("k", "over", "hosts"), [(4, 1, 16), (4, 3, 48), (6, 1, 54), (8, 2, 256)])
 def test_fat_tree(k: int, over: float, hosts: int) -> None:
     # Al-Fares et al., section 3: k pods, (k/2)^2 core switches, k^3/4 hosts, each switch with k ports.
