@@ -197,9 +197,15 @@ def test_neighbours_of_a_torus_exchange_at_full_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "expected"), [("max-min", [(0, 2010), (0, 2010)]), ("fifo", [(0, 1010), (1010, 2020)])]
+    ("network", "expected"),
+    [
+        ("max-min", [(0, 2010), (0, 2010)]),
+        ("serial", [(0, 1010), (1010, 2020)]),
+        ("fifo", [(0, 2010), (0, 3010)]),  # the second waits for the first at the switch
+        ({"fifo": {"chunk": "100B"}}, [(0, 2010), (0, 2110)]),  # ... and takes turns with it
+    ],
 )
-def test_how_a_network_shares(network: str, expected: list[tuple[int, int]]) -> None:
+def test_how_a_network_shares(network: object, expected: list[tuple[int, int]]) -> None:
     machine = cluster(
         3, {"kind": "switch", "link": {"bandwidth": "1GB/s", "latency": "5ns"}}, network=network
     )

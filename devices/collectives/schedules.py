@@ -159,7 +159,7 @@ def _direct(kind: str, n: int, root: int) -> Steps | None:
         return [step if kind == "broadcast" else step.reversed]
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None
-    source, ahead = np.divmod(np.arange(n * (n - 1)), n - 1)
+    ahead, source = np.divmod(np.arange(n * (n - 1)), n)  # first each to its next, so that ports are busy
     return [Step(source, (source + ahead + 1) % n, Fraction(1, n), 2 if kind == "all_reduce" else 1)]
 
 
