@@ -227,3 +227,36 @@ def test_alone_a_message_takes_what_the_closed_form_says(
     alone = Travel.between(machine, 0, len(rates)).ns(nbytes)
     assert arrivals(machine, [Transfer(0, "a", last, nbytes)]) == [alone]
     assert run(machine, [Transfer(0, "a", last, nbytes)]).makespan_ns == alone
+
+
+# -- what ASTRA-sim's own tests say -------------------------------------------------------------------
+
+MIB, ASTRA_LINK = 1 << 20, {"bandwidth": f"{50 << 30}B/s", "latency": "500ns", "sharing": "fifo"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("ring", 60_093), ("mesh", 20_031), ("switch", 40_062)]
+)  # RingTest, FullyConnected and Switch of test/test_congestion_aware.cpp: from 1 to 4, which truncates to ns
+def test_a_message_of_astra_sim(kind: str, expected: int) -> None:
+    devices = {f"h{k}": {"kind": "cpu", "inter_op": 4} for k in range(16)}
+    machine = make_machine({"devices": devices, "topology": {"kind": kind, "link": ASTRA_LINK}})
+    (there,) = arrivals(machine, [Transfer(0, "h1", "h4", MIB)])
+    assert expected <= there <= expected + 1
+
+
+def test_an_all_gather_of_astra_sim() -> None:
+    """Its test AllGatherOnRing: each of 16 sends 1 MiB to each other one the shorter way, clockwise to the last."""
+    n = 16
+    opposite = [
+        {"from": f"h{k}", "to": f"h{(k + 8) % n}", "via": [f"h{(k + j) % n}" for j in range(1, 8)]}
+        for k in range(n)
+    ]
+    machine = make_machine(
+        {
+            "devices": {f"h{k}": {"kind": "cpu", "inter_op": 64} for k in range(n)},
+            "topology": {"kind": "ring", "link": ASTRA_LINK},
+            "routes": opposite,
+        }
+    )
+    transfers = [Transfer(0, f"h{a}", f"h{b}", MIB) for a in range(n) for b in range(n) if a != b]
+    assert max(arrivals(machine, transfers)) == pytest.approx(704_116, abs=20)
