@@ -245,7 +245,7 @@ def test_a_message_of_astra_sim(kind: str, expected: int) -> None:
 
 
 def test_an_all_gather_of_astra_sim() -> None:
-    """Its test AllGatherOnRing: each of 16 sends 1 MiB to each other one the shorter way, clockwise to the last."""
+    """Its test AllGatherOnRing: each of 16 sends 1 MiB to each other one, the opposite one clockwise."""
     n = 16
     opposite = [
         {"from": f"h{k}", "to": f"h{(k + 8) % n}", "via": [f"h{(k + j) % n}" for j in range(1, 8)]}

@@ -38,18 +38,21 @@ class Flows:
 
     Parameters
     ----------
-    algorithm, group, latency_ns
+    algorithm, group, pieces, latency_ns
         As for `devices.collectives.formulas.Formula`; ``auto`` takes what is the fastest alone.
     """
 
-    algorithm: Literal["auto", "ring", "tree", "halving-doubling", "direct", "hierarchical"] = "auto"
+    algorithm: Literal[
+        "auto", "ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree"
+    ] = "auto"
     group: Annotated[int, Ge(2)] | None = None
+    pieces: Annotated[int, Ge(1)] | None = None
     latency_ns: int = 0
     _alone: Formula = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Have the formula choose, and refuse what it refuses."""
-        object.__setattr__(self, "_alone", Formula(self.algorithm, self.group, self.latency_ns))
+        object.__setattr__(self, "_alone", Formula(self.algorithm, self.group, self.pieces, self.latency_ns))
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes where nothing else travels."""
@@ -106,9 +109,8 @@ class _Run:
         done: Callable[[], None],
         when_settled: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._parts = [
-            part for step in steps for part in [_Part(step, call.nbytes)] for _ in range(step.times)
-        ]
+        parts = {id(step): _Part(step, call.nbytes) for step in steps}
+        self._parts = [parts[id(step)] for step in steps for _ in range(step.times)]
         self._ranks, self._send, self._done, self._when_settled = call.ranks, send, done, when_settled
         self._going: list[tuple[int, int]] = []  # messages that begin at this instant
         self._step = [0] * len(call.ranks)  # of each rank

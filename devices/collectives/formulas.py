@@ -9,6 +9,7 @@
                all_gather, reduce_scatter  (n-1)/n S/B + (n-1) alpha
     tree       all_reduce 2 ceil(log2 n) (S/B + alpha), broadcast and reduce half of it
     halving-doubling    all_reduce 2 (n-1)/n S/B + 2 log2(n) alpha
+    double-tree, p pieces    broadcast and reduce (2 (p-1) + depth) (S/2p/B + alpha), all_reduce twice that
 
 The alpha-beta model of Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994, with
 the step counts of Thakur et al. (`devices.collectives.schedules`). alpha and B come from the links between
@@ -18,6 +19,7 @@ does not: for that there are flows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -55,8 +57,8 @@ class _Part(NamedTuple):
         return ns
 
 
-_Times = list[tuple[Step, list[_Part]]]
-"""Of each step: what may be slowest in it."""
+_Times = list[tuple[Step, int, list[_Part]]]
+"""Of each step: how often it comes, and what may be slowest in it."""
 
 _ALL: Final = "auto"
 
@@ -71,11 +73,13 @@ class Formula:
     Parameters
     ----------
     algorithm : str
-        ``ring``, ``tree`` (binomial), ``halving-doubling``, ``direct`` or ``hierarchical``; a collective for
-        which it has no form runs as a ring, or directly. ``auto``: the fastest for each call (directly among
-        32 ranks at most).
+        ``ring``, ``tree`` (binomial), ``halving-doubling``, ``direct``, ``hierarchical`` or ``double-tree``;
+        a collective for which it has no form runs as a ring, or directly. ``auto``: the fastest for each call
+        (directly among 32 ranks at most).
     group : int
         Of ``hierarchical``: how many neighbouring ranks form a group, such as the GPUs of a node.
+    pieces : int
+        Of ``double-tree``: into how many pieces each tree cuts its half of the bytes.
     latency_ns : int
         What each message takes besides the latencies of its links.
     bandwidth : int, optional
@@ -90,8 +94,11 @@ class Formula:
     6006000
     """
 
-    algorithm: Literal["auto", "ring", "tree", "halving-doubling", "direct", "hierarchical"] = "auto"
+    algorithm: Literal[
+        "auto", "ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree"
+    ] = "auto"
     group: Annotated[int, Ge(2)] | None = None
+    pieces: Annotated[int, Ge(1)] | None = None
     latency_ns: int = 0
     bandwidth: Bandwidth | None = None
     _known: dict[Hashable, tuple[Machine, list[_Times]]] = field(
@@ -99,11 +106,16 @@ class Formula:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a group that has no effect, and groups of unknown size."""
-        if self.algorithm == "hierarchical" and self.group is None:
-            raise InputError("the algorithm hierarchical needs the option group: how many ranks form one")
-        if self.group is not None and self.algorithm not in ("hierarchical", _ALL):
-            raise InputError(f"it has no effect with algorithm: {self.algorithm}", path=("group",))
+        """Refuse a group or pieces that have no effect, and those of unknown size."""
+        for algorithm, key, what in (
+            ("hierarchical", "group", "how many ranks form one"),
+            ("double-tree", "pieces", "into how many each tree cuts its half"),
+        ):
+            given = getattr(self, key)
+            if self.algorithm == algorithm and given is None:
+                raise InputError(f"the algorithm {algorithm} needs the option {key}: {what}")
+            if given is not None and self.algorithm not in (algorithm, _ALL):
+                raise InputError(f"it has no effect with algorithm: {self.algorithm}", path=(key,))
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes once all its ranks are there."""
@@ -133,19 +145,31 @@ class Formula:
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
         names: tuple[str, ...] = (self.algorithm,)
         if self.algorithm == _ALL:
-            names = tuple(name for name in ALGORITHMS if name != "direct" or len(call.ranks) <= _FEW)
+            left_out = {"direct"} if len(call.ranks) > _FEW else set()
+            left_out |= {"double-tree"} if self.pieces is None else set()
+            names = tuple(name for name in ALGORITHMS if name not in left_out)
         for some in (names, ("ring", "direct")):
             found = [
                 (name, steps)
                 for name in some
-                if (steps := steps_of(name, call.kind, len(call.ranks), root, self.group or 0)) is not None
+                if (
+                    steps := steps_of(
+                        name, call.kind, len(call.ranks), root, self.group or 0, self.pieces or 1
+                    )
+                )
+                is not None
             ]
             if found:
                 return found if names is some else found[:1]
         raise InputError(f"nothing is known of how ranks carry out a {call.kind}; give it a duration")
 
     def _times(self, steps: Steps, call: Call, machine: Machine) -> _Times:
-        return [(step, self._slowest(step, call.ranks, machine)) for step in steps]
+        alike = Counter(id(step) for step in steps)
+        different = {id(step): step for step in steps}.values()
+        return [
+            (step, alike[id(step)] * step.times, self._slowest(step, call.ranks, machine))
+            for step in different
+        ]
 
     def _slowest(self, step: Step, ranks: tuple[int, ...], machine: Machine) -> list[_Part]:
         """Return what may be slowest: each message of a step, and each link that they crowd."""
@@ -187,8 +211,8 @@ def _total(times: _Times, nbytes: int) -> Fraction:
     """Return the ns of all steps."""
     return sum(
         (
-            step.times * max((part.ns(nbytes, step.share) for part in slowest), default=Fraction(0))
-            for step, slowest in times
+            n * max((part.ns(nbytes, step.share) for part in slowest), default=Fraction(0))
+            for step, n, slowest in times
         ),
         Fraction(0),
     )
