@@ -334,9 +334,7 @@ class Scenario:
             )
             return Case(self, decisions, base, expectations)
         unnamed = "policy" not in content.model_fields_set and spec.name == content.policy.name
-        if unnamed and (schedule := content.workload.default_schedule()) is not None:
-            spec, label = Policy(name=schedule), schedule
-        elif unnamed:
+        if unnamed and content.workload.default_policy() is None:
             message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
             raise self.document.error((), f"policy: {message}")
         decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)

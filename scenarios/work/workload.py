@@ -71,10 +71,6 @@ class Workload(Strict):
         """Return the policies that are schedules of this workload; none: any policy of the project."""
         return ()
 
-    def default_schedule(self) -> str | None:
-        """Return the schedule that is meant where a scenario names no policy; None: it must name one."""
-        return None
-
     def own_kinds(self) -> Collection[str]:
         """Return the kinds of op that it names as its own."""
         return ()

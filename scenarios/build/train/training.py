@@ -33,7 +33,7 @@ from scenarios.build.train.memory import Peak, StageMemory, Unit, rank_peak, sta
 from sim.words.errors import InputError
 from sim.words.units import round_half_up
 
-__all__ = ["Recompute", "Spent", "Training"]
+__all__ = ["Recompute", "Spent", "Training", "default_schedule"]
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -82,6 +82,11 @@ class Part(NamedTuple):
     def backward(self) -> Spent:
         """Both halves."""
         return self.input_grad.plus(self.weight_grad)
+
+
+def default_schedule(chunks: int) -> str:
+    """Return the schedule that is meant where none is named, for so many stages a rank."""
+    return "interleaved-1f1b" if chunks > 1 else "1f1b"
 
 
 @dataclass(frozen=True)
@@ -337,15 +342,10 @@ class Training:
 
     # -- the pipeline -------------------------------------------------------------------------------------
 
-    @property
-    def default_schedule(self) -> str:
-        """The schedule that is meant where none is named."""
-        return "interleaved-1f1b" if self.layout.chunks > 1 else "1f1b"
-
     @cached_property
     def schedule(self) -> Schedule:
         """The default schedule."""
-        return self.schedule_of(self.default_schedule)
+        return self.schedule_of(default_schedule(self.layout.chunks))
 
     def schedule_of(self, name: str, **options: object) -> Schedule:
         """Return a schedule by name, with its options."""

@@ -19,7 +19,7 @@ from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import is_layered, step_graph
-from scenarios.build.train.training import Training
+from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_report import pipeline_report
 from scenarios.work.train.calibrations import named_calibration, read_calibration, to_calibration
@@ -50,9 +50,9 @@ class Train(Workload):
         """Return the names of all schedules."""
         return plugins.names("sim.pipelines")
 
-    def default_schedule(self) -> str:
+    def default_policy(self) -> Mapping[str, Any]:
         """Return the schedule that is meant where a scenario names none."""
-        return "interleaved-1f1b" if self.train.parallel.vpp > 1 else "1f1b"
+        return {"name": default_schedule(self.train.parallel.vpp)}
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Refuse: without a schedule there is no graph."""
