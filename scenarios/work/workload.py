@@ -26,13 +26,14 @@ class Work(NamedTuple):
     report : callable
         ``report(trace)`` returns what the summary of a run has besides, by key.
     fits : callable
-        ``fits(trace)`` raises a `RunError` when the run needs more than the machine has.
+        ``fits(trace, advise)`` raises a `RunError` when the run needs more than the machine has, and says,
+        if asked for advice, what would help.
     """
 
     graph: Graph
     machine: Machine
     report: Callable[[Trace], dict[str, Any]]
-    fits: Callable[[Trace], None]
+    fits: Callable[[Trace, bool], None]
 
 
 class Workload(Strict):
@@ -70,6 +71,13 @@ class Workload(Strict):
     def schedules(self) -> Collection[str]:
         """Return the policies that are schedules of this workload; none: any policy of the project."""
         return ()
+
+    def misfit(self, document: Document, policy: Policy) -> str | None:
+        """Return in a few words why sizes that are each right do not fit one another; None: they do.
+
+        A sweep asks before it runs anything, leaves such points out, and counts them by these words.
+        """
+        return None
 
     def own_kinds(self) -> Collection[str]:
         """Return the kinds of op that it names as its own."""
