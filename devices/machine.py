@@ -21,7 +21,14 @@ from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
 from devices.describe.common_arguments import common_arguments
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
+from devices.describe.fields import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    LINK_FIELDS,
+    MACHINE_FIELDS,
+    merge,
+    read_fields,
+)
 from devices.describe.kinds import check_kinds
 from devices.describe.network.links import as_network, make_links
 from devices.describe.network.patterns import matching
@@ -229,13 +236,18 @@ def make_machine(
 def _topology(
     over: Mapping[str, Any], base: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[Link]]:
-    """Return the switches and links of the topology: of a preset's only if there are several nodes."""
+    """Return switches and links of the topology: of a preset with links only if there are several nodes."""
     given = dict(over.get("topology", {}))
-    preset = base.get("topology", {}) if over.get("nodes", 1) > 1 else {}
+    needed = over.get("nodes", 1) > 1 or not base.get("links")
+    preset = dict(base.get("topology", {})) if needed else {}
     if "topology" not in over and not preset:
         return {}, []
+    if "link" in preset:
+        preset["link"] = merge(preset["link"], {}, LINK_FIELDS, ideal=over.get("ideal", False))
+        if isinstance(given.get("link"), Mapping):
+            given["link"] = merge(preset["link"], given["link"], LINK_FIELDS)
     if given.get("kind", preset.get("kind")) != preset.get("kind"):
-        preset = {"link": preset["link"]} if "link" in preset else {}
+        preset = {key: preset[key] for key in ("link", "ends") if key in preset}
     given = {**preset, **given}
     from devices.describe.network.topologies import make_topology
 

@@ -119,7 +119,7 @@ class Machine:
         for link in self.links:
             if link.medium:
                 first = media.setdefault(link.medium, link)
-                for what in ("bandwidth_bytes_per_s", "latency_ns", "sharing"):
+                for what in ("bandwidth_bytes_per_s", "latency_ns", "sharing", "chunk_bytes"):
                     one, other = getattr(first, what), getattr(link, what)
                     if one != other:
                         raise InputError(
