@@ -182,15 +182,6 @@ def _peaks(trace: Record) -> dict[str, tuple[int | None, ...]]:
     return {name: tuple(int(log[of].max(initial=0)) for of in most) for name, log in logs.items()}
 
 
-def _tasks(trace: Record) -> int:
-    """Return how many tasks ran, on all devices that the simulated ones stand for."""
-    machine = trace.job.machine
-    if machine.folding is None:
-        return len(trace)
-    times = [len(machine.folding.members[device.name]) for device in machine.devices]
-    return int(np.array(times)[trace.device].sum())
-
-
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
@@ -225,7 +216,7 @@ def summary(trace: Record) -> dict[str, Any]:
         "lower_bound_ns": limits.lower_bound_ns,
         "critical_path_ns": limits.critical_path_ns,
         "loops_counted_once": limits.loops_counted_once,
-        "tasks": _tasks(trace),
+        "tasks": len(trace) if folding is None else int(trace.job.machine.stands_for[trace.device].sum()),
         **({} if folding is None else {"folded": folding.report()}),
         **failures,
         "devices": {

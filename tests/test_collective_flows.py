@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from sim import GraphBuilder, Machine, Trace, simulate
 from sim.export.timeline import Timeline
 from sim.kernel.choose import NotOnKernelError
 from sim.machine.communicators import Call
+from sim.machine.link import Message
 from sim.metrics import link_use
-from sim.words.errors import InputError
+from sim.words.errors import InputError, InvariantError
 
 
 def machine(
@@ -259,3 +261,11 @@ def test_bytes_on_links_are_those_of_the_schedule(kind: str, algorithm: str) -> 
     for step in steps:
         np.add.at(sent, step.source, step.times * ceil(step.share * 1_000_001))
     assert [link_use(trace)[f"gpu{r}->switch"].nbytes for r in range(5)] == sent.tolist()
+
+
+def test_messages_hold_serial_links_one_at_a_time() -> None:
+    trace = call("all_gather", 3_000_000, 3, machine(3, {"model": "flows", "algorithm": "direct"}, "serial"))
+    early = trace.messages.copy()
+    early[-1, Message._fields.index("start_ns")] -= 1
+    with pytest.raises(InvariantError, match="a message of a collective started at 1000699 ns on link"):
+        replace(trace, messages=early).check()

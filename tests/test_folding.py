@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.run.rewriting.folding import NotFoldedWarning
+from sim.explain.communicator_waits import communicator_waits
+from sim.explain.derived_columns import Facts
 from sim.words.errors import ScenarioError
 
 
@@ -76,6 +78,9 @@ def same(path: Path, content: dict[str, Any]) -> Result:
         key: of["allocations"] for key, of in all_.pop("memory", {}).items() if key in folding.members
     }
     assert one == all_
+    both = [[*map(tuple, communicator_waits(Facts(run.trace)))] for run in (folded, whole)]
+    if len(both[0]) == len(both[1]):  # otherwise several communicators are one
+        assert [waited[:5] for waited in both[0]] == [waited[:5] for waited in both[1]]
     times = starts(folded)
     assert starts(whole) == {name: times[folding.seen_as(name)] for name in whole.trace.job.graph.op_names}
     return folded

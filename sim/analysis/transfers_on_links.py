@@ -18,12 +18,13 @@ class Traffic(NamedTuple):
 
     Attributes
     ----------
-    link, nbytes : arrays of int64
-        By link.
+    row, link, nbytes : arrays of int64
+        By link, then row; the messages have the rows behind those of the transfers.
     ready_ns, start_ns, first_ns, end_ns : arrays of int64
         When it could have gone, when it went, from when on bytes arrived, and when all had.
     """
 
+    row: IntArray
     link: IntArray
     nbytes: IntArray
     ready_ns: IntArray
@@ -33,7 +34,7 @@ class Traffic(NamedTuple):
 
 
 def traffic_on_links(trace: Record) -> Traffic:
-    """Return all that crossed links, by link; in each transfers first, in the order of rows."""
+    """Return all that crossed links."""
     machine, moved = trace.job.machine, trace.transfers
     names = ("source", "destination", "nbytes", "ready_ns", "start_ns", "end_ns")
     pairs = zip((moved[name] for name in names), trace.messages.T, strict=True)
@@ -45,7 +46,7 @@ def traffic_on_links(trace: Record) -> Traffic:
     order = np.argsort(used.indices, kind="stable")
     row, link = used.rows()[order], used.indices[order]
     first = np.minimum(start + latency, end)
-    return Traffic(link, nbytes[row], ready[row], start[row], first[row], end[row])
+    return Traffic(row, link, nbytes[row], ready[row], start[row], first[row], end[row])
 
 
 def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:

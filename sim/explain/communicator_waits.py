@@ -54,6 +54,9 @@ def communicator_waits(f: Facts) -> list[CommunicatorWait]:
         if reason in waited:
             waited[reason] += ns
     communicator = of.communicator[met.entry]
+    machine = f.job.machine
+    times = machine.stands_for[of.device[met.entry]]
+    ranks = {} if machine.folding is None else machine.folding.ranks
     found = []
     for k, name in enumerate(of.names):
         here = np.flatnonzero(communicator == k)
@@ -61,8 +64,7 @@ def communicator_waits(f: Facts) -> list[CommunicatorWait]:
         for ns in waited.values():
             at = here[ns[here].argmax()]
             most += [int(met.row[at]) if ns[at] else -1, int(ns[at])]
-        totals = [int(ns[here].sum()) for ns in waited.values()]
-        found.append(
-            CommunicatorWait(name, len(of.ranks[k]), len(np.unique(met.meeting[here])), *totals, *most)
-        )
+        totals = [int((ns[here] * times[here]).sum()) for ns in waited.values()]
+        size, meetings = ranks.get(name, len(of.ranks[k])), len(np.unique(met.meeting[here]))
+        found.append(CommunicatorWait(name, size, meetings, *totals, *most))
     return found

@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.analysis.bounds import bounds, least_cores_of_ops, least_durations_ns
 from sim.analysis.memory_use import lifetimes
-from sim.analysis.transfers_on_links import transfers_on_links
+from sim.analysis.transfers_on_links import traffic_on_links
 from sim.invariants.checked_columns import Columns, neighbours, refuse
 from sim.job.pageable import host_groups
 from sim.words.arrays import UNSET
@@ -46,24 +46,23 @@ def cores(c: Columns) -> None:
 
 
 def serial_links(c: Columns) -> None:
-    """Where a link is not shared, a transfer holds it from its start to its end."""
-    start, end = c.moved["start_ns"], c.moved["end_ns"]
-    row, link = transfers_on_links(c.trace)
-    link = np.array(c.machine.channels, np.int64)[link]  # a medium is held once
-    order = np.argsort(link, kind="stable")
-    row, link = row[order], link[order]
+    """Where a link is not shared, a transfer or message holds it from its start to its end."""
+    moved = traffic_on_links(c.trace)
+    link = np.array(c.machine.channels, np.int64)[moved.link]  # a medium is held once
     held = np.array([each.sharing == "serial" for each in c.machine.links], bool)[link]
     if not c.static:
-        held &= end[row] > start[row]  # what is dead passes by
-    row, link = row[held], link[held]
-    one, following = neighbours(np.lexsort((end[row], start[row], link)), link)
-    first, second = row[one], row[following]
+        held &= moved.end_ns > moved.start_ns  # what is dead passes by
+    row, link, start, end = moved.row[held], link[held], moved.start_ns[held], moved.end_ns[held]
+    first, second = neighbours(np.lexsort((row, end, start, link)), link)
+
+    def carried(k: int) -> str:
+        return c.transfer(int(row[k])) if row[k] < len(c.moved["tensor"]) else "a message of a collective"
+
     refuse(
         start[second] < end[first],
         lambda k: (
-            f"{c.transfer(int(second[k]))} started at {start[second[k]]} ns on link "
-            f"{c.machine.links[link[one[k]]].name}, which {c.transfer(int(first[k]))} held until "
-            f"{end[first[k]]} ns"
+            f"{carried(second[k])} started at {start[second[k]]} ns on link "
+            f"{c.machine.links[link[first[k]]].name}, which {carried(first[k])} held until {end[first[k]]} ns"
         ),
     )
 

@@ -12,7 +12,7 @@ and for all ranks: `FoldedCollectives` does that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,8 @@ class Folding:
         Simulated device → what sets it apart from the first one.
     unused : tuple of str
         What else the whole machine has, switches left out: it runs nothing.
+    ranks : mapping of str to int
+        Communicator → how many ranks it has.
 
     Examples
     --------
@@ -44,6 +46,7 @@ class Folding:
     members: Mapping[str, tuple[str, ...]]
     differs: Mapping[str, str]
     unused: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:

@@ -128,6 +128,12 @@ class Machine:
                         )
 
     @cached_property
+    def stands_for(self) -> IntArray:
+        """How many devices each one stands for."""
+        members = {} if self.folding is None else self.folding.members
+        return np.array([len(members.get(device.name, "1")) for device in self.devices])
+
+    @cached_property
     def positions(self) -> dict[str, int]:
         """Position of each device, by its name."""
         return {device.name: i for i, device in enumerate(self.devices)}

@@ -126,7 +126,7 @@ def fold(
         tuple(device for device in machine.devices if device.name in members),
         hosts=tuple(host for host in machine.hosts if host.serves[0] in members),
         collectives=None if model is None else folded_model(model, machine, met.members),
-        folding=Folding(members, differs, unused),
+        folding=Folding(members, differs, unused, {name: len(of) for name, of in met.members.items()}),
     )
     return graph, folded
 
