@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -191,9 +192,13 @@ def make_machine(
         over, base, {name: values.get("kind", "") for name, values in described.items()}
     )
     devices = []
+    made: dict[int, Device] = {}  # devices of a count have one description
     for name, values in described.items():
+        if id(values) in made:
+            devices.append(replace(made[id(values)], name=name))
+            continue
         with located("machine", "devices", _entry_of(name, over)):
-            devices.append(_build(name, values, origin, kinds))
+            devices.append(made.setdefault(id(values), _build(name, values, origin, kinds)))
     devices += [_build(name, _values(spec, origin), origin, kinds) for name, spec in switches.items()]
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:

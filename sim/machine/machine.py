@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
+from sim.machine.folding import Folding
 from sim.machine.link import Link, Network
 from sim.machine.routing import SHORTEST, Router, Routing
 from sim.machine.task import Issuer
@@ -67,6 +68,8 @@ class Machine:
         say, as of other ops.
     routing : Routing
         Which of the links transfers take.
+    folding : Folding or None
+        Which devices each of these stands for; None: each for itself.
 
     Examples
     --------
@@ -81,6 +84,7 @@ class Machine:
     network: Callable[[Machine, Any], Network] | None = None
     collectives: CollectiveModel | None = None
     routing: Routing = SHORTEST
+    folding: Folding | None = None
 
     def __post_init__(self) -> None:
         """Refuse doubled and unknown names."""
