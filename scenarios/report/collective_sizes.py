@@ -145,8 +145,9 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
         raise InputError(f"--ranks {asked}: a collective needs two ranks")
     if asked % nodes or asked // nodes > len(here):
         nodes_text = "1 node has" if nodes == 1 else f"{nodes} nodes have"
+        word = f"{machine.devices[here[0]].kind.upper()}s"
         raise InputError(
-            f"--ranks {asked}: {nodes_text} 1 to {len(here)} GPUs each, the same number on every node"
+            f"--ranks {asked}: {nodes_text} 1 to {len(here)} {word} each, the same number on every node"
         )
     each = asked // nodes
     described = [str(spec.get("preset", "")) for spec in machine_preset(preset).get("devices", {}).values()]
