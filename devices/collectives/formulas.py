@@ -131,8 +131,15 @@ class Formula:
 
     def best(self, call: Call, machine: Machine) -> Steps:
         """Return the steps of a call by the algorithm that `time_ns` is of."""
+        return self._best(call, machine)[1]
+
+    def name_of(self, call: Call, machine: Machine) -> str:
+        """Return the algorithm that `time_ns` is of; a message goes directly by any."""
+        return "direct" if call.kind in ("send", "recv") else self._best(call, machine)[0]
+
+    def _best(self, call: Call, machine: Machine) -> tuple[str, Steps]:
         ns = [_total(times, call.nbytes) for times in self._ways_ns(call, machine)]
-        return self.ways(call)[ns.index(min(ns))][1]
+        return self.ways(call)[ns.index(min(ns))]
 
     def _ways_ns(self, call: Call, machine: Machine) -> list[_Times]:
         key = (id(machine), call.kind, call.ranks, call.root)
