@@ -37,7 +37,7 @@ PATIENCE_S: Final = 120
 
 TESTS: Final = {
     "sim/engine": "engine order_of_ties launch tensor_memory issue_* control_flow pageable rendezvous "
-    "random_triples explain column_writer failures",
+    "random_triples explain column_writer failures kernel kernel_memory kernel_communicators",
     "sim/kernel": "kernel kernel_* order_of_ties",
     "devices/memory": "memory_* tensor_memory allocator_table scenario_memory",
     "devices/processor": "processor_* bounds",
@@ -45,7 +45,7 @@ TESTS: Final = {
     "devices/network": "network_* pipeline_devices",
     "devices/cost": "cost_* import_costs presets npu_tiles",
     "devices/collectives": "collective_* nccl_choice communicators kernel_communicators cli_collectives",
-    "devices/describe": "devices_* presets units options link_options routing topologies memory_oom",
+    "devices/describe": "devices_* presets units options link_options routing topologies memory_oom schema",
     "devices": "devices_* presets launch units npu_tiles kernels options bounds",
     "policies/issue": "issue_* executor_orders tfrt_streams virtual_machine order_of_ties runtimes "
     "control_flow_scenarios data_loader",
