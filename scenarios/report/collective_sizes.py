@@ -209,7 +209,7 @@ def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
 _HUES: Final = {
     "ring": "C0", "tree": "C2", "nvls": "C1", "nvls-tree": "C4", "pat": "C5", "direct": "C0",
-    "halving-doubling": "C3", "none": "C7",
+    "halving-doubling": "C3", "hierarchical": "C6", "none": "C7",
 }  # fmt: skip
 
 
