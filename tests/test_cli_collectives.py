@@ -129,6 +129,15 @@ def test_over_several_nodes_hierarchical_is_among_the_algorithms() -> None:
     assert asked["algorithm"] in ("ring", "hierarchical")
 
 
+def test_on_a_torus_rings_go_along_its_rows() -> None:
+    """16 MB: 2 x 15 steps of a sixteenth along rows, 30 of a sixteenth of that across them, 1 us each."""
+    options = ("collectives", "--machine", "tpu-v5e-pod", "--bytes", "16MB", "--json")
+    asked = json.loads(sim(*options).stdout)["asked"]
+    assert asked["algorithm"] == "hierarchical"
+    inside, across = 2 * 15 * (1000 + 1e6 / 50), 30 * (1000 + 62_500 / 50)
+    assert asked["links_ns"] == pytest.approx(inside + across, rel=1e-6)
+
+
 @pytest.mark.slow
 def test_ten_thousand_measured_sizes(tmp_path: Path) -> None:
     rows = "".join(f"all_reduce,8,{1000 + 37 * k},{10 + k / 100}\n" for k in range(10_000))

@@ -51,12 +51,15 @@ class Ranks(NamedTuple):
     machine : Machine or None
     devices : tuple of int
         Where NCCL's choice is not known: the machine, and which of its devices.
+    group : int or None
+        ... and how many neighbours are near one another: those of a node, or of a row of a torus.
     """
 
     gpu: str | None
     per_node: tuple[int, ...]
     machine: Machine | None = None
     devices: tuple[int, ...] = ()
+    group: int | None = None
 
     @property
     def word(self) -> str:
@@ -164,7 +167,9 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
     for k in _accelerators(machine):
         of_node.setdefault(machine.devices[k].name.rpartition("/")[0], []).append(k)
     devices = tuple(k for some in of_node.values() for k in some[:each])
-    return Ranks(None, (each,) * nodes, machine, devices)
+    row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
+    group = each if nodes > 1 else row
+    return Ranks(None, (each,) * nodes, machine, devices, group if group > 1 else None)
 
 
 def _accelerators(machine: Machine) -> list[int]:
