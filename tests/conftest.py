@@ -39,6 +39,15 @@ def _freeze() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", params=["auto", "simpy"])
+def both_engines(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run what a test simulates on the engine that is chosen, and once more on SimPy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "simpy":
+            patch.setattr("sim.kernel.choose.run", lambda *_, **__: "a test wants SimPy")
+        yield
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """Return the folder of the repository."""
