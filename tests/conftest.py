@@ -20,6 +20,11 @@ if not compiled():  # its source runs where it would
 load_profile()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what is slow first: a long test at the end would run alone."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Let garbage collections pass over the thousands of collected tests, which live to the end."""
     _freeze()
