@@ -82,8 +82,11 @@ class ParallelFields(Strict):
         bool, Field(description="split along the sequence what tensor parallelism leaves whole")
     ] = True
     sharding: Annotated[
-        Literal["none", "zero-1", "zero-2", "fsdp"],
-        Field(description="shared by data-parallel ranks: optimizer state, gradients too, parameters too"),
+        Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"],
+        Field(
+            description="shared by data-parallel ranks: optimizer state, gradients too, parameters too as "
+            "PyTorch's FSDP or as DeepSpeed's ZeRO-3 gathers them"
+        ),
     ] = "zero-1"
     shard: Annotated[Whole, Field(description="ranks that share one copy (HSDP); default: all")] = 0
     order: Annotated[
