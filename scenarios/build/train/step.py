@@ -3,8 +3,7 @@
 ::
 
     pp > 1, or no FSDP   one device a pipeline rank, its program from the schedule  (scenarios.build.pipeline)
-    FSDP on one stage    one device with two streams                              (scenarios.build.train.layered.fsdp)
-    ZeRO-3               the same                                           (scenarios.build.train.layered.zero_three)
+    FSDP, ZeRO-3         one device with two streams                        (scenarios.build.train.layered)
 """
 
 from __future__ import annotations
