@@ -6,8 +6,8 @@ import pytest
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
+from scenarios.importers.traces.kernel_names import kind_of
 from scenarios.importers.traces.kineto import load
-from scenarios.importers.traces.kineto_events import kind_of
 from sim.words.errors import InputError
 
 LARGE = "a100_training_rank3"

@@ -17,7 +17,8 @@ On the streams that were used, and issued as a host does that does not wait, a t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -55,9 +56,13 @@ class ImportedFile(Workload):
         options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
-            return load_graph(document.file(getattr(self, key)), **options)
+            return load_graph(self._files(document, getattr(self, key)), **options)
         except InputError as error:  # about an option, else about the file
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
+
+    def _files(self, document: Document, given: Any) -> Path | list[Path]:
+        """Return where the file is, or the files are, that the scenario names."""
+        return document.file(given)
 
 
 class GraphFile(ImportedFile):
@@ -84,13 +89,27 @@ class OnnxFile(ImportedFile):
 
 
 class KinetoTrace(ImportedFile):
-    """A trace of the PyTorch profiler: one process, its host threads and its GPUs."""
+    """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
 
-    kineto: Annotated[File, Field(description="a trace (.json, .json.gz), relative to this file")]
+    kineto: Annotated[
+        File | list[File],
+        Field(
+            description="a trace (.json, .json.gz), relative to this file; of all ranks of a job a list of "
+            "them, or their folder"
+        ),
+    ]
     host: Annotated[
         Literal["calls", "none"],
         Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
     ] = "calls"
+
+    def _files(self, document: Document, given: Any) -> Path | list[Path]:
+        from scenarios.importers.traces.kineto import files_in
+
+        if isinstance(given, list):
+            return [document.file(name) for name in given]
+        path = document.file(given)
+        return [document.file(f"{given}/{name}") for name in files_in(path)] if path.is_dir() else path
 
 
 class ChakraTrace(ImportedFile):
