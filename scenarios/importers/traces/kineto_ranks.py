@@ -167,7 +167,7 @@ def _communicators(traces: Mapping[int, Trace], paths: Mapping[int, StrPath]) ->
             groups[name] = members
     if not groups:
         raise InputError(
-            f"{next(iter(paths.values()))}: no collective of NCCL that it shares with another rank"
+            f"{next(iter(paths.values()))}: has no collective of NCCL that it shares with another rank"
         )
     return groups
 
