@@ -28,6 +28,15 @@ from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
 from sim.trace import Trace
 from sim.words.errors import InputError
+from studies.recorded_ranks import (
+    as_recorded,
+    as_simulated,
+    load_ranks,
+    run_recorded,
+    scaled,
+    waiting_ns,
+    without_waiting,
+)
 
 
 def together(
@@ -208,6 +217,31 @@ def test_kernels_of_pairs_do_not_meet(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="2 kernels send or receive between two ranks; they keep their"):
         graph = load_graph(record(tmp_path, runs), format="kineto")
     assert sum("communicator" in own for own in graph.attributes.values()) == 2
+
+
+def test_exposed_communication_by_hand(tmp_path: Path) -> None:
+    """Rank 0 computes from 4 to 14 us and communicates from 8 to 116; rank 1 from 104 to 114, 108 to 116."""
+    graph = load_ranks(record(tmp_path, together(TWO, [[10, 0], [10, 0]], [8], clock=[0, 50])))
+    for spans in (as_recorded(graph), as_simulated(run_recorded(graph))):
+        assert spans.exposed.tolist() == [102_000, 2_000]
+        assert spans.waited.tolist() == [100_000, 0]
+        assert spans.span.tolist() == [116_000, 16_000]  # rank 1's recording begins at 100 us
+    nobody = as_simulated(run_recorded(without_waiting(graph)))
+    assert nobody.exposed.tolist() == [2_000, 2_000]
+
+
+def test_ranks_become_a_graph_file(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    record(folder, together(TWO, [[10, 0], [10, 0]], [8]))
+    done = sim("import", folder, "--out", tmp_path / "g.json")
+    assert (done.exit_code, "the format kineto reads one with the ranks" in done.stderr) == (2, True)
+    assert sim("import", folder, "--out", tmp_path / "g.json", "--format", "kineto").exit_code == 0
+    assert simulated(load_graph(tmp_path / "g.json"), 2).makespan_ns == 116_000
+    with pytest.raises(
+        InputError, match=r"rank0\.json and 1 more: of several files the format must be given"
+    ):
+        load_graph([folder / "rank0.json", folder / "rank1.json"])
 
 
 # -- any programs ---------------------------------------------------------------------------------
@@ -417,6 +451,22 @@ def test_the_ranks_of_dlrm_meet_as_recorded(dlrm: Graph) -> None:
         own = dlrm.attributes[op]
         assert abs(own["recorded_start_ns"] - start[dlrm.op_names[op]]) < 100_000
         assert own["recorded_start_ns"] + own["recorded_ns"] == pytest.approx(ends[op], abs=100_000)
+
+
+@pytest.mark.slow
+def test_exposed_communication_of_dlrm(dlrm: Graph) -> None:
+    """As in the table of docs/importers.md: within 1 % of the recording, and 0.03 ms; spans within 0.3 %."""
+    was, now = as_recorded(dlrm), as_simulated(run_recorded(dlrm))
+    assert was.exposed.tolist() == [
+        *[5_537_000, 11_056_000, 3_217_000, 9_450_000, 6_550_000, 6_211_000, 3_289_000, 1_580_000]
+    ]
+    assert now.exposed == pytest.approx(was.exposed, rel=0.01, abs=30_000)
+    assert now.span == pytest.approx(was.span, rel=0.003)
+    assert now.waited == pytest.approx(was.waited, rel=0.01, abs=30_000)
+    nobody = as_simulated(run_recorded(without_waiting(dlrm)))
+    assert (nobody.exposed < 220_000).all()
+    together_, alone = waiting_ns(run_recorded(scaled(dlrm, "gpu", 0.01))), waiting_ns(run_recorded(dlrm))
+    assert together_[1] > 0.98 * alone[1]  # they wait for hosts of other ranks
 
 
 @pytest.mark.slow

@@ -159,6 +159,8 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     """Return the importer called `format`, or the one that recognises the file."""
     if format is not None:
         return _checked(format)
+    if os.path.isdir(path):
+        raise InputError(f"{path}: is a folder; the format kineto reads one with the ranks of a job")
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     for known in plugins.names(_GROUP):
         importer = _checked(known)

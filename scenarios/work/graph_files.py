@@ -18,7 +18,7 @@ On the streams that were used, and issued as a host does that does not wait, a t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -56,13 +56,21 @@ class ImportedFile(Workload):
         options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
-            return load_graph(self._files(document, getattr(self, key)), **options)
+            return load_graph(_files(document, getattr(self, key), options["format"]), **options)
         except InputError as error:  # about an option, else about the file
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
 
-    def _files(self, document: Document, given: Any) -> Path | list[Path]:
-        """Return where the file is, or the files are, that the scenario names."""
-        return document.file(given)
+
+def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:
+    """Return where the file is, or the files are, that a scenario names: each of them in its folder."""
+    if isinstance(given, list):
+        return [document.file(name) for name in given]
+    path = document.file(given)
+    if format != "kineto" or not path.is_dir():
+        return path
+    from scenarios.importers.traces.kineto import files_in
+
+    return [document.file(f"{given}/{name}") for name in files_in(path)]
 
 
 class GraphFile(ImportedFile):
@@ -102,14 +110,6 @@ class KinetoTrace(ImportedFile):
         Literal["calls", "none"],
         Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
     ] = "calls"
-
-    def _files(self, document: Document, given: Any) -> Path | list[Path]:
-        from scenarios.importers.traces.kineto import files_in
-
-        if isinstance(given, list):
-            return [document.file(name) for name in given]
-        path = document.file(given)
-        return [document.file(f"{given}/{name}") for name in files_in(path)] if path.is_dir() else path
 
 
 class ChakraTrace(ImportedFile):
