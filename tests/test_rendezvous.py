@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections import Counter, defaultdict
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -497,6 +498,70 @@ def test_a_recv_that_waits_on_a_gpu_takes_no_place_and_is_not_its_own_cause() ->
     path = [(step.kind, step.start_ns, step.end_ns) for step in executed_path(trace)]
     assert path[1:3] == [("issue", 1, 2), ("task", 2, 12)]
     assert path[-1] == ("task", 73, 83)
+
+
+@pytest.mark.parametrize(("hop_ns", "duration_ns"), [(0, 0), (0, 4), (2, 0), (2, 4)])
+def test_a_recv_on_a_gpu_starts_when_what_it_follows_there_has_ended(hop_ns: int, duration_ns: int) -> None:
+    """What was sent is there at 0, `long` runs until 10, and its event travels to the copy."""
+    b = GraphBuilder("after")
+    b.op("s", kind="send", outputs=8, duration_ns=0, device="cpu0", attributes={"key": "k"})
+    b.op("long", duration_ns=10, device="gpu0")
+    b.op("r", kind="recv", after=["long"], outputs=8, duration_ns=duration_ns, device="gpu0",
+         attributes={"key": "k"})  # fmt: skip
+    b.op("y", inputs=["r"], duration_ns=1, device="gpu0")
+    gpu = {"kind": "gpu", "event_hop": f"{hop_ns}ns"}
+    both = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1}, "gpu0": gpu}})
+    trace = simulate(b.build(), both, TensorFlowExecutor())
+    trace.check()
+    assert time(trace, "r") == 10 + hop_ns
+    assert time(trace, "y") == 10 + hop_ns + duration_ns
+
+
+@st.composite
+def sends_and_recvs(draw: st.DrawFn) -> Graph:
+    """Sends, Recvs and other ops that follow earlier ones, on two GPUs and a CPU."""
+    b, names, unmet = GraphBuilder("drawn"), list[str](), list[str]()
+    kinds = draw(st.lists(st.sampled_from(("send", "recv", "op")), min_size=3, max_size=9))
+    for i, kind in enumerate(["op", *kinds, *("recv" for _ in kinds)]):
+        if kind == "recv" and not unmet:
+            continue
+        key = {"send": f"k{i}", "recv": unmet[0] if unmet else ""}.get(kind)
+        after = draw(st.lists(st.sampled_from(names), max_size=2, unique=True)) if names else []
+        names.append(
+            b.op(
+                f"{kind}{i}",
+                kind=kind,
+                after=after,
+                outputs=8,
+                duration_ns=draw(st.sampled_from((0, 0, 3))),
+                device=draw(st.sampled_from(("gpu0", "gpu1", "cpu0"))),
+                attributes={"key": key} if key else {},
+            )
+        )
+        if kind == "send":
+            unmet.append(f"k{i}")
+        elif kind == "recv":
+            unmet.pop(0)
+    return b.build()
+
+
+@given(
+    sends_and_recvs(),
+    st.sampled_from((0, 2)),
+    st.sampled_from((1, 2)),
+    st.booleans(),
+    st.sampled_from((1, 2)),
+)
+@examples(60)
+def test_recvs_on_gpus_keep_the_invariants(g: Graph, hop: int, streams: int, links: bool, runs: int) -> None:
+    gpu = {"kind": "gpu", "streams": streams, "event_hop": f"{hop}ns", "issue_cost": f"{hop}ns"}
+    spec: dict[str, Any] = {"devices": {"gpu0": gpu, "gpu1": gpu, "cpu0": {"kind": "cpu", "cores": 2}}}
+    if links:
+        spec["links"] = [
+            {"from": a, "to": b, "latency": "5ns"} for a, b in pairwise(["gpu0", "cpu0", "gpu1"])
+        ]
+    with suppress(StuckError):  # Sends may follow, by way of other ops, the Recvs that they are for
+        simulate(g, make_machine(spec), TensorFlowExecutor(), iterations=runs).check()
 
 
 def test_the_example_of_the_page() -> None:

@@ -65,7 +65,8 @@ def make_readiness(
         )
         tokens.sides = taken
     else:
-        readiness = CounterReadiness(job, flow, policy.synchronisation)
+        alone = keys.recvs if policy.asks_in_turn else ()
+        readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
     runs = rendezvous = None
     if policy.runs_in_turn and job.iterations > 1:
         readiness = runs = RunsInTurn(readiness, job, own)
