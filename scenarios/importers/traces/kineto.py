@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +39,9 @@ __all__ = ["files_in", "load", "recognises"]
 
 _USUAL_NS = 20_000
 """Launch latency and gaps between kernels are shorter; they are the device's."""
+
+_Place = tuple[int, int, int, int]
+"""Where an op stands in the graph: time, rank, the host before the GPU, number."""
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -148,30 +151,42 @@ class _Process:
     rank: Rank
     before: list[list[int]]
 
-    def rows(self, begin_ns: int, host: str) -> Iterator[tuple[tuple[int, int, int, int], Record]]:
-        """Yield the ops with what puts them in order: time, then rank, the host before the GPU."""
+    def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
+        """Yield the ops with what puts them in order."""
         trace, rank = self.rank.trace, self.rank.number
         prefix, number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
-        own = Host(trace, names, self.before, begin_ns, prefix, f"cpu{number}") if host == "calls" else None
-        if own is not None:
-            self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in own.launcher])
+        launcher: Mapping[int, str] = {}
+        delays: Mapping[int, tuple[int, int]] = {}
+        if host == "calls":
+            own = Host(trace, names, self.before, begin_ns, prefix, f"cpu{number}")
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
+            launcher, delays = own.launcher, dict(self._delays(own, begin_ns))
+            self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
         one = len({task.device for task in trace.tasks}) == 1
         for i, task in enumerate(trace.tasks):
-            op = {"name": names[i], "device": f"gpu{number}" if one else f"gpu{task.device}"}
-            after = [names[p] for p in self.before[i]]
-            if own is not None:
-                after += [own.launcher[i]] if i in own.launcher else []
-                ready_ns = max(
-                    [own.issued_ns.get(i, begin_ns), *(trace.tasks[p].end_ns for p in self.before[i])]
-                )
-                if task.start_ns - ready_ns > (_USUAL_NS if i in own.launcher else 0):
-                    delay = {"kind": "delay", "duration_ns": task.start_ns - ready_ns, "after": after}
-                    stream = {"attributes": {"stream": task.stream}}
-                    yield (ready_ns, rank or 0, 1, i), op | delay | stream | {"name": f"{prefix}delay.{i}"}
-                    after = [*after, f"{prefix}delay.{i}"]
-            yield (task.start_ns, rank or 0, 2, i), op | {"after": after} | self._op(i, task, begin_ns)
+            pin = {"device": f"gpu{number}" if one else f"gpu{task.device}"}
+            after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.before[i])]
+            if i in delays:
+                ready_ns, ns = delays[i]
+                delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
+                delay |= {"duration_ns": ns, "attributes": {"stream": task.stream}}
+                yield (ready_ns, rank or 0, 1, i), delay | pin
+                after = [*after, delay["name"]]
+            op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
+            yield (task.start_ns, rank or 0, 2, i), op
+
+    def _delays(self, host: Host, begin_ns: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield tasks that started later than their edges say: since when they could have, and how long.
+
+        What was launched before the trace begins has no launch latency in it, so that any gap counts.
+        """
+        tasks = self.rank.trace.tasks
+        for i, task in enumerate(tasks):
+            ends = (tasks[p].end_ns for p in self.before[i])
+            ready_ns = max([host.issued_ns.get(i, begin_ns), *ends])
+            if task.start_ns - ready_ns > (_USUAL_NS if i in host.issued_ns else 0):
+                yield i, (ready_ns, task.start_ns - ready_ns)
 
     def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Final, NamedTuple
 
 from scenarios.importers.files import StrPath
@@ -124,7 +124,7 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[Trace]) -> dict[i
         if len({task.device for task in trace.tasks}) > 1:
             raise InputError(f"{path}: has tasks of several GPUs; a rank of a job has one")
         found[trace.rank] = file
-    missing = [rank for rank in range(size or 0) if rank not in found]
+    missing = [*islice((rank for rank in count() if rank not in found), min(9, (size or 0) - len(found)))]
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise InputError(f"{paths[0]}: is of a job of {size} ranks; missing: {shown}")
@@ -217,26 +217,23 @@ def _check_members(
 
 def _offsets(traces: Mapping[int, Trace], groups: _Groups, paths: Mapping[int, StrPath]) -> dict[int, int]:
     """Return what each rank's clock is to be shifted by."""
-    ends: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
+    ends: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in traces}
     for name, members in groups.items():
         for rank, tasks in members.items():
             for n, i in enumerate(tasks):
                 if kind_of(traces[rank].tasks[i].name) in _TOGETHER:
                     ends[rank][name, n] = traces[rank].tasks[i].end_ns
     first, *others = traces
-    offsets = {first: 0}
-    known: dict[tuple[str, int], list[int]] = {key: [end] for key, end in ends[first].items()}
+    offsets, known = {first: 0}, ends[first]
     while others:
-        shared = {rank: [key for key in ends[rank] if key in known] for rank in others}
-        rank = max(others, key=lambda each: len(shared[each]))  # the first of those that share most
-        if not shared[rank]:
+        rank = next((each for each in others if not known.keys().isdisjoint(ends[each])), others[0])
+        if known.keys().isdisjoint(ends[rank]):
             raise InputError(
                 f"{paths[rank]}: rank {rank} has no collective that ends together with one of rank {first}, "
                 "so their clocks cannot be compared"
             )
-        offsets[rank] = _median([_median(known[key]) - ends[rank][key] for key in shared[rank]])
-        for key, end in ends[rank].items():
-            known.setdefault(key, []).append(end + offsets[rank])
+        offsets[rank] = _median([known[key] - end for key, end in ends[rank].items() if key in known])
+        known = {key: end + offsets[rank] for key, end in ends[rank].items()} | known
         others.remove(rank)
     return offsets
 
