@@ -92,8 +92,7 @@ def ran(
         When the host begins.
     """
     run, now, correlation = Run(), begin, 0
-    free: dict[int, int] = {}  # of each stream: when all that was launched on it has ended
-    waits: dict[int, int] = {}  # of each stream: what its next task waits for besides
+    free: dict[int, int] = {}  # of each stream: when all that it was told to do, or to wait for, has ended
     recorded: dict[int, tuple[int, int, int]] = {}  # of each event: correlation, stream, when it is reached
     for kind, *where in program:
         if kind == "work":
@@ -105,7 +104,7 @@ def ran(
         if kind in ("launch", "item", "collective"):
             (stream,) = where
             task = len(run.start)
-            run.start.append(max(now, free.get(stream, 0), waits.pop(stream, 0)))
+            run.start.append(max(now, free.get(stream, 0)))
             run.end.append(run.start[task] + durations[task])
             name, category = "kernel", "kernel"
             if kind == "collective":
@@ -129,7 +128,7 @@ def ran(
             name = "cudaStreamWaitEvent"
             if event in recorded:
                 since, other, reached = recorded[event]
-                waits[stream] = max(waits.get(stream, 0), reached)
+                free[stream] = max(free.get(stream, 0), reached)
                 noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
                 run.events.append(sync("Stream Wait Event", correlation, stream, **noted))
         else:

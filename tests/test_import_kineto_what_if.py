@@ -176,6 +176,23 @@ def test_pageable_memory_is_staged_after_what_is_before_it(trace: Load, directio
     assert waits == pageable
 
 
+def test_a_stream_is_through_when_what_it_waits_for_is(trace: Load) -> None:
+    """The host waits for stream 7, which has nothing but a wait for stream 20."""
+    program = [
+        ("launch", 20),
+        ("record", 0, 20),
+        ("wait", 7, 0),
+        ("record", 1, 7),
+        ("sync stream", 7),
+        ("launch", 7),
+    ]
+    for sync_ in (("sync stream", 7), ("sync event", 1)):
+        program[4] = sync_
+        graph = trace(*ran(program, [100, 1]).events)
+        assert ("kernel.0", "synchronize.4") in edges(graph)
+        assert starts_and_ends(faster(graph, 100))[0]["kernel.1"] == (4 * 4 + 4 + 3) * 1000
+
+
 def test_an_event_of_an_older_trace_is_the_last_that_was_recorded(trace: Load) -> None:
     events = [
         host("cudaLaunchKernel", 1, 0, 5),

@@ -29,7 +29,7 @@ from scenarios.importers.traces.kernel_names import kind_of, short_name
 from scenarios.importers.traces.kineto_events import GpuTask, read_events
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
-from scenarios.importers.traces.kineto_waits import awaited_tasks, event_waits
+from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -97,9 +97,7 @@ def load(
             raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace")
     waits = event_waits(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
-    processes = [
-        _Process(paths[rank.file], rank, awaited_tasks(rank.trace, waits[rank.file])) for rank in ranks
-    ]
+    processes = [_Process(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])) for rank in ranks]
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
@@ -149,7 +147,7 @@ class _Process:
 
     path: StrPath
     rank: Rank
-    before: list[list[int]]
+    streams: Streams
 
     def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
         """Yield the ops with what puts them in order."""
@@ -159,14 +157,14 @@ class _Process:
         launcher: Mapping[int, str] = {}
         delays: Mapping[int, tuple[int, int]] = {}
         if host == "calls":
-            own = Host(trace, names, self.before, begin_ns, prefix, f"cpu{number}")
+            own = Host(trace, names, self.streams, begin_ns, prefix, f"cpu{number}")
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher, delays = own.launcher, dict(self._delays(own, begin_ns))
             self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
         one = len({task.device for task in trace.tasks}) == 1
         for i, task in enumerate(trace.tasks):
             pin = {"device": f"gpu{number}" if one else f"gpu{task.device}"}
-            after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.before[i])]
+            after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
             if i in delays:
                 ready_ns, ns = delays[i]
                 delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
@@ -183,7 +181,7 @@ class _Process:
         """
         tasks = self.rank.trace.tasks
         for i, task in enumerate(tasks):
-            ends = (tasks[p].end_ns for p in self.before[i])
+            ends = (tasks[p].end_ns for p in self.streams.before[i])
             ready_ns = max([host.issued_ns.get(i, begin_ns), *ends])
             if task.start_ns - ready_ns > (_USUAL_NS if i in host.issued_ns else 0):
                 yield i, (ready_ns, task.start_ns - ready_ns)

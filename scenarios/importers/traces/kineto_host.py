@@ -44,7 +44,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from scenarios.importers.traces.kineto_events import GpuTask, HostCall, Thread, Trace
-from scenarios.importers.traces.kineto_waits import Launched
+from scenarios.importers.traces.kineto_waits import Streams
 
 __all__ = ["Host", "Record"]
 
@@ -69,8 +69,8 @@ class Host:
     trace : Trace
     names : list of str
         The ops of its tasks.
-    before : list of list of int
-        What each task waits for on the GPU.
+    streams : Streams
+        What tasks, and streams, wait for on the GPU.
     begin_ns : int
         Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
     prefix : str
@@ -92,7 +92,7 @@ class Host:
         self,
         trace: Trace,
         names: list[str],
-        before: list[list[int]],
+        streams: Streams,
         begin_ns: int,
         prefix: str = "",
         device: str = "cpu",
@@ -100,21 +100,16 @@ class Host:
         self.ops: list[tuple[int, Record]] = []
         self.launcher: dict[int, str] = {}
         self.issued_ns: dict[int, int] = {}
-        self._trace, self._names, self._before, self._begin_ns = trace, names, before, begin_ns
+        self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
         self._prefix, self._device = prefix, device
-        self._launched = Launched(trace)
         self._point: dict[Thread, int] = {}  # until when each thread is accounted for
         self._last: dict[Thread, str] = {}
         self._threads: dict[Thread, str] = {}
-        self._mine: dict[Thread, int] = {}  # the task each thread launched last
-        self._newest: dict[tuple[int, int], int] = {}  # the task launched last on each stream
-        self._marked: dict[Thread, int] = {}  # the same, when each thread recorded its last event
+        self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
+        self._marked: dict[Thread, tuple[tuple[int, int], int]] = {}  # and when it recorded its last event
         self._launches: dict[int, list[int]] = defaultdict(list)
-        called = {call.correlation for call in trace.calls}
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
-            if task.correlation not in called:  # it was launched before all that the trace has
-                self._newest[task.device, task.stream] = i
         self._issuing_ns = self._usual_issue_ns()
         for n, call in enumerate(trace.calls):
             self._take(n, call)
@@ -124,7 +119,7 @@ class Host:
         if tasks:
             self._launch(n, call, tasks)
         elif _RECORD.match(call.name) and call.thread in self._mine:
-            self._marked[call.thread] = self._mine[call.thread]
+            self._marked[call.thread] = self._mine[call.thread], call.correlation
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
@@ -141,20 +136,18 @@ class Host:
             until = min(until, call.start_ns + self._issuing_ns)
         elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
             self._reach(n, call)
-            after = self._in_time(call, [self._newest.get((task.device, task.stream))])
+            after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             self._pass(call, after)
         self._add(call, name, until, after)
         self.launcher |= dict.fromkeys(tasks, self._prefix + name)
         self.issued_ns |= dict.fromkeys(tasks, self._point[self._control(call)])
-        for i in tasks:
-            on = self._trace.tasks[i].device, self._trace.tasks[i].stream
-            self._mine[call.thread] = self._newest[on] = i
+        self._mine[call.thread] = task.device, task.stream
         if awaited:
             self._wait(n, call, awaited)
 
     def _is_held(self, call: HostCall, task: int) -> bool:
         """Whether a task was recorded to wait for another one when its call began."""
-        return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._before[task])
+        return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
 
     def _usual_issue_ns(self) -> int:
         """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
@@ -174,25 +167,22 @@ class Host:
 
     def _awaited(self, call: HostCall) -> list[int] | None:
         """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
-        noted = self._trace.host_waits.get(call.correlation)
         if _ALL.match(call.name):
-            return self._in_time(call, self._newest.values())
-        if noted is not None:
-            until = call.correlation if noted.recorded is None else noted.recorded
-            return self._in_time(call, [self._launched.before((noted.device, noted.stream), until)])
-        if _STREAM.match(call.name):
-            mine = self._mine.get(call.thread)
-            if mine is None:
-                return []
-            task = self._trace.tasks[mine]
-            return self._in_time(call, [self._newest[task.device, task.stream]])
-        if _EVENT.match(call.name):
-            return self._in_time(call, [self._marked.get(call.thread)])
-        return None
+            return self._in_time(call, self._streams.all_at(call.correlation))
+        if (noted := self._trace.host_waits.get(call.correlation)) is not None:
+            stream: tuple[int, int] | None = noted.device, noted.stream
+            recorded = call.correlation if noted.recorded is None else noted.recorded
+        elif _STREAM.match(call.name):
+            stream, recorded = self._mine.get(call.thread), call.correlation
+        elif _EVENT.match(call.name):
+            stream, recorded = self._marked.get(call.thread, (None, 0))
+        else:
+            return None
+        return [] if stream is None else self._in_time(call, self._streams.at(stream, recorded))
 
-    def _in_time(self, call: HostCall, tasks: Iterable[int | None]) -> list[int]:
+    def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: for others it cannot have waited."""
-        return [i for i in tasks if i is not None and self._trace.tasks[i].end_ns <= call.end_ns]
+        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns]
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""

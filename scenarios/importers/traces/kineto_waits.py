@@ -1,9 +1,18 @@
 """What tasks of a GPU wait for on it: the one before them on their stream, and events of other streams.
 
-Waits between streams are those that the trace has (``cuda_sync``, profiled with
-``enable_cuda_sync_events``). An older trace has the calls of ``cudaStreamWaitEvent`` only, not for what
-they wait: then the task that the thread launches next is taken to wait for the last task launched before
-the call on each other stream, unless the recorded times say otherwise.
+::
+
+    calls       launch a    record e    launch b    wait for e    launch c
+    stream 7    a ────────── e ──────── b
+    stream 20                                       ( a )         c            c waits for a, not for b
+
+A stream's *position* at a call is what has to end before the stream is through with all that it was told so
+far: the task launched last, or that one and the positions of events that it waits for since.
+
+Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
+``enable_cuda_sync_events``). An older one has the calls of ``cudaStreamWaitEvent`` only: then the stream on
+which the thread launches next is taken to wait for all other streams as they are at the call, unless the
+recorded times say otherwise.
 """
 
 from __future__ import annotations
@@ -17,31 +26,9 @@ from typing import NamedTuple
 
 from scenarios.importers.traces.kineto_events import Thread, Trace
 
-__all__ = ["EventWait", "Launched", "awaited_tasks", "event_waits"]
+__all__ = ["EventWait", "Streams", "event_waits"]
 
 _STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
-
-
-class Launched:
-    """The tasks of each stream in order of launch.
-
-    Parameters
-    ----------
-    trace : Trace
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        self.streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
-            self.streams[trace.tasks[i].device, trace.tasks[i].stream].append((correlation, i))
-
-    def before(self, stream: tuple[int, int], correlation: int) -> int | None:
-        """Return the last task of a stream of a device launched before a correlation."""
-        return _last_before(self.streams.get(stream, []), correlation)
-
-    def after(self, stream: tuple[int, int], correlation: int) -> int | None:
-        """Return the first task of a stream of a device launched after a correlation."""
-        return _first_after(self.streams.get(stream, []), correlation)
 
 
 class EventWait(NamedTuple):
@@ -51,30 +38,73 @@ class EventWait(NamedTuple):
     ----------
     key : tuple
         Which wait of the process it is, and for which stream: the same on all ranks of one program.
-    producer, consumer : int
-        Tasks.
+    at : int
+        Correlation of the call.
+    device, stream, on_stream : int
+    recorded : int
+        Correlation of the call that recorded the event.
     fits : bool
-        Whether the consumer was recorded to start after the producer had ended.
+        Whether the next task of the stream was recorded to start after what it waits for had ended.
     """
 
     key: tuple[int, int]
-    producer: int
-    consumer: int
-    fits: bool
+    at: int
+    device: int
+    stream: int
+    on_stream: int
+    recorded: int
+    fits: bool = True
 
 
-def awaited_tasks(trace: Trace, waits: Iterable[EventWait]) -> list[list[int]]:
-    """Return for each task those that it waits for on the GPU: the one before it on its stream, others."""
-    last: dict[tuple[int, int], int] = {}
-    before: list[list[int]] = []
-    for i, task in enumerate(trace.tasks):
-        stream = (task.device, task.stream)
-        before.append([last[stream]] if stream in last else [])
-        last[stream] = i
-    for wait in waits:
-        if wait.producer not in before[wait.consumer]:
-            before[wait.consumer].append(wait.producer)
-    return before
+class Streams:
+    """The positions of all streams, call by call.
+
+    Parameters
+    ----------
+    trace : Trace
+    waits : iterable of EventWait
+
+    Attributes
+    ----------
+    before : list of tuple of int
+        What each task waits for.
+    """
+
+    def __init__(self, trace: Trace, waits: Iterable[EventWait] = ()) -> None:
+        self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
+        self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        told: list[tuple[int, int, EventWait | None]]
+        told = [(task.correlation, i, None) for i, task in enumerate(trace.tasks)]
+        steps = sorted([*told, *((wait.at, -1, wait) for wait in waits)], key=lambda step: step[:2])
+        for correlation, i, wait in steps:
+            on = trace.tasks[i] if wait is None else wait
+            stream = on.device, on.stream
+            position = self._now(stream)
+            if wait is None:
+                self.before[i], position = position, (i,)
+            else:
+                other = self.at((wait.device, wait.on_stream), wait.recorded)
+                position = tuple(dict.fromkeys((*position, *other)))
+            self._history[stream].append((correlation, position))
+
+    @property
+    def known(self) -> list[tuple[int, int]]:
+        """The streams, as device and number."""
+        return [*self._history]
+
+    def _now(self, stream: tuple[int, int]) -> tuple[int, ...]:
+        history = self._history.get(stream)
+        return history[-1][1] if history else ()
+
+    def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
+        """Return the position of a stream of a device before a call."""
+        history = self._history.get(stream, [])
+        known = bisect.bisect_left(history, (correlation,))
+        return history[known - 1][1] if known else ()
+
+    def all_at(self, correlation: int) -> tuple[int, ...]:
+        """Return the positions of all streams before a call."""
+        return tuple(dict.fromkeys(i for stream in self.known for i in self.at(stream, correlation)))
 
 
 def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
@@ -92,32 +122,31 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
 
 def _waits(trace: Trace) -> Iterator[EventWait]:
     """Yield every wait, as recorded or, without a record, as inferred."""
-    launched = Launched(trace)
     if trace.waits:
         for n, wait in enumerate(trace.waits):
-            producer = launched.before((wait.device, wait.on_stream), wait.recorded)
-            consumer = launched.after((wait.device, wait.stream), wait.after)
-            if producer is not None and consumer is not None:
-                yield EventWait((n, wait.on_stream), producer, consumer, True)
+            key = n, wait.on_stream
+            yield EventWait(key, wait.after, wait.device, wait.stream, wait.on_stream, wait.recorded)
         return
+    streams = Streams(trace)
     threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
     calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))
     for n, call in enumerate(calls):
         mine = threads[trace.callers.get(call.thread, call.thread)]
-        consumer = _first_after(mine, call.correlation)
-        latest = _last_before(mine, call.correlation)
-        if consumer is None:
+        at = bisect.bisect_left(mine, (call.correlation, -1))
+        if at == len(mine):
             continue
-        if latest is not None and trace.tasks[latest].communicates:
-            launch = call_of[trace.tasks[latest].correlation]
+        if at and trace.tasks[mine[at - 1][1]].communicates:
+            launch = call_of[mine[at - 1][0]]
             if _in_one(trace.inside.get(call.thread, []), launch.start_ns, call.start_ns):
                 continue
-        waiting = trace.tasks[consumer]
-        for device, stream in launched.streams:
-            producer = launched.before((device, stream), call.correlation)
-            if producer is not None and device == waiting.device and stream != waiting.stream:
-                fits = trace.tasks[producer].end_ns <= waiting.start_ns
-                yield EventWait((n, stream), producer, consumer, fits)
+        waiting = trace.tasks[mine[at][1]]
+        for device, stream in streams.known:
+            producers = streams.at((device, stream), call.correlation)
+            if producers and device == waiting.device and stream != waiting.stream:
+                fits = all(trace.tasks[i].end_ns <= waiting.start_ns for i in producers)
+                yield EventWait(
+                    (n, stream), call.correlation, device, waiting.stream, stream, call.correlation, fits
+                )
 
 
 def _launched_by(trace: Trace) -> dict[Thread, list[tuple[int, int]]]:
@@ -143,13 +172,3 @@ def _in_one(spans: list[tuple[int, int]], first_ns: int, then_ns: int) -> bool:
     """
     at = bisect.bisect_right(spans, (then_ns, sys.maxsize)) - 1
     return at >= 0 and spans[at][0] <= first_ns and then_ns < spans[at][1]
-
-
-def _last_before(launched: list[tuple[int, int]], correlation: int) -> int | None:
-    at = bisect.bisect_left(launched, (correlation, -1))
-    return launched[at - 1][1] if at else None
-
-
-def _first_after(launched: list[tuple[int, int]], correlation: int) -> int | None:
-    at = bisect.bisect_right(launched, (correlation, sys.maxsize))
-    return launched[at][1] if at < len(launched) else None
