@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cli_runner import sim
-from cuda_programs import Run, Step, gpu, ran
+from cuda_programs import Run, Step, gpu, host, ran
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,6 +217,43 @@ def test_kernels_of_pairs_do_not_meet(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="2 kernels send or receive between two ranks; they keep their"):
         graph = load_graph(record(tmp_path, runs), format="kineto")
     assert sum("communicator" in own for own in graph.attributes.values()) == 2
+
+
+def test_clocks_go_by_the_median(tmp_path: Path) -> None:
+    """Of three collectives the first ended 2 us earlier on rank 1, by a clock that is 500 us fast."""
+    programs = [[("collective", 20)] * 3] * 2
+    runs = together(programs, [[0] * 3] * 2, [8] * 3, clock=[0, 500])
+    [first, *_] = [event for event in runs[1].events if event["name"] == NCCL]
+    first["dur"] -= 2
+    graph = load_graph(record(tmp_path, runs), format="kineto")
+    own = [graph.attributes[graph.index(f"rank{rank}/{NCCL}.2")] for rank in (0, 1)]
+    assert own[0]["recorded_start_ns"] == own[1]["recorded_start_ns"] == 20_000
+
+
+def test_a_wait_that_one_rank_cannot_have_had_is_none(tmp_path: Path) -> None:
+    """An older trace does not say for what stream 7 waits; on rank 0 it went on beside the collective."""
+    runs = []
+    for at in (30, 60):
+        events = [
+            host("cudaLaunchKernel", 1, 0, 4),
+            gpu(NCCL, 1, 4, 46, stream=20),
+            host("cudaStreamWaitEvent", 2, 10, 4),
+            host("cudaLaunchKernel", 3, at - 4, 4),
+            gpu("kernel", 3, at, 5),
+        ]
+        runs.append(Run(events))
+    record(tmp_path, runs)
+    graph = load_graph(tmp_path, format="kineto")
+    consumers = {graph.op_names[op] for op in graph.edges.consumer.tolist()}
+    assert consumers >= {"rank0/kernel.1", "rank1/kernel.1"}
+    from_nccl = {
+        graph.op_names[b]
+        for a, b in zip(graph.edges.producer.tolist(), graph.edges.consumer.tolist(), strict=True)
+        if NCCL in graph.op_names[a]
+    }
+    assert from_nccl == set()
+    alone = load_graph(tmp_path / "rank1.json")
+    assert f"{NCCL}.0" in {alone.op_names[op] for op in alone.edges.producer.tolist()}
 
 
 def test_exposed_communication_by_hand(tmp_path: Path) -> None:

@@ -158,22 +158,69 @@ def test_the_host_works_as_long_as_before(trace: Load) -> None:
     assert max(end.values()) == 20 * (23 + 4 + 4 + 3) * 1000 - 23_000 + 20 * 10
 
 
-@pytest.mark.parametrize("direction", ["HtoD (Pageable -> Device)", "HtoD (Pinned -> Device)"])
-def test_pageable_memory_is_staged_after_what_is_before_it(trace: Load, direction: str) -> None:
-    """The call returns when the copy has begun, so it waited for the kernel; of pinned memory it does not."""
-    pageable = "Pageable" in direction
+def test_what_it_takes_to_issue_a_copy_is_the_median_of_launches(trace: Load) -> None:
+    """Launches of 5, 7 and 60 us; of copies that had nothing to wait for, those count alone: 9 us."""
+    events = [
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 1000),
+        host("cudaLaunchKernel", 2, 5, 7),
+        gpu("b", 2, 1005, 10),
+        host("cudaLaunchKernel", 3, 12, 60),
+        gpu("c", 3, 1015, 10),
+        host("cudaMemcpy", 4, 72, 1000),
+        gpu("Memcpy DtoH (Device -> Pinned)", 4, 1025, 10, category="gpu_memcpy"),
+    ]
+    alone = [
+        host("cudaMemcpy", 5, 2000, 15),
+        gpu("Memcpy DtoH (Device -> Pinned)", 5, 2009, 1, category="gpu_memcpy"),
+    ]
+    for more, ns in (([], 7_000), (alone, 9_000)):
+        graph = trace(*events, *more)
+        assert graph.duration_ns[graph.index("launch.3")] == ns
+
+
+def test_a_copy_within_the_device_does_not_wait(trace: Load) -> None:
+    events = [
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 10),
+        host("cudaMemcpy", 2, 5, 40),
+        gpu("Memcpy DtoD (Device -> Device)", 2, 15, 10, category="gpu_memcpy"),
+    ]
+    assert "synchronize" not in trace(*events).kinds
+    events[-1]["name"] = "Memcpy HtoD (Pinned -> Device)"
+    assert "synchronize" in trace(*events).kinds
+
+
+@pytest.mark.parametrize(
+    ("direction", "call_us", "waits"),
+    [("Pageable -> Device", 1020, True), ("Pageable -> Device", 5, False), ("Pinned -> Device", 5, False)],
+)
+def test_pageable_memory_is_staged_after_what_is_before_it(
+    trace: Load, direction: str, call_us: int, waits: bool
+) -> None:
+    """A call that returns when the copy has begun waited for the kernel; small copies, and pinned, do not."""
     graph = trace(
         host("cudaLaunchKernel", 1, 0, 5),
         gpu("a", 1, 5, 1000),
-        host("cudaMemcpyAsync", 2, 10, 1020 if pageable else 5),
-        gpu(f"Memcpy {direction}", 2, 1010, 50, category="gpu_memcpy"),
+        host("cudaMemcpyAsync", 2, 10, call_us),
+        gpu(f"Memcpy HtoD ({direction})", 2, 1010, 50, category="gpu_memcpy"),
         host("cudaLaunchKernel", 3, 1040, 5),
         gpu("b", 3, 1060, 5),
     )
     start, _ = starts_and_ends(faster(graph, 100))
-    assert start["launch.2"] == (20_000 if pageable else 15_000)
-    waits = ("a.0", "launch.1") in edges(graph)
-    assert waits == pageable
+    assert (("a.0", "launch.1") in edges(graph)) == waits
+    assert start["launch.2"] == (20_000 if waits else 15_000)
+
+
+def test_a_small_copy_from_pageable_memory_waits_for_nothing(trace: Load) -> None:
+    """Its call returns before the copy begins, though the kernel before it had long ended."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 10),
+        host("cudaMemcpyAsync", 2, 50, 5),
+        gpu("Memcpy HtoD (Pageable -> Device)", 2, 58, 1, category="gpu_memcpy"),
+    )
+    assert ("a.0", "launch.1") not in edges(graph)
 
 
 def test_a_stream_is_through_when_what_it_waits_for_is(trace: Load) -> None:
@@ -221,23 +268,30 @@ def test_the_thread_of_gradients_and_its_caller_take_turns(trace: Load) -> None:
         operator(gradient, 130, 30, tid=2, **{"Sequence number": 5}),
         host("cudaLaunchKernel", 3, 140, 5, tid=2),
         gpu("backward", 3, 145, 100),
-        host("cudaStreamWaitEvent", 4, 150, 1, tid=2),
-        host("cudaLaunchKernel", 5, 200, 5),
-        gpu("step", 5, 245, 10),
+        host("cudaLaunchKernel", 4, 145, 5, tid=2),
+        gpu("ncclKernel_AllReduce_RING_LL_Sum_float", 4, 150, 60, stream=20),
+        host("cudaStreamWaitEvent", 5, 152, 1, tid=2),
+        host("cudaLaunchKernel", 6, 200, 5),
+        gpu("step", 6, 245, 10),
     ]
     graph = trace(*events)
+    assert ("ncclKernel_AllReduce_RING_LL_Sum_float.2", "step.3") in edges(graph)
     threads = {own["thread"] for own in graph.attributes.values() if "thread" in own}
     assert threads == {"thread0"}
     chain = [
         ("launch.0", "host.1"),
         ("host.1", "synchronize.1"),
         ("synchronize.1", "launch.2"),
-        ("launch.2", "launch.4"),
+        ("launch.2", "launch.3"),
     ]
     assert edges(graph) >= {*chain, ("forward.0", "synchronize.1")}
     start, _ = starts_and_ends(faster(graph, 100))
     # from 0: launched at 5, done at 6; the call at 15 ends 3 us later; 32 us until the backward is launched
     assert start["backward.1"] == 15_000 + 3_000 + 32_000
+    own = operator(gradient, 165, 5, **{"Sequence number": 5})  # the caller runs gradients of its own
+    assert edges(trace(*events, own)) == edges(graph)
+    other = operator(gradient, 165, 5, tid=3, **{"Sequence number": 5})  # two GPUs, two threads: side by side
+    assert ("synchronize.1", "launch.2") not in edges(trace(*events, other))
 
 
 def test_what_a_process_group_waits_for_itself_holds_no_kernel(trace: Load) -> None:
