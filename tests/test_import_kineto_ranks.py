@@ -23,6 +23,8 @@ from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from scenarios.importers import load_graph
+from scenarios.run.sweeps.sweep_files import stamps
+from scenarios.run.sweeps.sweep_points import points_of
 from sim import Graph, simulate
 from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
@@ -254,6 +256,19 @@ def test_a_wait_that_one_rank_cannot_have_had_is_none(tmp_path: Path) -> None:
     assert from_nccl == set()
     alone = load_graph(tmp_path / "rank1.json")
     assert f"{NCCL}.0" in {alone.op_names[op] for op in alone.edges.producer.tolist()}
+
+
+def test_a_changed_rank_is_not_resumed(tmp_path: Path) -> None:
+    """What a sweep keeps of an interrupted run goes by the content of all traces in the folder."""
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    path = write(tmp_path, SCENARIO.replace("WHAT", "ranks"))
+    points = points_of(["seed=1"])
+    found = []
+    for transfer in (8, 8, 9):
+        record(folder, together(TWO, [[10, 0], [10, 0]], [transfer]))
+        found.append(stamps(str(path), points, [], False))
+    assert found[0] == found[1] != found[2]
 
 
 def test_exposed_communication_by_hand(tmp_path: Path) -> None:
