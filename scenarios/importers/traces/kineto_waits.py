@@ -166,9 +166,9 @@ def _in_one(spans: list[tuple[int, int]], first_ns: int, then_ns: int) -> bool:
     """Whether two instants are in one of several spans, which are apart and in order.
 
     Of a process group's operator: what waits there after the kernel's launch are streams of its own. NCCL
-    joins its internal stream to the one it launched on, and PyTorch gives callbacks a stream from the pool
-    (nccl, src/misc/strongstream.cc; torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``collective``). The
-    stream that uses the result waits later, outside.
+    lets its internal stream wait for the one it launched on (nccl, src/enqueue.cc, ``ncclLaunchPrepare``),
+    PyTorch runs callbacks on a stream from the pool (aten/src/ATen/core/ivalue_inl.h, ``invokeCallback``).
+    The stream that uses the result waits later, outside.
     """
     at = bisect.bisect_right(spans, (then_ns, sys.maxsize)) - 1
     return at >= 0 and spans[at][0] <= first_ns and then_ns < spans[at][1]
