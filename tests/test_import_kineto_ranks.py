@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -476,6 +477,23 @@ def test_a_scenario_names_a_folder_or_the_files(tmp_path: Path) -> None:
     (folder / "rank1.json").symlink_to(tmp_path.parent)
     done = sim("run", write(tmp_path, SCENARIO.replace("WHAT", "ranks")))
     assert (done.exit_code, "is outside the scenario's folder" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("3", r"s\.yaml:5:20: workload\.kineto: should be text, not 3"),
+        ("[a.json, 3]", r"s\.yaml:5:29: workload\.kineto\.1: should be text, not 3"),
+        ("[/a.json]", r"s\.yaml:5:21: workload\.kineto\.0: '/a\.json' is an absolute path"),
+        ("[]", r"s\.yaml:5:20: workload\.kineto: no trace is given"),
+        ("nowhere", r"s\.yaml:5:20: workload\.kineto: .*nowhere: no such file"),
+    ],
+)
+def test_a_wrong_name_is_told_in_one_line(tmp_path: Path, what: str, says: str) -> None:
+    done = sim("run", write(tmp_path, SCENARIO.replace("WHAT", what)))
+    assert done.exit_code == 2
+    [line] = done.stderr.strip().splitlines()
+    assert re.search(says, line)
 
 
 # -- eight ranks of DLRM --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
@@ -100,7 +100,8 @@ class KinetoTrace(ImportedFile):
     """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
 
     kineto: Annotated[
-        File | list[File],
+        Annotated[File, Tag("<file>")] | Annotated[list[File], Tag("<files>")],
+        Discriminator(lambda given: "<files>" if isinstance(given, list) else "<file>"),
         Field(
             description="a trace (.json, .json.gz), relative to this file; of all ranks of a job a list of "
             "them, or their folder"
