@@ -109,8 +109,8 @@ class StreamWait:
     after: int
     """Tasks of the stream launched after this correlation wait,"""
     on_stream: int
-    recorded: int
-    """for those of the other stream launched before this one."""
+    recorded: int | None
+    """for those of the other stream launched before this one; None: nobody knows when."""
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,9 @@ def _call(event: Any) -> HostCall:
 
 def _wait(args: Any) -> Iterator[StreamWait]:
     """Yield the wait, unless the profiler could not tell what for (-1)."""
-    recorded, on_stream = int(args["wait_on_cuda_event_record_corr_id"]), int(args["wait_on_stream"])
-    if recorded >= 0 and on_stream >= 0:
-        device, stream, after = (int(args[key]) for key in ("device", "stream", "correlation"))
+    on_stream, recorded = int(args["wait_on_stream"]), _recorded(args)
+    device, stream, after = (int(args[key]) for key in ("device", "stream", "correlation"))
+    if on_stream >= 0 and (recorded is None or recorded >= 0):
         yield StreamWait(device, stream, after, on_stream, recorded)
 
 
@@ -294,9 +294,14 @@ def _host_wait(args: Any) -> Iterator[tuple[int, HostWait]]:
     device, correlation = int(args["device"]), int(args["correlation"])
     if "wait_on_stream" not in args:
         yield correlation, HostWait(device, int(args["stream"]), None)
-    elif int(args["wait_on_stream"]) >= 0 and int(args.get("wait_on_cuda_event_record_corr_id", -1)) >= 0:
-        recorded = int(args["wait_on_cuda_event_record_corr_id"])
-        yield correlation, HostWait(device, int(args["wait_on_stream"]), recorded)
+    for wait in _wait(args) if "wait_on_stream" in args else ():
+        yield correlation, HostWait(device, wait.on_stream, wait.recorded)
+
+
+def _recorded(args: Any) -> int | None:
+    """Return the correlation of the call that recorded an event; None: the profiler is too old to say it."""
+    key = "wait_on_cuda_event_record_corr_id"
+    return int(args[key]) if key in args or "wait_on_cuda_event_id" not in args else None
 
 
 def _ns(microseconds: Any) -> int:

@@ -12,7 +12,8 @@ far: the task launched last, or that one and the positions of events that it wai
 Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
 ``enable_cuda_sync_events``). An older one has the calls of ``cudaStreamWaitEvent`` only: then the stream on
 which the thread launches next is taken to wait for all other streams as they are at the call, unless the
-recorded times say otherwise.
+recorded times say otherwise. One in between tells the stream of the event, and not when it was recorded: then
+it is taken as it is at the call, under the same condition.
 """
 
 from __future__ import annotations
@@ -102,6 +103,17 @@ class Streams:
         known = bisect.bisect_left(history, (correlation,))
         return history[known - 1][1] if known else ()
 
+    def fits(self, trace: Trace, wait: EventWait) -> bool:
+        """Whether the next task of the stream that waits was recorded to start after what it waits for."""
+        history = self._history.get((wait.device, wait.stream), [])
+        following = bisect.bisect_right(history, (wait.at, (sys.maxsize,)))
+        if following == len(history):
+            return True
+        (task,) = history[following][1]
+        start_ns = trace.tasks[task].start_ns
+        awaited = self.at((wait.device, wait.on_stream), wait.recorded)
+        return all(trace.tasks[i].end_ns <= start_ns for i in awaited)
+
     def all_at(self, correlation: int) -> tuple[int, ...]:
         """Return the positions of all streams before a call."""
         return tuple(dict.fromkeys(i for stream in self.known for i in self.at(stream, correlation)))
@@ -122,12 +134,13 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
 
 def _waits(trace: Trace) -> Iterator[EventWait]:
     """Yield every wait, as recorded or, without a record, as inferred."""
-    if trace.waits:
-        for n, wait in enumerate(trace.waits):
-            key = n, wait.on_stream
-            yield EventWait(key, wait.after, wait.device, wait.stream, wait.on_stream, wait.recorded)
-        return
     streams = Streams(trace)
+    if trace.waits:
+        for n, told in enumerate(trace.waits):
+            key, recorded = (n, told.on_stream), told.after if told.recorded is None else told.recorded
+            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, recorded)
+            yield wait if told.recorded is not None else wait._replace(fits=streams.fits(trace, wait))
+        return
     threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
     calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))
     for n, call in enumerate(calls):
@@ -141,12 +154,11 @@ def _waits(trace: Trace) -> Iterator[EventWait]:
                 continue
         waiting = trace.tasks[mine[at][1]]
         for device, stream in streams.known:
-            producers = streams.at((device, stream), call.correlation)
-            if producers and device == waiting.device and stream != waiting.stream:
-                fits = all(trace.tasks[i].end_ns <= waiting.start_ns for i in producers)
-                yield EventWait(
-                    (n, stream), call.correlation, device, waiting.stream, stream, call.correlation, fits
-                )
+            if device == waiting.device and stream != waiting.stream:
+                key, now = (n, stream), call.correlation
+                wait = EventWait(key, now, device, waiting.stream, stream, now)
+                if streams.at((device, stream), now):
+                    yield wait._replace(fits=streams.fits(trace, wait))
 
 
 def _launched_by(trace: Trace) -> dict[Thread, list[tuple[int, int]]]:
