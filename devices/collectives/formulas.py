@@ -24,7 +24,7 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge
 
-from devices.collectives.schedules import ALGORITHMS, Step, Steps, steps_of
+from devices.collectives.schedules import ALGORITHMS, Step, Steps, steps_of, uneven
 from devices.describe.field_types import Bandwidth
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
@@ -101,13 +101,15 @@ class Formula:
         return self.ways(call)[ns.index(min(ns))][1]
 
     def _ways_ns(self, call: Call, machine: Machine) -> list[_Times]:
-        key = (id(machine), call.kind, call.ranks, call.root)
+        key = (id(machine), call.kind, call.ranks, call.root, call.sends)
         if key not in self._known:
             self._known[key] = machine, [self._times(steps, call, machine) for _, steps in self.ways(call)]
         return self._known[key][1]
 
     def ways(self, call: Call) -> list[tuple[str, Steps]]:
         """Return the algorithms that may run a call, and the steps of each."""
+        if call.sends:
+            return [("direct", uneven(call.sends, call.nbytes))]
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
         names: tuple[str, ...] = (self.algorithm,)
         if self.algorithm == _ALL:
@@ -128,8 +130,8 @@ class Formula:
     def _slowest(self, step: Step, ranks: tuple[int, ...], machine: Machine) -> list[tuple[int, Fraction]]:
         """Return (latency, ns per byte of the call) of each message of a step, and of each link it crowds."""
         found: set[tuple[int, Fraction]] = set()
-        users: dict[Hashable, list[tuple[int, Fraction]]] = {}
-        for a, b in zip(step.source.tolist(), step.destination.tolist(), strict=True):
+        users: dict[Hashable, list[tuple[int, Fraction, Fraction]]] = {}
+        for a, b, share in zip(step.source.tolist(), step.destination.tolist(), step.shares, strict=True):
             route = machine.route(ranks[a], ranks[b])
             rates: dict[Hashable, int | None] = {
                 machine.channels[k]: machine.links[k].bandwidth_bytes_per_s for k in route
@@ -137,19 +139,20 @@ class Formula:
             rates |= {("out", a): self.bandwidth, ("in", b): self.bandwidth}
             slowest = min((rate for rate in rates.values() if rate is not None), default=None)
             latency_ns = self.latency_ns + machine.latency_ns(route)
-            alone = latency_ns, Fraction(0) if slowest is None else step.share * NS_PER_S / slowest
+            alone = latency_ns, Fraction(0) if slowest is None else share * NS_PER_S / slowest
             found.add(alone)
             for what, rate in rates.items():
                 if rate is not None:
-                    users.setdefault(what, []).append(alone)
+                    users.setdefault(what, []).append((*alone, share))
         for what, messages in users.items():
             sharing = machine.links[what].sharing if isinstance(what, int) else "shared"
             if len(messages) > 1 and sharing == "serial":  # one after the other, latencies included
-                found.add((sum(ns for ns, _ in messages), sum((ns for _, ns in messages), Fraction(0))))
+                latency_ns = sum(ns for ns, _, _ in messages)
+                found.add((latency_ns, sum((ns for _, ns, _ in messages), Fraction(0))))
             elif len(messages) > 1 and sharing == "shared":
                 rate = machine.links[what].bandwidth_bytes_per_s if isinstance(what, int) else self.bandwidth
-                per_byte = len(messages) * step.share * NS_PER_S / Fraction(rate or 1)
-                found.add((max(ns for ns, _ in messages), per_byte))
+                shares = sum((share for _, _, share in messages), Fraction(0))
+                found.add((max(ns for ns, _, _ in messages), shares * NS_PER_S / Fraction(rate or 1)))
         return sorted(found)
 
 

@@ -24,12 +24,17 @@ class Call(NamedTuple):
         Its devices, in the order of the communicator; of a pair the sender first.
     root : int
         Device from which, or to which, all goes; -1: there is none.
+    sends : tuple of tuple of int
+        Of an ``all_to_all`` that is uneven: the bytes from each rank to each, those that stay included.
+        `nbytes` is then that of an even one in which each rank sends, and gets, as much as here the one that
+        has most. Empty: all messages are the same.
     """
 
     kind: str
     nbytes: int
     ranks: tuple[int, ...]
     root: int = UNSET
+    sends: tuple[tuple[int, ...], ...] = ()
 
 
 class CollectiveModel(Protocol):

@@ -44,7 +44,18 @@ def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
     """Return what a collective asks the machine's model for."""
     kind = graph.kind(int(c.op[entry]))
     kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
-    return Call(kind, int(c.nbytes[entry]), c.members[int(c.party[entry])], int(c.root[entry]))
+    sends = c.sends[int(c.exchange[entry])] if c.exchange[entry] != UNSET else ()
+    nbytes = _even_nbytes(sends) if sends else int(c.nbytes[entry])
+    return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), sends)
+
+
+def _even_nbytes(sends: tuple[tuple[int, ...], ...]) -> int:
+    """Return what each rank sends in an even exchange that is as much for all as this one is for one."""
+    n = len(sends)
+    out = [sum(row) - row[r] for r, row in enumerate(sends)]
+    back = [sum(column) - column[r] for r, column in enumerate(zip(*sends, strict=True))]
+    most: int = max(*out, *back, 0)
+    return -(-most * n // max(1, n - 1))
 
 
 def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:
@@ -57,7 +68,8 @@ def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArra
     """
     model = machine.collectives
     assert model is not None
-    keys = np.stack((c.party, c.signature, c.nbytes))[:, wanted]
+    sized = np.where(c.exchange == UNSET, c.nbytes, 0)
+    keys = np.stack((c.party, c.signature, sized, c.exchange))[:, wanted]
     _, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     times = []
     for entry in np.flatnonzero(wanted)[first].tolist():
