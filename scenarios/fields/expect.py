@@ -46,6 +46,12 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{value!r} is not a number")
+    return float(value)
+
+
 def _names(value: Any) -> list[str]:
     if not isinstance(value, list) or not value:
         raise InputError(f"{value!r} is not a list of ops, as in [a, b, c]")
@@ -58,6 +64,7 @@ _DURATION = _Unit(
 _BYTES = _Unit(lambda value: parse_bytes(value, what=""), lambda value: format_bytes(value, digits=None))
 _SHARE = _Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
 _COUNT = _Unit(_whole, str)
+_NUMBER = _Unit(_number, lambda value: f"{value:.10g}")
 _WORD = _Unit(str, str)
 _ORDER = _Unit(_names, lambda value: f"[{', '.join(value)}]")
 
@@ -118,6 +125,11 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "makespan_bubble": _Result(_SHARE, "", "pipeline.makespan_bubble"),
     "span_bubble": _Result(_SHARE, "", "pipeline.span_bubble"),
     "bottleneck": _Result(_WORD, "", "pipeline.bottleneck"),
+    "imbalance": _Result(_NUMBER, "", "experts.imbalance"),
+    "fullest": _Result(_WORD, "", "experts.fullest"),
+    "dropped": _Result(_COUNT, "", "experts.dropped"),
+    "mean_staleness": _Result(_NUMBER, "", "staleness.mean"),
+    "max_staleness": _Result(_COUNT, "", "staleness.max"),
     "goodput": _Result(_SHARE, "recovery", "goodput"),
     "interruptions": _Result(_COUNT, "recovery", "interruptions"),
     "run_end": _Result(_DURATION, "recovery", "end_ns"),

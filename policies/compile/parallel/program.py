@@ -53,7 +53,8 @@ class Program:
         """Issue an op of the step."""
         inputs = [(self.instead.get(tensor, tensor), distance) for tensor, distance in record.inputs]
         edges = [*record.after, *_edges(after)]
-        attributes = {**record.attributes, "stream": COMPUTE}
+        own = record.attributes.get("stream", COMPUTE) if "communicator" in record.attributes else COMPUTE
+        attributes = {**record.attributes, "stream": own}
         self.records.ops[record.name] = replace(record, inputs=inputs, after=edges, attributes=attributes)
 
     def add(

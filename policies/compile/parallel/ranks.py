@@ -26,7 +26,7 @@ from sim.words.limits import MOST_BUILT, at_most
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Ranks", "on_ranks"]
+__all__ = ["Ranks", "add_ranks", "on_ranks"]
 
 
 MOST_RANKS: Final = 100_000
@@ -90,6 +90,14 @@ def on_ranks(
     """
     out = GraphBuilder(graph.name) if builder is None else builder
     at_most(MOST_BUILT, len(ranks) * len(graph), "ops")
+    add_ranks(out, graph, ranks, communicator)
+    return out.build()
+
+
+def add_ranks(
+    out: GraphBuilder, graph: Graph, ranks: Sequence[str], communicator: Callable[[str, int], str]
+) -> None:
+    """Add to what is there that every rank runs `graph`; see `on_ranks`."""
     n, size, given = len(ranks), len(graph), len(graph.external_names)
     facts = list(zip(graph.tensor_nbytes[:given].tolist(), graph.tensor_role[:given].tolist(), strict=True))
     pinned = (graph.tensor_pin[:given] != UNSET).tolist()
@@ -134,7 +142,6 @@ def on_ranks(
         },
         attributes=attributes,
     )
-    return out.build()
 
 
 def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:
