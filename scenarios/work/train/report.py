@@ -62,9 +62,18 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
             {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
             for of_rank, peak in zip(_times(trace, training, schedule), peaks, strict=True)
         ],
+        **_experts(training),
         "memory_limit_bytes": capacity,
         "fits": capacity is None or max(peak.nbytes for peak in peaks) <= capacity,
     }
+
+
+def _experts(training: Training) -> dict[str, Any]:
+    """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
+    if not training.model.experts:
+        return {}
+    load = training.work.load
+    return {"imbalance": load.imbalance, "dropped": load.dropped}
 
 
 def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[str, int]]:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from policies.compile.parallel.experts.routing import Routes
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
@@ -32,6 +33,7 @@ from sim.machine.machine import Machine
 from sim.trace import Trace
 from sim.words import plugins
 from sim.words.errors import InputError, ScenarioError, UnknownNameError
+from sim.words.plugins import Origin
 
 if TYPE_CHECKING:
     from scenarios.fields.policy_fields import Policy
@@ -154,14 +156,30 @@ def training_of(fields: TrainFields, document: Document) -> Training:
             flash=fields.flash,
             dropout=fields.dropout,
             imbalance=fields.imbalance,
+            routes=_routes(fields, document),
             memory=fields.memory if fields.memory is not None else calibration.memory,
         )
-        training.work  # noqa: B018 - sizes that no rank can have are refused here
+        if training.model.experts:
+            training.work.load  # noqa: B018 - sizes that no rank can have are refused here
+        training.work  # noqa: B018
         return training
     except ScenarioError:
         raise
     except InputError as error:
+        if error.path:
+            raise document.wrong(error, part) from error
         raise document.error(part, str(error)) from error
+
+
+def _routes(fields: TrainFields, document: Document) -> Routes | None:
+    """Return the routing that the fields ask for."""
+    if fields.routing is None:
+        for key in ("capacity_factor", "pad_to_capacity"):
+            if getattr(fields, key):
+                raise InputError("has no effect without routing", path=(key,))
+        return None
+    origin = Origin(document.directory, allow_outside=document.allow_outside)
+    return Routes(fields.routing, fields.capacity_factor, fields.pad_to_capacity, origin)
 
 
 def _architecture(fields: ModelFields) -> Architecture:

@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.graph.graph import Graph
 from sim.job.collectives.members import Collectives
-from sim.machine.communicators import Call
+from sim.machine.communicators import Call, even_nbytes
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, BoolArray, IntArray
@@ -45,17 +45,8 @@ def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
     kind = graph.kind(int(c.op[entry]))
     kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
     sends = c.sends[int(c.exchange[entry])] if c.exchange[entry] != UNSET else ()
-    nbytes = _even_nbytes(sends) if sends else int(c.nbytes[entry])
+    nbytes = even_nbytes(sends) if sends else int(c.nbytes[entry])
     return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), sends)
-
-
-def _even_nbytes(sends: tuple[tuple[int, ...], ...]) -> int:
-    """Return what each rank sends in an even exchange that is as much for all as this one is for one."""
-    n = len(sends)
-    out = [sum(row) - row[r] for r, row in enumerate(sends)]
-    back = [sum(column) - column[r] for r, column in enumerate(zip(*sends, strict=True))]
-    most: int = max(*out, *back, 0)
-    return -(-most * n // max(1, n - 1))
 
 
 def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:

@@ -36,10 +36,10 @@ import numpy as np
 
 from policies.compile.parallel.experts.traces import Trace, read_trace
 from sim.words.arrays import IntArray
-from sim.words.errors import InputError, hint
+from sim.words.errors import InputError, hint, located
 from sim.words.plugins import NOWHERE, Origin
 
-__all__ = ["Routing", "routed"]
+__all__ = ["Routes", "Routing", "routed"]
 
 _FORMS: Final = ("balanced", "one-hot", "zipf", "random", "tokens", "trace")
 _MOST_EXPONENT: Final = 100
@@ -152,6 +152,24 @@ def routed(
     return Routing(np.full_like(sent, capacity) if pad else taken, choices, dropped)
 
 
+@dataclass(frozen=True)
+class Routes:
+    """A routing, before ranks and tokens are known; fields as of `routed`."""
+
+    given: object
+    capacity_factor: float | None = None
+    pad: bool = False
+    origin: Origin = NOWHERE
+
+    def of(self, *, ranks: int, experts: int, tokens: int | None, top_k: int) -> Routing:
+        """Return who sends how many tokens to which expert."""
+        return routed(self.given, ranks=ranks, experts=experts, tokens=tokens, top_k=top_k, **self._more)
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        return {"capacity_factor": self.capacity_factor, "pad": self.pad, "origin": self.origin}
+
+
 @dataclass
 class _Form:
     """One of the ways to say it, and the sizes that it has to fit."""
@@ -171,7 +189,9 @@ class _Form:
         if form == "trace":
             if not isinstance(value, str):
                 raise _wrong(f"trace must be a file; found {value!r}")
-            return self._counted(read_trace(self.origin.file(value), self.experts, self.top_k))
+            with located("routing"):
+                trace = read_trace(self.origin.file(value), self.experts, self.top_k)
+            return self._counted(trace)
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
