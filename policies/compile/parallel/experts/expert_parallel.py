@@ -25,8 +25,7 @@ megatron/core/distributed/distributed_data_parallel.py (buffers of expert parame
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_when_full
@@ -184,20 +183,18 @@ class ExpertParallel:
         return [[parameters[k] for k in row] for row in rows]
 
     def _add(self, out: GraphBuilder, graph: Graph, place: int, group: int) -> None:
-        """Add the program of a place in a group."""
-        first = group * self.size
-        names = {str(k): name for k, name in enumerate(self.ranks[first : first + self.size])}
-        groups = {EXPERTS: f"{EXPERTS} {group}", _COPIES: f"{_COPIES} {place}"}
-        attributes = {
-            op: {**given, "sends": {names[k]: nbytes for k, nbytes in given["sends"].items()}}
-            if "sends" in given
-            else given
-            for op, given in graph.attributes.items()
-        }
-        alone = len(self.ranks) == self.size
-        add_ranks(
-            out,
-            replace(graph, attributes=attributes),
-            [names[str(place)]],
-            lambda name, rank: name if alone else groups.get(name, name),
-        )
+        """Add the program of a place in a group: devices for places, and groups with their numbers."""
+        names = self.ranks[group * self.size : (group + 1) * self.size]
+        numbered = {EXPERTS: f"{EXPERTS} {group}", _COPIES: f"{_COPIES} {place}"}
+        if len(self.ranks) == self.size:
+            numbered = {}
+
+        def attributes(own: Mapping[str, Any], _: int) -> Mapping[str, Any]:
+            found = dict(own)
+            if "communicator" in own:
+                found["communicator"] = numbered.get(own["communicator"], own["communicator"])
+            if "sends" in own:
+                found["sends"] = {names[int(k)]: nbytes for k, nbytes in own["sends"].items()}
+            return found
+
+        add_ranks(out, graph, [names[place]], attributes)
