@@ -21,6 +21,7 @@ from policies.compile.parallel.experts.layers import Layer, Layers, scaled
 from policies.compile.parallel.experts.routing import Routing
 from policies.compile.records import Record, Records
 from sim.analysis.training.expert_load import DROPPED, LAYER, TOKENS
+from sim.words.arrays import IntArray
 from sim.words.errors import GraphError
 from sim.words.units import round_half_up
 
@@ -121,11 +122,11 @@ class OneRank:
             local = [t for t in tensors if self._is_here(layer, t)]
             reads, gives = (tensors, local) if inwards else (local, tensors)
             sizes = [self._arriving(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
-            sends = {str(k): round_half_up(n * each) for k, n in enumerate(counts.tolist())}
+            sends = {str(k): nbytes for k, nbytes in enumerate(_rounded(counts, each))}
             record = Record(op, "all_to_all", [(t, 0) for t in reads], [], tuple(sizes))
             record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
             record.bytes_read = sum(sends.values())
-            record.bytes_written = sum(round_half_up(n * each) for n in (back if inwards else out).tolist())
+            record.bytes_written = sum(_rounded(back if inwards else out, each))
             record.attributes = {
                 "communicator": EXPERTS,
                 "sends": sends,
@@ -266,6 +267,12 @@ class OneRank:
 
     def _tensor_nbytes(self, tensor: str) -> int:
         return self.step.records.nbytes(tensor)
+
+
+def _rounded(counts: IntArray, each: Fraction) -> list[int]:
+    """Return the bytes of so many tokens each, half a byte up."""
+    n, d = each.numerator, each.denominator
+    return [(2 * n * count + d) // (2 * d) for count in counts.tolist()]
 
 
 def _in_order(made: dict[str, Record], turns: dict[str, float], layers: Layers) -> dict[str, Record]:
