@@ -271,7 +271,7 @@ def test_zero_2_sums_in_every_micro_batch() -> None:
 
 @pytest.mark.parametrize("stage", [ZeroOne, ZeroTwo])
 def test_micro_batches_have_inputs_of_their_own_and_one_update(stage: type[ZeroOne]) -> None:
-    """Work of m micro-batches: m times; updates and gathers once; sums of stage 1 once, of stage 2 m times."""
+    """Work comes m times; updates and gathers once; sums of stage 1 once, of stage 2 m times."""
     one, three = (stage(2, micro_batches=m).apply(layers(FOUR)) for m in (1, 3))
     kinds = [[g.kind(op) for op in range(len(g)) if g.op_names[op].startswith("gpu0/")] for g in (one, three)]
     for kind, times in (
@@ -363,7 +363,9 @@ def test_zero_3_without_streams_of_its_own() -> None:
     assert list(by_stream(run(graph, 2))) == ["compute"]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "micro_batches", "program", "zero.stages_1_and_2", "zero.stage_3"])
+@pytest.mark.parametrize(
+    "name", ["fsdp2", "program", "zero.micro_batches", "zero.stages_1_and_2", "zero.stage_3"]
+)
 def test_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}"))
     assert result.attempted

@@ -18,6 +18,7 @@ from rendezvous_helpers import rendezvous_keys
 
 import sim.graph.rendezvous_keys
 from devices.machine import make_machine
+from devices.memory.memory_description import MemorySpec
 from devices.memory.run.tensors import tensor_memory
 from policies.compile.partition import Partition
 from policies.compile.simplify.prune import Prune
@@ -29,6 +30,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
+from sim.analysis.memory_use import memory_use
 from sim.explain.path import executed_path
 from sim.job.build_job import make_job
 from sim.job.travel import Travel
@@ -520,27 +522,27 @@ def test_a_recv_on_a_gpu_starts_when_what_it_follows_there_has_ended(hop_ns: int
 @st.composite
 def sends_and_recvs(draw: st.DrawFn) -> Graph:
     """Sends, Recvs and other ops that follow earlier ones, on two GPUs and a CPU."""
-    b, names, unmet = GraphBuilder("drawn"), list[str](), list[str]()
+    b, names, tensors, unmet = GraphBuilder("drawn"), list[str](), list[str](), list[str]()
     kinds = draw(st.lists(st.sampled_from(("send", "recv", "op")), min_size=3, max_size=9))
-    for i, kind in enumerate(["op", *kinds, *("recv" for _ in kinds)]):
+    devices = ("gpu0", "gpu1", "cpu0")
+    for i, kind in enumerate(["op", *kinds]):
         if kind == "recv" and not unmet:
             continue
-        key = {"send": f"k{i}", "recv": unmet[0] if unmet else ""}.get(kind)
-        after = draw(st.lists(st.sampled_from(names), max_size=2, unique=True)) if names else []
-        names.append(
-            b.op(
-                f"{kind}{i}",
-                kind=kind,
-                after=after,
-                outputs=8,
-                duration_ns=draw(st.sampled_from((0, 0, 3))),
-                device=draw(st.sampled_from(("gpu0", "gpu1", "cpu0"))),
-                attributes={"key": key} if key else {},
-            )
-        )
+        device = draw(st.sampled_from(devices)) if kind != "recv" else unmet[0]
+        key = {"send": draw(st.sampled_from(devices)), "recv": device}.get(kind)  # where it is received
+        some = [
+            draw(st.lists(st.sampled_from(of or [""]), max_size=2, unique=True)) for of in (names, tensors)
+        ]
+        after, inputs = ([name for name in of if name] for of in some)
+        b.op(f"{kind}{i}", kind=kind, after=after, inputs=inputs if kind != "recv" else (), device=device,
+             outputs=draw(st.sampled_from((0, 8))), duration_ns=draw(st.sampled_from((0, 0, 3))),
+             attributes={"key": key} if key else {})  # fmt: skip
+        names.append(f"{kind}{i}")
         if kind == "send":
-            unmet.append(f"k{i}")
-        elif kind == "recv":
+            unmet.append(str(key))
+            continue
+        tensors.append(f"{kind}{i}")
+        if kind == "recv":
             unmet.pop(0)
     return b.build()
 
@@ -554,14 +556,24 @@ def sends_and_recvs(draw: st.DrawFn) -> Graph:
 )
 @examples(60)
 def test_recvs_on_gpus_keep_the_invariants(g: Graph, hop: int, streams: int, links: bool, runs: int) -> None:
+    """And what a Send offers is in memory until a Recv of its key has ended, with an allocator as without."""
     gpu = {"kind": "gpu", "streams": streams, "event_hop": f"{hop}ns", "issue_cost": f"{hop}ns"}
     spec: dict[str, Any] = {"devices": {"gpu0": gpu, "gpu1": gpu, "cpu0": {"kind": "cpu", "cores": 2}}}
     if links:
-        spec["links"] = [
-            {"from": a, "to": b, "latency": "5ns"} for a, b in pairwise(["gpu0", "cpu0", "gpu1"])
-        ]
+        ends = [("gpu0", "cpu0"), ("cpu0", "gpu1"), ("gpu0", "gpu1")]
+        spec["links"] = [{"from": a, "to": b, "latency": "5ns"} for a, b in ends]
+    devices = make_machine(spec)
+    memory = tensor_memory({device.name: MemorySpec("counted") for device in devices.devices})
     with suppress(StuckError):  # Sends may follow, by way of other ops, the Recvs that they are for
-        simulate(g, make_machine(spec), TensorFlowExecutor(), iterations=runs).check()
+        trace = simulate(g, devices, TensorFlowExecutor(), iterations=runs, memory=memory)
+        trace.check()
+        for d, use in enumerate(memory_use(trace).values() if not links else ()):  # a copy is taken early
+            log, at = trace.log_of(d), np.arange(trace.makespan_ns + 1)
+            levels = [(log["time_ns"], log["in_use"]), (use.times_ns, use.in_use_bytes)]
+            taken, needed = (
+                np.append(0, level)[np.searchsorted(time_ns, at, side="right")] for time_ns, level in levels
+            )
+            assert taken.tolist() == needed.tolist()
 
 
 def test_the_example_of_the_page() -> None:

@@ -85,13 +85,12 @@ class Engine:
         flow = make_flow(job) if flow is None else flow
         self.flow = make_nodes(job, flow)
         self.memory = memory(job, self) if memory else None
-        watcher = self.memory.watcher if self.memory is not None else None
         self.failing = None
         if job.failures is not None:
             self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
         self.taken: list[tuple[int, int]] = []
         self.readiness, self.rendezvous, self.runs = make_readiness(
-            job, flow, self.flow, policy, self, watcher, self.taken, self.failing
+            job, flow, self.flow, policy, self, self.memory, self.taken, self.failing
         )
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.

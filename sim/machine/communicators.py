@@ -24,6 +24,8 @@ class Call(NamedTuple):
         Its devices, in the order of the communicator; of a pair the sender first.
     root : int
         Device from which, or to which, all goes; -1: there is none.
+    communicator : str
+        The name of the communicator; empty where nobody asked for it.
     sends : tuple of tuple of int
         Of an ``all_to_all`` that is uneven: the bytes from each rank to each, those that stay included.
         `nbytes` is then that of an even one in which each rank sends, and gets, as much as here the one that
@@ -34,6 +36,7 @@ class Call(NamedTuple):
     nbytes: int
     ranks: tuple[int, ...]
     root: int = UNSET
+    communicator: str = ""
     sends: tuple[tuple[int, ...], ...] = ()
 
 

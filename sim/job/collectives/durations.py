@@ -44,9 +44,10 @@ def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
     """Return what a collective asks the machine's model for."""
     kind = graph.kind(int(c.op[entry]))
     kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
+    name = c.names[int(c.communicator[entry])]
     sends = c.sends[int(c.exchange[entry])] if c.exchange[entry] != UNSET else ()
     nbytes = even_nbytes(sends) if sends else int(c.nbytes[entry])
-    return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), sends)
+    return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), name, sends)
 
 
 def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:

@@ -28,10 +28,10 @@ from functools import cached_property
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
-from policies.compile.parallel.micro_batches import marked, micro_batch, with_inputs
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
+from policies.compile.parallel.zero.micro_batches import marked, micro_batch, with_inputs
 from policies.option_checks import whole
 from sim import Graph
 from sim.words.limits import MOST_BUILT, at_most
@@ -42,7 +42,7 @@ GROUP: Final = "data parallel"
 """The communicator of all ranks."""
 
 
-class ZeroOne:
+class ZeroOne(OnRanks):
     """Run a training step on ranks that each keep a part of the optimiser's states.
 
     Parameters
@@ -90,12 +90,12 @@ class ZeroOne:
         sizes = [each.elements for each in order]
         return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
+    def program(self, graph: Graph) -> Graph:
+        """Return the step as each rank runs it."""
         at_most(MOST_BUILT, self.micro_batches * len(self.ranks) * len(graph), "ops")
         host = _Host(self, TrainingStep(graph), len(self.ranks))
         host.run()
-        return on_ranks(host.program.graph(), self.ranks)
+        return host.program.graph()
 
 
 class _Host:
