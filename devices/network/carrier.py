@@ -39,6 +39,7 @@ from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.kernel.layout.routes import Routes
+from sim.machine.link import Message
 from sim.machine.machine import Machine
 from sim.machine.task import Task
 
@@ -48,10 +49,13 @@ __all__ = ["Carrier", "make_network"]
 class _Message:
     """What travels and is no transfer of a tensor."""
 
-    __slots__ = ("arrived", "nbytes", "way")
+    __slots__ = ("arrived", "ends", "nbytes", "ready_ns", "start_ns", "way")
 
-    def __init__(self, way: Way, nbytes: int, arrived: Callable[[], None]) -> None:
-        self.way, self.nbytes, self.arrived = way, nbytes, arrived
+    def __init__(
+        self, way: Way, ends: tuple[int, int], nbytes: int, arrived: Callable[[], None], ready_ns: int
+    ) -> None:
+        self.way, self.ends, self.nbytes, self.arrived = way, ends, nbytes, arrived
+        self.ready_ns = self.start_ns = ready_ns
 
 
 class Carrier:
@@ -92,7 +96,7 @@ class Carrier:
             if most is not None:
                 self._flows.add_link(connection, most)
             self._ways_of_messages[pair] = way
-        message = _Message(self._ways_of_messages[pair], nbytes, arrived)
+        message = _Message(self._ways_of_messages[pair], pair, nbytes, arrived, self._context.now_ns)
         if not message.way.held or self._turnstile.enter(message, message.way.held):
             self._begin(message)
 
@@ -104,7 +108,9 @@ class Carrier:
 
     def _begin(self, item: Task | _Message) -> None:
         now = self._context.now_ns
-        if not isinstance(item, _Message):
+        if isinstance(item, _Message):
+            item.start_ns = now
+        else:
             self._context.started(item)
         way, nbytes = self._way(item), self._size(item)
         if way.hops:
@@ -125,6 +131,8 @@ class Carrier:
 
     def _arrived(self, item: Task | _Message) -> None:
         if isinstance(item, _Message):
+            now = self._context.now_ns
+            self._context.carried(Message(*item.ends, item.nbytes, item.ready_ns, item.start_ns, now))
             item.arrived()
         else:
             self._context.finish(item)

@@ -12,9 +12,9 @@ switch hashes what identifies a flow, so that all of its packets take one way; h
 same source, destination and flow number (of a transfer: that of its tensor). The name of the switch goes into
 the hash, because switches that hash alike would use a part of the ways only.
 
-Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster hardly
-anything is looked at but the switches between them. Once that has taken as much as looking at all links, the
-distances of all devices to the destination are computed, and kept.
+Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
+hardly anything is looked at but the switches between them. Once that has taken as much as looking at all
+links, the hops from all devices to the destination are counted, and kept.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class Router:
         self._to = np.array([position[link.destination] for link in links], np.int64)
         self._latency_ns = [link.latency_ns for link in links]
         self._ends: tuple[list[int], list[int]] = self._from.tolist(), self._to.tolist()
-        self._links_at: tuple[list[list[int]], ...] = [[] for _ in names], [[] for _ in names]  # out of it, into it
+        self._links_at: tuple[list[list[int]], ...] = (
+            [[] for _ in names],
+            [[] for _ in names],
+        )  # out of it, into it
         for links_at, ends in zip(self._links_at, self._ends, strict=True):
             for k, device in enumerate(ends):
                 links_at[device].append(k)
@@ -173,7 +176,10 @@ class Router:
         """Of each search: device → the links over which it was reached, in as few hops as can be."""
         rims = [[source], [destination]]
         while not (middle := [at for at in rims[0] if at in over[1]]):
-            costs = [sum(len(self._links_at[side][at]) for at in rims[side]) for side in (0, 1)]
+            costs = [
+                sum([len(links_at[at]) for at in rim])
+                for links_at, rim in zip(self._links_at, rims, strict=True)
+            ]
             if not all(costs):
                 raise InfeasibleError(self._no_route(source, destination))
             side = int(costs[1] < costs[0])

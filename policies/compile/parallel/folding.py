@@ -6,12 +6,11 @@
     shard 1   gpu4  gpu5* gpu6  gpu7          replicate 1, so that four sorts are left, a rank of each:
     replicate k: every fourth                     gpu0 (2, 3)   gpu1   gpu4 (6, 7)   gpu5
 
-All ranks run one program, and meet in collectives and nowhere else. So two of them do the same at the same time
-if they are alike themselves, and what they meet on each communicator is alike: takes the same times, among the
-same sorts of rank. That is looked for from above, as the states of an automaton are merged: ranks that are
-alike themselves are one sort, until what they meet tells them apart (Hopcroft, "An n log n algorithm for
-minimizing states in a finite automaton", 1971; here every round looks at all ranks). What a collective takes is
-the machine's answer for all its ranks, before and after.
+All ranks run one program, and meet in collectives and nowhere else. So two of them do the same at the same
+time if they are alike themselves and meet alike on each communicator: collectives take the same times, among
+the same sorts of rank. That is found as the states of an automaton are merged: ranks that are alike
+themselves are one sort until what they meet tells them apart (Moore, "Gedanken-experiments on sequential
+machines", Automata Studies, 1956). What a collective takes is what the machine says for all its ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +59,9 @@ def why_not(program: Graph, ranks: Sequence[str], machine: Machine) -> list[str]
     for name in ranks:
         cost = machine.devices[machine.device_index(name)].cost
         if cost is not None and cost.by_name and (program.duration_ns < 0).any():
-            found.append(f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names")
+            found.append(
+                f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names"
+            )
             break
     return found
 
@@ -99,7 +100,9 @@ def fold(
     sort = _numbered(tuple(each.items()) for each in facts)
     while True:
         on = met.sorts(sort)
-        finer = _numbered((own, *(on[name] for name in row)) for own, row in zip(sort, met.names, strict=True))
+        finer = _numbered(
+            (own, *(on[name] for name in row)) for own, row in zip(sort, met.names, strict=True)
+        )
         if max(finer) == max(sort):
             break
         sort = finer
@@ -116,12 +119,14 @@ def fold(
     )
     members = {ranks[same[0]]: tuple(ranks[r] for r in same) for same in of_sort.values()}
     differs = {ranks[r]: _difference(facts[0], facts[r]) or met.difference(sort, on, r) for r in stands[1:]}
+    simulated = {name for names in members.values() for name in names}
+    unused = tuple(d.name for d in machine.devices if d.name not in simulated and d.kind != "switch")
     model = machine.collectives
     folded = Machine(
         tuple(device for device in machine.devices if device.name in members),
         hosts=tuple(host for host in machine.hosts if host.serves[0] in members),
         collectives=None if model is None else folded_model(model, machine, met.members),
-        folding=Folding(machine, members, differs),
+        folding=Folding(members, differs, unused),
     )
     return graph, folded
 
@@ -133,7 +138,9 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
 
 
 def _difference(one: Facts, other: Facts) -> str:
-    pairs = ((what, one.get(what, "the default"), other.get(what, "the default")) for what in {**one, **other})
+    pairs = (
+        (what, one.get(what, "the default"), other.get(what, "the default")) for what in {**one, **other}
+    )
     return "; ".join(f"{what} is {theirs}, not {mine}" for what, mine, theirs in pairs if mine != theirs)
 
 
@@ -187,7 +194,9 @@ class _Met:
 
     def sorts(self, sort: Sequence[int]) -> dict[str, int]:
         """Return the sort of each communicator, where those of the ranks are known."""
-        facts = ((self._take[name], frozenset(sort[r] for r in inside)) for name, inside in self._inside.items())
+        facts = (
+            (self._take[name], frozenset(sort[r] for r in inside)) for name, inside in self._inside.items()
+        )
         return dict(zip(self._inside, _numbered(facts), strict=True))
 
     def difference(self, sort: Sequence[int], on: Mapping[str, int], rank: int) -> str:
@@ -198,7 +207,9 @@ class _Met:
             if self._take[mine] != self._take[firsts]:
                 return f"collectives on {mine!r} take other times than on {firsts!r}"
             there = {sort[r] for r in self._inside[firsts]}
-            other = next((r for r in self._inside[mine] if r != rank and sort[r] not in there), None)
+            other = next(
+                (r for r in self._inside[mine] if sort[r] not in there and sort[r] != sort[rank]), None
+            )
             if other is not None:
                 return f"meets {self._ranks[other]} on {mine!r}"
         return f"does not meet what {self._ranks[0]} meets"
