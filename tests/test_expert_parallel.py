@@ -15,13 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import run
 
+from devices.machine import make_machine
 from policies.compile.parallel.experts.expert_parallel import ExpertParallel
 from policies.compile.parallel.experts.routing import routed
 from policies.compile.records import Records, read
 from policies.compile.training.training_step import Training
+from policies.issue.in_order import InOrder
+from policies.streams.recorded import Recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim import Graph, GraphBuilder, Trace
+from sim import Graph, GraphBuilder, Trace, simulate
 from sim.analysis.training.expert_load import expert_load
 from sim.words.errors import GraphError, InputError
 
@@ -365,3 +368,40 @@ expect: {imbalance: 1.5, makespan: {at_least: 6us}}
     shown = sim("run", str(tmp_path / "s.yaml"))
     assert "s.yaml:9" in shown.output
     assert "token 3 has expert 2; there are 0 to 1" in shown.output
+
+
+def test_sums_of_several_experts_are_made_where_each_is() -> None:
+    """Five parts of a gradient, two of each expert, one of the router: 1 + 1 + 2 additions, not 4."""
+    b = GraphBuilder("two experts")
+    b.input("x", 80), b.parameter("r", 4), b.parameter("p", 4)
+    x = b.op("norm", kind="matmul", inputs=["x", "p"], outputs=80, duration_ns=8)
+    made = [b.op("router", kind="matmul", inputs=[x, "r"], outputs=80, duration_ns=8)]
+    for e in range(2):
+        for what in ("up", "gate"):
+            b.parameter(f"w{e}.{what}", 4)
+            made.append(
+                b.op(f"e.{e}.{what}", kind="matmul", inputs=[x, f"w{e}.{what}"], outputs=80, duration_ns=8)
+            )
+    b.op("loss", kind="add_n", inputs=made, outputs=80, duration_ns=8)
+    step = Training().apply(b.build())
+    options = {"wrap": r"^e\.(\d)", "experts": 2, "token_bytes": 10, "routing": {"tokens": [[4, 4], [4, 4]]}}
+    records = read(parallel(step, 2, **options, tokens=None))
+    here, there = records.ops["gpu1/norm/grad_sum/e.1"], records.ops["gpu1/norm/grad_sum"]
+    assert len(here.inputs) == 2
+    assert len(there.inputs) == 3
+    whole = step.duration_ns[step.index("norm/grad_sum")]
+    assert (here.duration_ns, there.duration_ns) == (2 * whole // 4, whole // 2)
+    assert "gpu1/norm/grad_sum/e.0" not in records.ops
+
+
+def test_without_durations_a_cost_model_says_how_long_the_tokens_take() -> None:
+    """Of 8 TFLOP for 8,000 tokens 12 are on gpu0: at 1 TFLOP/s 12 s, and 4 s on gpu1."""
+    b = GraphBuilder("no durations")
+    b.input("x", 8000), b.parameter("w", 8)
+    b.op("ffn", kind="matmul", inputs=["x", "w"], outputs=8000, flops=8 * 10**12)
+    graph = parallel(b.build(), wrap="ffn", tokens=8000, routing={"tokens": [6000, 6000, 2000, 2000]})
+    gpu = {"kind": "gpu", "count": 2, "peak": "1TFLOP/s", "bandwidth": "1TB/s", "streams": 2}
+    machine = make_machine({"devices": {"gpu": gpu}, "collectives": {"bandwidth": "1TB/s"}})
+    trace = simulate(graph, machine, InOrder(synchronisation="issue"), streams=Recorded())
+    lasted = {name: times(trace, name)["ffn"] for name in ("gpu0", "gpu1")}
+    assert [end - start for start, end in lasted.values()] == [12 * 10**9, 4 * 10**9]

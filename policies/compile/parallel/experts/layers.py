@@ -209,26 +209,26 @@ class Layers:
                     layer = None if producer is None else self.of.get(producer.name)
                     if producer is not None and layer is not None:
                         mine.setdefault((layer.name, layer.expert.get(producer.name)), []).append(tensor)
-            parts = len(record.inputs)
             for (_, expert), tensors in mine.items():
                 producer = records.producer(tensors[0])
                 assert producer is not None
                 layer = self.of[producer.name]
                 if len(tensors) < 2:
                     continue
-                here, name = record, record.name
+                name, parts = record.name, len(record.inputs)
                 if len(tensors) < parts:
                     name = f"{name}/{layer.name}" + ("" if expert is None else f".{expert}")
                     edges = [(tensor, 0) for tensor in tensors]
                     here = scaled(record, Fraction(len(tensors) - 1, parts - 1))
-                    here = replace(here, name=name, inputs=edges, after=[])
+                    records.ops[name] = replace(here, name=name, inputs=edges, after=[])
                     rest = [edge for edge in record.inputs if edge[0] not in tensors]
-                    left = len(record.inputs) - len(tensors)
-                    share = Fraction(left, len(record.inputs) - 1)
+                    share = Fraction(parts - len(tensors), parts - 1)
                     record = replace(scaled(record, share), inputs=[(name, 0), *rest])
-                    records.ops[name] = here
                     records.ops[record.name] = record
-                    work.append(here)
+                    for each in (records.ops[name], record):
+                        each.bytes_read = sum(records.nbytes(tensor) for tensor, _ in each.inputs)
+                        each.bytes_written = sum(each.outputs)
+                    work.append(records.ops[name])
                 layer.backward.append(name)
                 self.of[name] = layer
                 if expert is not None:
