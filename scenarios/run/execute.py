@@ -253,15 +253,15 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
     scenario, decisions = case.scenario, case.decisions
-    content = scenario.content
+    content, work = scenario.content, case.work  # a workload that cannot be made says so itself
     try:
         graph, placement, machine = _compiled(case)
         tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, graph, case.work.machine)
-        check_words(scenario.document, case.work.graph, machine, content.workload.own_kinds())
+        _check_names(scenario, graph, work.machine)
+        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
         job = make_job(
             graph,
             machine,

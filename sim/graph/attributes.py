@@ -69,8 +69,15 @@ def _names(value: Any) -> list[str]:
     return list(listed)
 
 
-def _size(value: Any) -> int:
-    return whole(parse_bytes(value, what="") if isinstance(value, str) else value, 1)
+def _sends(value: Any) -> dict[str, int]:
+    """Read how many bytes go to each device."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"{value!r} does not say how many bytes go to which device, as {{gpu1: 4MB}}")
+    return {name: _size(nbytes, 0) for name, nbytes in value.items()}
+
+
+def _size(value: Any, least: int = 1) -> int:
+    return whole(parse_bytes(value, what="") if isinstance(value, str) else value, least)
 
 
 def _fraction(value: Any) -> Any:
@@ -105,6 +112,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stream_id": _integer,
     "priority": _number,
     "granule": _size,
+    "sends": _sends,
     "grid": partial(_counts, least=1),
     "trips": _counts,
     "outcome": _outcome,
