@@ -13,7 +13,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.run.execute import Result, run_scenario
+from scenarios.report.compare import Comparison
+from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.run.rewriting.folding import NotFoldedWarning
 from sim.explain.communicator_waits import communicator_waits
@@ -283,3 +284,12 @@ def test_a_folded_device_and_its_ops_may_be_expected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sim.machine.folding", "policies.compile.parallel.folding"])
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_a_folded_run_has_as_many_devices_as_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    entries = [{"label": "all", "set": {"fold": False}}, {"label": "folded", "set": {"fold": True}}]
+    path.write_text(yaml.safe_dump({**scenario(4, {"name": "ddp"}), "compare": entries}))
+    compared = Comparison([run_case(case) for case in load_scenario(path).cases()])
+    assert compared.devices_used == [4, 4]
+    assert compared.unequal == ""

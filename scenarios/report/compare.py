@@ -65,8 +65,11 @@ class Comparison:
 
     @cached_property
     def devices_used(self) -> list[int]:
-        """On how many devices ops ran, for each of `ranked`."""
-        return [len(np.unique(result.trace.device)) for result in self.ranked]
+        """On how many devices ops ran, those that were folded included, for each of `ranked`."""
+        used = [
+            (result.trace.job.machine.stands_for, np.unique(result.trace.device)) for result in self.ranked
+        ]
+        return [int(times[devices].sum()) for times, devices in used]
 
     @property
     def unequal(self) -> str:

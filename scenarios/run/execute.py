@@ -298,7 +298,7 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     work, decisions, document = case.work, case.decisions, case.scenario.document
     ranked = [step for step in decisions.compile if isinstance(step.rewrite, OnRanks)]
     if case.scenario.content.fold is True and not ranked:
-        message = "there are no ranks to fold: no rewrite of policy.compile makes any, as ddp and fsdp2 do"
+        message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
         raise document.error(("fold",), message)
 
     def on_ranks(graph: Graph, step: Step, machine: Machine) -> tuple[Graph, Machine]:
