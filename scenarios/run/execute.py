@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from devices.kinds.launches import launched
-from policies.compile.parallel.ranks import OnRanks
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.fields.expect import Expectation, Outcome
 from scenarios.fields.results import task_names
@@ -17,7 +16,6 @@ from scenarios.ops.costless import refuse_costless
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.decisions import Step
 from scenarios.run.load import Case, Scenario
-from scenarios.run.rewriting.compiling import compile_graph
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
@@ -296,6 +294,11 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
 def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     """Return what runs, the placement that is left to make, and the machine, folded if ranks are."""
     work, decisions, document = case.work, case.decisions, case.scenario.document
+    if not decisions.compile and case.scenario.content.fold is not True:
+        return work.graph, decisions.placement, work.machine
+    from policies.compile.parallel.ranks import OnRanks
+    from scenarios.run.rewriting.compiling import compile_graph
+
     ranked = [step for step in decisions.compile if isinstance(step.rewrite, OnRanks)]
     if case.scenario.content.fold is True and not ranked:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
