@@ -43,26 +43,25 @@ def why_not(program: Graph, ranks: Sequence[str], machine: Machine) -> list[str]
         Devices.
     machine : Machine
     """
-    found = []
-    for op, given in program.attributes.items():
-        for what in ("peer", "root"):
-            if what in given:
-                found.append(f"op {program.op_names[op]!r} names a {what}, {given[what]}")
+    every = set(ranks)
+    found = [
+        f"op {program.op_names[op]!r} names a {what}, {given[what]}"
+        for op, given in program.attributes.items()
+        for what in ("peer", "root")
+        if what in given
+    ][:1]
     for host in machine.hosts:
-        here = [name for name in host.serves if name in set(ranks)]
-        if here and len(host.serves) > 1:
-            found.append(f"host {host.name!r} launches on {here[0]} and {len(host.serves) - 1} more in turn")
-        elif here and host.process:
-            found.append(f"host {host.name!r} is there for one process")
+        here = [name for name in host.serves if name in every]
+        if here and (len(host.serves) > 1 or host.process):
+            found.append(f"host {host.name!r} is not there for {here[0]} alone")
+            break
     if isinstance(machine.collectives, CarriedCollectives):
         found.append("the messages of its collectives share links, not all of which carry the same")
-    for name in ranks:
-        cost = machine.devices[machine.device_index(name)].cost
-        if cost is not None and cost.by_name and (program.duration_ns < 0).any():
-            found.append(
-                f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names"
-            )
-            break
+    costs = ((name, machine.devices[machine.device_index(name)].cost) for name in ranks)
+    by_name = [(name, cost) for name, cost in costs if cost is not None and cost.by_name]
+    if by_name and (program.duration_ns < 0).any():
+        name, cost = by_name[0]
+        found.append(f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names")
     return found
 
 
