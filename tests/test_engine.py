@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
 from sim.words.errors import InfeasibleError, InputError, RunError, StuckError
@@ -145,6 +146,17 @@ def test_launches_enter_a_full_queue_in_the_order_in_which_they_came() -> None:
     trace = simulate(graph, machine, ReadyQueue(synchronisation="issue"), streams=FourStreams())
     assert intervals(trace) == {"a": (0, 10), "b": (10, 20), "c": (20, 30), "d": (30, 40)}
     assert trace.tasks["issue_ns"].tolist() == [0, 10, 20, 30]
+
+
+def test_launches_that_are_paid_for_at_one_instant_go_in_machine_order() -> None:
+    """a costs the first thread 3, then c 2; b costs the second one 5. At 5, c is launched before b."""
+    builder = GraphBuilder("at 5")
+    for name, kind in (("a", "add"), ("b", "mul"), ("c", "sub")):
+        builder.op(name, kind=kind, duration_ns=10)
+    gpu = make_device("gpu0", {"kind": "gpu", "issue_cost": {"add": "3ns", "mul": "5ns", "sub": "2ns"}})
+    machine = Machine((gpu,), hosts=(Host("host", ("gpu0",), threads=2),))
+    trace = simulate(builder.build(), machine, ReadyQueue(synchronisation="issue"))
+    assert intervals(trace) == {"a": (3, 13), "c": (13, 23), "b": (23, 33)}
 
 
 @pytest.mark.parametrize("scope", ["group", "machine"])

@@ -326,3 +326,20 @@ def test_the_optimum_bounds_the_search(chunks: int, limit: int, micro_batches: i
 def test_the_solver_says_what_cannot_fit() -> None:
     with pytest.raises(InfeasibleError, match="too small"):
         generate("zb-auto", ranks=2, micro_batches=2, activation=2, memory_limit=1, solver="cp-sat")
+
+
+def test_a_rank_runs_all_its_forwards_where_the_one_before_does() -> None:
+    """Rank 0 runs both forwards, so rank 1 need not stay behind: F1 before I0, which could begin at 19.
+
+    ::
+
+        0   F0 0-7, F1 7-14                        I0 26-34, W0 34-36, I1 36-44, W1 44-46
+        1           F0 7-14, F1 14-21, I0 21-26, I1 26-31, W0 31-37, W1 37-43
+        2                F0 14-15, I0 15-19, W0 19-20, F1 21-22, I1 22-26, W1 26-27
+    """
+    times = {"forward": [7, 7, 1], "input_grad": [8, 5, 4], "weight_grad": [2, 6, 1], "transfer": 0}
+    memory = {"activation": 1, "for_weight_grad": 0, "memory_limit": 3}
+    schedule = generate("zb-auto", ranks=3, micro_batches=2, solver="greedy", **times, **memory)
+    second = [f"{action.phase}{action.micro_batch}" for action in schedule.programs[1]]
+    assert second == ["F0", "F1", "I0", "I1", "W0", "W1"]
+    assert schedule.meta["objective"] == 46

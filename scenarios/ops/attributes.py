@@ -28,7 +28,7 @@ _SHAPE: Final = "m n k batch seq_len heads kv_heads head_dim window repeat size 
 ATTRIBUTES: Final[Mapping[str, Any]] = {**READERS, **dict.fromkeys(_SHAPE.split(), whole)}
 """Name -> what reads it, or raises `InputError`."""
 
-_ALIKE: Final = ("kv_num_heads", "repeats", "scores", "sizes")
+_ALIKE: Final = ("ends", "kv_num_heads", "repeats", "scores", "sizes")
 """Attributes and operands of ONNX's operators that are nearly called as ours. Of 371 names, all that it has
 (with those that importers made of every other file at hand), there are no others."""
 
