@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
+from policies.compile.parallel.experts.routing import Routes
 from policies.pipeline import Schedule, StageTimes, generate
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
 from scenarios.build.train.architecture import Architecture
@@ -117,7 +118,7 @@ class Training:
         Gradients are reduced, and parameters gathered, beside the computation.
     stage_layers : tuple of int
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
-    context, flash, dropout, imbalance
+    context, flash, dropout, imbalance, routes
         As in `scenarios.build.train.layers.Batch`.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
@@ -141,6 +142,7 @@ class Training:
     flash: bool = True
     dropout: bool = False
     imbalance: float = 1.0
+    routes: Routes | None = None
     transformer_engine: bool = True
     memory: int | None = None
 
@@ -214,6 +216,7 @@ class Training:
             flash=self.flash,
             dropout=self.dropout,
             imbalance=self.imbalance,
+            routes=self.routes,
         )
         return RankWork(self.model, self.layout, batch)
 

@@ -57,12 +57,21 @@ def train_report(
             {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
             for of_rank, peak in zip(times, peaks, strict=True)
         ],
+        **_experts(training),
         "memory_limit_bytes": capacity,
         "peak_bytes": most,
         "exposed_ns": max(of["exposed_in_layers"] + of["exposed_around"] for of in times),
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
     }
+
+
+def _experts(training: Training) -> dict[str, Any]:
+    """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
+    if not training.model.experts:
+        return {}
+    load = training.work.load
+    return {"imbalance": load.imbalance, "dropped": load.dropped}
 
 
 def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[str, int]]:

@@ -207,6 +207,16 @@ class TrainFields(Strict):
     flash: Annotated[bool, Field(description="attention keeps no scores")] = True
     dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
     imbalance: Annotated[Factor, Field(description="tokens of the fullest expert rank / of the mean")] = 1.0
+    routing: Annotated[
+        Literal["balanced", "one-hot"] | dict[str, Any] | None,
+        Field(description="which tokens go to which expert: {zipf: 1}, {trace: FILE}, ..."),
+    ] = None
+    capacity_factor: Annotated[
+        Factor | None, Field(description="most that an expert takes of a rank's tokens / its equal part")
+    ] = None
+    pad_to_capacity: Annotated[bool, Field(description="ranks fill up what they send to the capacity")] = (
+        False
+    )
     stage_layers: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = (
         None
     )
