@@ -286,7 +286,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
 
 def _check_failures(case: Case, job: Job) -> None:
     """Refuse what nobody knows to follow from an op that fails."""
-    from sim.engine.failing import refuse_unknown
+    from sim.engine.failures.failing import refuse_unknown
 
     document = case.scenario.document
     try:

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar
 
-import numpy as np
-import simpy
-
-from sim.engine.communicators import Communicators
-from sim.engine.deadlock import deadlock_error
-from sim.engine.failing import Failing
 from sim.engine.hooks import Memory, Observer, tell
-from sim.engine.lanes import LaunchQueue, Stream
-from sim.engine.parts import groups_that_copy, make_network, make_nodes, make_readiness
+from sim.engine.lanes import Stream
+from sim.engine.outcome import trace_of
+from sim.engine.state import RunState
 from sim.graph.failures import FAILED
-from sim.graph.frames import has_control_flow
 from sim.job.context import Context
-from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.job.pageable import holding_ops
-from sim.job.transfers import Flow, make_flow
-from sim.machine.processor import MANAGED, WAIT, Processor
+from sim.job.transfers import Flow
+from sim.machine.processor import MANAGED, WAIT
 from sim.machine.task import BACKGROUND, Issuer, Task
-from sim.policy.issuers import Issuers, refuse_wrong
+from sim.policy.issuers import refuse_wrong
 from sim.policy.policy import Policy
-from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
 from sim.trace import Trace
 from sim.words.collector import collector_paused
-from sim.words.errors import StuckError
 
 __all__ = ["Engine"]
 
@@ -43,7 +32,7 @@ _by_issuer = attrgetter("issuer.index")
 _by_start = attrgetter("start_ns", "round", "stream", "id")
 
 
-class Engine:
+class Engine(RunState):
     """One run of a job under a policy; implements `sim.job.context.Context` for what devices and links share.
 
     Parameters
@@ -57,16 +46,7 @@ class Engine:
     observers : iterable of Observer
     """
 
-    # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
-    __slots__ = (
-        "alone", "asks", "asynchronous", "blocked", "called", "clock", "communicators", "device_of", "drawn",
-        "duration_ns", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding", "issue_ns",
-        "issuers",
-        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start", "network", "now_ns",
-        "observers", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
-        "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
-        "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
-    )  # fmt: skip
+    __slots__ = ()
 
     def __init__(
         self,
@@ -77,88 +57,7 @@ class Engine:
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        machine = job.machine
-        self.job, self.policy = job, policy
-        self.observers = list(observers)
-        self.clock = simpy.Environment()
-        self.now_ns = self.round = 0
-        flow = make_flow(job) if flow is None else flow
-        self.flow = make_nodes(job, flow)
-        self.memory = memory(job, self) if memory else None
-        watcher = self.memory.watcher if self.memory is not None else None
-        self.failing = None
-        if job.failures is not None:
-            self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
-        self.taken: list[tuple[int, int]] = []
-        self.readiness, self.rendezvous, self.runs = make_readiness(
-            job, flow, self.flow, policy, self, watcher, self.taken, self.failing
-        )
-        self.asynchronous = self.readiness.asynchronous
-        # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
-        self.device_of: list[int] = job.device_of.tolist()
-        self.executed: list[bool] = (~job.launched).tolist()
-        self.issue_ns: list[int] = issue_costs_ns(job).tolist()
-        self.record_ns = [0] * len(job.graph) if job.record_ns is None else job.record_ns.tolist()
-        self.duration_ns: list[list[int]] = (  # of each iteration
-            [job.duration_ns.tolist()] * job.iterations if job.noisy_ns is None else job.noisy_ns.tolist()
-        )
-        self.drawn = job.drawn
-        for op in job.collectives.op.tolist() if job.collectives is not None else ():
-            for ns in self.duration_ns:  # they last until their ranks have met and are done
-                ns[op] = 0
-        self.holding = holding_ops(job)
-        # Ops that go on without who took them: asynchronous ones, and Recvs that ask when they are taken.
-        self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
-        self.alone = policy.asynchronous_ops(job) | self.asks
-        # Sends and Recvs that execute when they are dead: the other side has to know.
-        nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
-        self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())
-        self.let_go: set[int] = set()  # ids of those that did
-        self.issuers = Issuers(machine, policy, groups_that_copy(job, self.flow))
-        # Where tasks are issued to, and what they share there.
-        self.streams = [
-            Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
-            for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
-            for lane in range(device.lanes)
-        ]
-        lane_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
-        self.stream_of = [self.streams[lane] for lane in lane_of]
-        self.touched: set[int] = set()  # streams where something has changed
-        self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
-        self.processors: list[Processor | None] = [
-            device.processor(device, self) if device.processor else None for device in machine.devices
-        ]
-        self.network = make_network(job, self.flow, self)
-        self.communicators: Communicators | None = None
-        if job.collectives is not None:
-            self.communicators = Communicators(job, job.collectives, self, self.network)
-        at_issue = self.memory is not None and self.memory.at_issue
-        self.memory_at_issue = self.memory if at_issue else None
-        self.memory_at_start = None if at_issue else self.memory
-        # Of each device: whom to tell that a task has ended, which gives back what it had.
-        self.told_of_ends = [processor.end if processor else None for processor in self.processors]
-        self.gives_back = (
-            any(self.told_of_ends)
-            or (self.memory is not None and self.memory.follows_ends)
-            or bool(self.observers)
-        )
-        # What has fired at the present instant, and who waits for something to come free.
-        self.called: list[tuple[Callable[[Any], None], Any]] = []
-        self.ended: list[Task] = []
-        self.paid: list[Task] = []
-        self.recorded: list[Task] = []  # launches whose events are recorded
-        self.placed: list[Task] = []  # launches that were parked and have a place now
-        self.retried: list[Task] = []  # tasks of workers that may try to start again
-        self.requested: list[Task] = []  # transfers whose request has arrived
-        self.blocked: list[deque[Task]] = [deque() for _ in machine.devices]  # refused by the processor
-        self.starved: list[Task] = []  # refused by the memory
-        self.settling: list[Callable[[], None]] = []
-        # What came out.
-        self.frames: dict[str, int] = {}
-        n_tasks, may_fail = self.flow.n_ops * job.iterations, self.failing is not None
-        self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
-        n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
-        self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
+        super().__init__(job, policy, self, flow=flow, memory=memory, observers=observers)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -187,7 +86,7 @@ class Engine:
                 if next_ns == inf:
                     break
                 self._advance(next_ns)
-            trace = self._trace()
+            trace = trace_of(self)
         # Memory and processors refer to the run, as it does to them; apart, they need no garbage collector.
         self.memory = self.memory_at_issue = self.memory_at_start = None
         self.processors.clear()
@@ -663,38 +562,6 @@ class Engine:
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""
         self.ended.append(task)
-
-    # -- what came out -------------------------------------------------------------------------
-
-    def _trace(self) -> Trace:
-        if len(self.tasks) + len(self.transfers) < self.readiness.total and (
-            self.failing is None or self.failing.unexplained(self.issuers.stopped, self.issuers.copies)
-        ):
-            raise self._deadlock()
-        met = self.rendezvous.met if self.rendezvous is not None else []
-        return Trace.from_columns(
-            self.job,
-            self.flow,
-            self.policy,
-            self.tasks.columns(),
-            self.transfers.columns(),
-            frames=tuple(self.frames),
-            memory=self.memory.columns() if self.memory is not None else None,
-            met=np.array(met, np.int64).reshape(-1, 2),
-            on_failure=self.policy.on_failure if self.failing is not None else None,
-            taken=np.array(self.taken, np.int64).reshape(-1, 2),
-            in_turn=self.runs is not None,
-        )
-
-    def _deadlock(self) -> StuckError:
-        over = [ended.columns()["id"].tolist() for ended in (self.tasks, self.transfers)]
-        waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
-        lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
-        if self.rendezvous is not None:
-            lacks.update(self.rendezvous.lacks())
-        if self.communicators is not None:
-            lacks.update(self.communicators.lacks())
-        return deadlock_error(self.readiness.name, waiting, self.policy, lacks)
 
 
 def _drained(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:
