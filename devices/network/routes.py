@@ -26,6 +26,8 @@ class Way(NamedTuple):
     """The least of the route."""
     shared: tuple[int, ...]
     """Links with a bandwidth (and the connection), when a link is shared; else empty."""
+    over: tuple[tuple[int, int | None], ...] = ()
+    """All links (of a medium its first), each with its bandwidth."""
 
     def alone_ns(self, nbytes: int) -> int:
         """Return how long a transfer takes that has the bandwidth for itself."""
@@ -122,6 +124,7 @@ def _way(
         machine.latency_ns(route),
         min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
         (*(channels[k] for k in bounded), *(() if most is None else (connection,))) if shared else (),
+        tuple((channel, link.bandwidth_bytes_per_s) for channel, link in zip(channels, links, strict=True)),
     )
 
 

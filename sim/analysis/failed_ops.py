@@ -63,7 +63,7 @@ def failed_tasks(trace: Record) -> list[FailedTask]:
     def one(row: int) -> FailedTask:
         op, step = int(tasks["op"][row]), int(tasks["iteration"][row])
         frame = trace.frames[int(tasks["frame"][row])] if "frame" in tasks else ""
-        step = graph.attributes[op].get("session_step", step)
+        step = graph.attributes.get(op, {}).get("session_step", step)
         device = devices[int(trace.device[row])].name
         return FailedTask(graph.op_names[op], device, step, frame, int(tasks["end_ns"][row]))
 

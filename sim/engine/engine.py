@@ -11,6 +11,7 @@ from sim.engine.hooks import Memory, Observer, tell
 from sim.engine.lanes import Stream
 from sim.engine.outcome import trace_of
 from sim.engine.state import RunState
+from sim.faults.conditions import Conditions
 from sim.graph.failures import FAILED
 from sim.job.context import Context
 from sim.job.job import Job
@@ -44,6 +45,8 @@ class Engine(RunState):
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     observers : iterable of Observer
+    conditions : Conditions, optional
+        When parts of the machine fail, and how fast they are.
     """
 
     __slots__ = ()
@@ -56,8 +59,13 @@ class Engine(RunState):
         flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
+        conditions: Conditions | None = None,
     ) -> None:
-        super().__init__(job, policy, self, flow=flow, memory=memory, observers=observers)
+        super().__init__(
+            job, policy, self, flow=flow, memory=memory, observers=observers, conditions=conditions
+        )
+        if self.breakdowns is not None:
+            self.end = self._end_unless_cut
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -86,6 +94,8 @@ class Engine(RunState):
                 if next_ns == inf:
                     break
                 self._advance(next_ns)
+                if self.breakdowns is not None and self._is_over():
+                    break
             trace = trace_of(self)
         # Memory and processors refer to the run, as it does to them; apart, they need no garbage collector.
         self.memory = self.memory_at_issue = self.memory_at_start = None
@@ -116,7 +126,7 @@ class Engine(RunState):
         ended = _drained(self.ended, _by_start)
         for task in ended:
             task.end_ns = self.now_ns
-            if self.failing is not None:
+            if self.open is not None:
                 self._judge(task)
             self._leave(task)
             (self.transfers if task.group < 0 else self.tasks).add(task)
@@ -206,9 +216,10 @@ class Engine(RunState):
         self, tasks: list[Task], cause: Task | None = None, tell: bool = True, by: Issuer | None = None
     ) -> None:
         """Stamp new tasks and tell the policy of them (of none at all only if `tell`); issue transfers."""
-        if self.failing is not None:
-            tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
-            self.failing.open.update((task.id, task) for task in tasks)
+        if self.open is not None:
+            if self.failing is not None:
+                tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
+            self.open.update((task.id, task) for task in tasks)
         issued = []
         for task in tasks:
             task.ready_ns = self.now_ns
@@ -238,13 +249,15 @@ class Engine(RunState):
 
     def _carry(self, transfer: Task) -> None:
         """Give a transfer to the network, once the request for it has arrived and there is memory for it."""
+        if self.breakdowns is not None and not self.breakdowns.carries(transfer):
+            return
         if transfer.floor_ns > self.now_ns:
             self._later(transfer.floor_ns - self.now_ns, self.requested.append, transfer)
         elif self.memory is not None and not transfer.dead and self.memory.acquire(transfer) == WAIT:
             self.starved.append(transfer)
         elif self.network is None or transfer.dead:  # a dead token weighs nothing
             self.started(transfer)
-            self._later(0, self.ended.append, transfer)
+            self._later(0, self.end, transfer)
         else:
             self.network.start(transfer)
 
@@ -302,12 +315,30 @@ class Engine(RunState):
         if self.asynchronous:
             self._pass_on(self.readiness.issued(task), task, True)
 
+    # -- parts of the machine that fail --------------------------------------------------------
+
+    def _end_unless_cut(self, task: Task) -> None:
+        """End a task, unless its device has failed before now."""
+        assert self.breakdowns is not None
+        if self.breakdowns.ends(task):
+            self.ended.append(task)
+
+    def _is_over(self) -> bool:
+        """Whether all is done, or the step is aborted; what ends at this instant has ended."""
+        assert self.breakdowns is not None
+        if self.breakdowns.detection is not None and self.ended:
+            self._complete()
+        done = len(self.tasks) + len(self.transfers) >= self.readiness.total
+        return done or self.breakdowns.detection is not None
+
     # -- ops that fail -------------------------------------------------------------------------
 
     def _judge(self, task: Task) -> None:
         """Put down what became of a task that is over; what was put on a stream has not failed."""
-        assert self.failing is not None
-        self.failing.open.pop(task.id, None)
+        assert self.open is not None
+        self.open.pop(task.id, None)
+        if self.failing is None:
+            return
         by_issuer = task.dead or task.stream == BACKGROUND or (task.group >= 0 and self.executed[task.op])
         if by_issuer and not task.status:
             task.status = self.failing.verdict(task)
@@ -369,8 +400,8 @@ class Engine(RunState):
         if self.observers:
             tell(self.observers, "started", recv)
         recv.end_ns = self.now_ns
-        if self.failing is not None:
-            self.failing.open.pop(recv.id, None)
+        if self.open is not None:
+            self.open.pop(recv.id, None)
         self.tasks.add(recv)
         if self.gives_back:
             self._give_back([recv])
@@ -450,6 +481,8 @@ class Engine(RunState):
 
     def _start(self, task: Task) -> bool:
         """Start `task` if its communicator, memory and what its device shares allow it now."""
+        if self.breakdowns is not None and self.breakdowns.is_down(self.device_of[task.op]):
+            return False
         communicators = (
             self.communicators if self.communicators is not None and task.op in self.communicators else None
         )
@@ -481,7 +514,7 @@ class Engine(RunState):
             if task.start_ns == self.now_ns:
                 communicators.started(task)
         elif ns != MANAGED:
-            self._later(ns, self.ended.append, task)
+            self._later(ns, self.end, task)
         if self.observers and task.start_ns == self.now_ns:
             tell(self.observers, "started", task)
         return True
@@ -550,6 +583,8 @@ class Engine(RunState):
             self._begin(task, task.stream)
         if self.communicators is not None and task.op in self.communicators:
             self.communicators.started(task)
+        if self.breakdowns is not None and task.group < 0:
+            self.breakdowns.started(task)
         if self.observers:
             tell(self.observers, "started", task)
 
@@ -561,7 +596,7 @@ class Engine(RunState):
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""
-        self.ended.append(task)
+        self.end(task)
 
 
 def _drained(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:

@@ -10,10 +10,13 @@ import numpy as np
 import simpy
 
 from sim.engine.communicators import Communicators
+from sim.engine.failures.breakdowns import Breakdowns
 from sim.engine.failures.failing import Failing
+from sim.engine.failures.paced import Paced
 from sim.engine.hooks import Memory, Observer
 from sim.engine.lanes import LaunchQueue, Stream
 from sim.engine.parts import groups_that_copy, make_network, make_nodes, make_readiness
+from sim.faults.conditions import Conditions
 from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
@@ -38,17 +41,18 @@ class RunState:
     policy : Policy
     context : Context
         The run.
-    flow, memory, observers
+    flow, memory, observers, conditions
         See `sim.engine.engine.Engine`.
     """
 
     # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
     __slots__ = (
-        "alone", "asks", "asynchronous", "blocked", "called", "clock", "communicators", "device_of", "drawn",
-        "duration_ns", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding", "issue_ns",
-        "issuers",
+        "alone", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock", "communicators",
+        "conditions", "device_of", "drawn",
+        "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
+        "issue_ns", "issuers",
         "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start", "network", "now_ns",
-        "observers", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
+        "observers", "open", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
         "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
         "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
     )  # fmt: skip
@@ -62,12 +66,25 @@ class RunState:
         flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
+        conditions: Conditions | None = None,
     ) -> None:
         machine = job.machine
         self.job, self.policy = job, policy
         self.observers = list(observers)
         self.clock = simpy.Environment()
         self.now_ns = self.round = 0
+        # What has fired at the present instant, and who waits for something to come free.
+        self.called: list[tuple[Callable[[Any], None], Any]] = []
+        self.ended: list[Task] = []
+        self.end: Callable[[Task], None] = self.ended.append
+        self.paid: list[Task] = []
+        self.recorded: list[Task] = []  # launches whose events are recorded
+        self.placed: list[Task] = []  # launches that were parked and have a place now
+        self.retried: list[Task] = []  # tasks of workers that may try to start again
+        self.requested: list[Task] = []  # transfers whose request has arrived
+        self.blocked: list[deque[Task]] = [deque() for _ in machine.devices]  # refused by the processor
+        self.starved: list[Task] = []  # refused by the memory
+        self.settling: list[Callable[[], None]] = []
         flow = make_flow(job) if flow is None else flow
         self.flow = make_nodes(job, flow)
         self.memory = memory(job, context) if memory else None
@@ -75,6 +92,12 @@ class RunState:
         self.failing = None
         if job.failures is not None:
             self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
+        self.conditions = conditions
+        self.breakdowns: Breakdowns | None = None
+        # Tasks that are eligible and not over, by id, where some may fail.
+        self.open: dict[int, Task] | None = None
+        if self.failing is not None or conditions is not None:
+            self.open = {}
         self.taken: list[tuple[int, int]] = []
         self.readiness, self.rendezvous, self.runs = make_readiness(
             job, flow, self.flow, policy, context, watcher, self.taken, self.failing
@@ -111,13 +134,25 @@ class RunState:
         self.stream_of = [self.streams[lane] for lane in lane_of]
         self.touched: set[int] = set()  # streams where something has changed
         self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
+        paces = {} if conditions is None else conditions.paces
         self.processors: list[Processor | None] = [
-            device.processor(device, context) if device.processor else None for device in machine.devices
+            Paced(device, context, paces[d])
+            if d in paces
+            else device.processor(device, context)
+            if device.processor
+            else None
+            for d, device in enumerate(machine.devices)
         ]
         self.network = make_network(job, self.flow, context)
+        if conditions is not None:
+            assert self.open is not None
+            cut = None if self.network is None else self.network.cut
+            self.breakdowns = Breakdowns(
+                job, self.flow, conditions, context, self.open, self.issuers.stop, cut
+            )
         self.communicators: Communicators | None = None
         if job.collectives is not None:
-            self.communicators = Communicators(job, job.collectives, context, self.network)
+            self.communicators = Communicators(job, job.collectives, context, self.network, self.breakdowns)
         at_issue = self.memory is not None and self.memory.at_issue
         self.memory_at_issue = self.memory if at_issue else None
         self.memory_at_start = None if at_issue else self.memory
@@ -128,20 +163,9 @@ class RunState:
             or (self.memory is not None and self.memory.follows_ends)
             or bool(self.observers)
         )
-        # What has fired at the present instant, and who waits for something to come free.
-        self.called: list[tuple[Callable[[Any], None], Any]] = []
-        self.ended: list[Task] = []
-        self.paid: list[Task] = []
-        self.recorded: list[Task] = []  # launches whose events are recorded
-        self.placed: list[Task] = []  # launches that were parked and have a place now
-        self.retried: list[Task] = []  # tasks of workers that may try to start again
-        self.requested: list[Task] = []  # transfers whose request has arrived
-        self.blocked: list[deque[Task]] = [deque() for _ in machine.devices]  # refused by the processor
-        self.starved: list[Task] = []  # refused by the memory
-        self.settling: list[Callable[[], None]] = []
         # What came out.
         self.frames: dict[str, int] = {}
-        n_tasks, may_fail = self.flow.n_ops * job.iterations, self.failing is not None
+        n_tasks, may_fail = self.flow.n_ops * job.iterations, self.open is not None
         self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
         n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
         self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
