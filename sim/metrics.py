@@ -196,8 +196,8 @@ def summary(trace: Record) -> dict[str, Any]:
     Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
     tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
-    Where ops may fail, there is a key ``failures`` (`sim.analysis.failed_ops.failure_report`); of a run in
-    which one did, the bounds are 0.
+    Where ops, or parts of the machine, may fail, there is a key ``failures``
+    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0.
 
     Returns
     -------
@@ -205,7 +205,7 @@ def summary(trace: Record) -> dict[str, Any]:
         Plain Python numbers, strings and containers, ready for `json.dumps`.
     """
     limits = bounds(trace)
-    failures = {} if trace.on_failure is None else {"failures": failure_report(trace)}
+    failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
     peak, reasons = _peaks(trace), idle_reasons(trace)
     time_ns = time_use(trace, reasons)
     return {

@@ -100,7 +100,10 @@ def run_attempts(
         begun = int(trace.tasks["iteration"].max(initial=0)) + 1
         done = _steps_done(trace, begun)
         trace = replace(trace, job=_first_steps(part, begun))
-        attempts.append(Attempt(begin_ns, run, step, done, trace))
+        saved = step + done
+        if trace.detection is not None:
+            saved = 0 if faults.every_steps is None else saved - saved % faults.every_steps
+        attempts.append(Attempt(begin_ns, run, step, done, step + done - saved, trace))
         run += begun
         if step + done > reached:
             reached, in_vain = step + done, 0
@@ -112,7 +115,7 @@ def run_attempts(
             )
         if trace.detection is None:
             break
-        step = 0 if faults.every_steps is None else (step + done) // faults.every_steps * faults.every_steps
+        step = saved
         begin_ns = _restarted(job, faults, begin_ns + trace.detection.time_ns)
     return _joined(job, attempts)
 
@@ -143,7 +146,7 @@ def _restarted(job: Job, faults: Faults, end_ns: int) -> int | None:
     takes_ns = faults.restart_ns + faults.restore_ns
     begin_ns = end_ns
     for failed in failures_of(faults, job.machine, job.seed):
-        if failed.time_ns >= begin_ns + takes_ns and failed.time_ns > end_ns:
+        if failed.time_ns > begin_ns + takes_ns:
             break
         if failed.back_ns is None:
             return None

@@ -73,7 +73,7 @@ class Conditions:
         of = [cause for cause in self.faults.causes if cause.factor is None and cause.kind != "link"]
         left: set[tuple[PartKind, int]] = set()
         for cause in of:
-            at = [place for time_ns, place in cause.at if time_ns >= self.from_ns]
+            at = [place for time_ns, place in cause.at if time_ns > self.from_ns or not self.from_ns]
             places = at if cause.mtbf_ns is None else range(len(cause.parts))
             left |= {(cause.kind, cause.parts[place]) for place in places}
         failures = self._failures(replace(self.faults, causes=tuple(of)))
@@ -85,7 +85,7 @@ class Conditions:
 
     def _failures(self, faults: Faults) -> Iterator[Failed]:
         for failed in failures_of(faults, self._machine, self._seed):
-            if failed.time_ns >= self.from_ns:
+            if failed.time_ns > self.from_ns or not self.from_ns:  # all starts anew when that is over
                 back_ns = None if failed.back_ns is None else failed.back_ns - self.from_ns
                 yield failed._replace(time_ns=failed.time_ns - self.from_ns, back_ns=back_ns)
 

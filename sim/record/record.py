@@ -67,8 +67,8 @@ class Attempt(NamedTuple):
         Its first iteration, counted over all attempts.
     step : int
         The step of the training that this one computes.
-    done : int
-        How many steps from there on it completes.
+    done, lost : int
+        How many steps from there on it completes, and how many of these no checkpoint has when it is aborted.
     trace : Record
         By itself: times and iterations are counted from its begin.
     """
@@ -77,6 +77,7 @@ class Attempt(NamedTuple):
     run: int
     step: int
     done: int
+    lost: int
     trace: Record
 
 

@@ -139,8 +139,10 @@ class Breakdowns:
 
     def _await_next(self) -> None:
         failed = next(self._coming, None)
-        if failed is not None:
+        if failed is not None and failed.time_ns:
             self._context.call_at(failed.time_ns, self._fail, failed)
+        elif failed is not None:  # before anything starts
+            self._fail(failed)
 
     def _fail(self, failed: Failed) -> None:
         self._await_next()
@@ -172,7 +174,7 @@ class Breakdowns:
         flow, alive = self._flow, np.array(self._failed_ns) == _NOT_YET
         sends = np.isin(flow.source, list(here)) & alive[flow.destination]
         nodes = (flow.n_ops + np.flatnonzero(sends)).tolist()
-        for iteration in sorted({task.iteration for task in self._still.values()}):
+        for iteration in sorted({0, *(task.iteration for task in self._still.values())}):
             base = iteration * flow.n_nodes
             found += [
                 Task(base + node, node, iteration, -1) for node in nodes if base + node not in self._arrived
@@ -254,8 +256,7 @@ class Breakdowns:
         )
 
     def _what(self, task: Task) -> str:
-        which = f" of step {task.iteration}" if self._job.iterations > 1 else ""
-        return node_name(self._job, self._flow, task.op) + which
+        return node_name(self._job, self._flow, task.op)
 
     def _name(self, device: int) -> str:
         return self._job.machine.devices[device].name
