@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from scenarios.cli.stream_hints import stream_notes
 from scenarios.cli.text_tables import percent, print_table, size, strong
 from scenarios.cli.unused_notes import unused_notes
-from sim.analysis.failed_ops import attempt_lines, failure_text
+from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.time_use import WORD_OF_REASON
 from sim.words.units import format_duration
 
@@ -52,6 +52,8 @@ def print_result(result: Result) -> None:
     else:
         print(f"{makespan}, {_above_bound(summary)}")
         print(f"critical path {format_duration(summary['critical_path_ns'])}; {ran}")
+    if late := late_lines(result.trace):
+        print("\n".join(late))
     if result.tried:
         print(_tuned(result.tried))
     print()

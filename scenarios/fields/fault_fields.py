@@ -30,9 +30,9 @@ from pydantic import Field, model_validator
 
 from devices.describe.field_types import Duration
 from devices.describe.quantities import Count, File, Name, Shorthand, Strict, fault
+from scenarios.fields.causes import read_causes
 from scenarios.fields.noise_fields import Factor
 from scenarios.file.document import Document
-from scenarios.training_run.causes import read_causes
 from sim.faults.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
 from sim.machine.machine import Machine
 from sim.words.errors import InputError, UnknownNameError, located

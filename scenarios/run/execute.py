@@ -311,9 +311,7 @@ def _check_faults(case: Case, job: Job) -> None:
     with document.placing("faults"):
         refuse_with_faults(job, with_memory=content.memory is not None)
     if content.training_run is not None:
-        message = (
-            "a training run repeats a step in which nothing fails: leave out one of the two"
-        )
+        message = "a training run repeats a step in which nothing fails: leave out one of the two"
         raise document.error(("faults",), message, key=True)
 
 

@@ -15,7 +15,15 @@ from sim.record.record import Record
 from sim.words.arrays import IntArray
 from sim.words.units import format_duration
 
-__all__ = ["FailedTask", "attempt_lines", "failed_tasks", "failure_report", "failure_text", "never_ran"]
+__all__ = [
+    "FailedTask",
+    "attempt_lines",
+    "failed_tasks",
+    "failure_report",
+    "failure_text",
+    "late_lines",
+    "never_ran",
+]
 
 
 class FailedTask(NamedTuple):
@@ -94,7 +102,7 @@ def failure_report(trace: Record) -> dict[str, Any]:
         attempts = [_attempt(trace, k) for k in range(len(trace.attempts))]
         lost = sum(attempt["steps_lost"] for attempt in attempts)
         done = sum(attempt["steps_done"] for attempt in attempts) - lost
-        told |= {"steps": done, "steps_lost": lost, "attempts": attempts}
+        told |= {"steps": done, "steps_lost": lost, "attempts": attempts, "too_late_ns": too_late(trace)}
     return told
 
 
@@ -118,8 +126,18 @@ def _attempt(trace: Record, k: int) -> dict[str, Any]:
     }
 
 
+def too_late(trace: Record) -> dict[str, list[int]]:
+    """Return the causes, and their times, that would come after the end and have no effect."""
+    found: dict[str, list[int]] = {}
+    for cause in () if trace.job.faults is None else trace.job.faults.causes:
+        times = sorted({time_ns for time_ns, _ in cause.at if time_ns >= trace.makespan_ns})
+        if times:
+            found[cause.name] = times
+    return found
+
+
 def attempt_lines(trace: Record) -> list[str]:
-    """Return a line for each step that was aborted: what failed, who noticed, and what it cost."""
+    """Return a line for each step that was aborted (what failed, who noticed, what it cost)."""
     lines = []
     for k, each in enumerate(trace.attempts):
         own = each.trace
@@ -138,6 +156,15 @@ def attempt_lines(trace: Record) -> list[str]:
             + ("the run ends" if after is None else f"restarted at {format_duration(after)}")
         )
     return lines
+
+
+def late_lines(trace: Record) -> list[str]:
+    """Return a line for each cause that comes too late to have an effect."""
+    end = format_duration(trace.makespan_ns)
+    return [
+        f"{name} at {', '.join(map(format_duration, times))} has no effect: the run ends at {end}"
+        for name, times in too_late(trace).items()
+    ]
 
 
 def failure_text(trace: Record) -> str:

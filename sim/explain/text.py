@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.analysis.bounds import Bounds, bounds
 from sim.analysis.core_use import cores_of, used_core_ns
-from sim.analysis.failed_ops import attempt_lines, failure_text
+from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.communicator_waits import communicator_waits
 from sim.explain.derived_columns import Facts
@@ -214,6 +214,7 @@ def explain_text(
     lines = [
         f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {format_duration(makespan)}",
         *(attempt_lines(trace) or [f"{failed}; no bound." if failed else _bound_line(limits, makespan)]),
+        *late_lines(trace),
         "",
         *_path_lines(f, longest),
         "",

@@ -155,9 +155,9 @@ class Breakdowns:
             names = {self._name(device) for device in here}
             links = enumerate(self._job.machine.links)
             self._cut({k for k, link in links if link.source in names or link.destination in names})
-        self._check_health(failed)
         for transfer in self._pending(here)[:1]:
             self._fails(transfer, failed.silent)
+        self._check_health(failed)
 
     def _stops(self, failed: Failed, group: int, devices: tuple[int, ...]) -> bool:
         """Whether the threads of a host are gone: it has failed, or the CPU that they run on."""
