@@ -29,7 +29,7 @@ from sim.analysis.bounds import bounds
 from sim.analysis.core_use import cores_of, used_core_ns
 from sim.analysis.failed_ops import failure_report
 from sim.analysis.memory_use import peak_bytes
-from sim.analysis.transfers_on_links import transfers_on_links
+from sim.analysis.transfers_on_links import traffic_on_links
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.idle import idle_reasons
 from sim.explain.time_use import time_use
@@ -148,16 +148,15 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
 
 
 def link_use(trace: Record) -> dict[str, LinkUse]:
-    """Return how each link was used, by name, in machine order."""
-    row, link = transfers_on_links(trace)
-    n = len(trace.job.machine.links)
-    moved = trace.transfers
-    busy = union(moved["start_ns"][row], moved["end_ns"][row], link).lengths(n).tolist()
+    """Return how each link was used, by name, in machine order; messages of collectives count, too."""
+    moved = traffic_on_links(trace)
+    link, n = moved.link, len(trace.job.machine.links)
+    busy = union(moved.start_ns, moved.end_ns, link).lengths(n).tolist()
     nbytes = np.zeros(n, np.int64)
-    np.add.at(nbytes, link, moved["nbytes"][row])
+    np.add.at(nbytes, link, moved.nbytes)
     count = np.bincount(link, minlength=n).tolist()
     two = np.full(n, 2)
-    contended = stacked(moved["ready_ns"][row], moved["end_ns"][row], link, two).lengths(n).tolist()
+    contended = stacked(moved.ready_ns, moved.end_ns, link, two).lengths(n).tolist()
     return {
         each.name: LinkUse(
             each.name,
@@ -183,6 +182,15 @@ def _peaks(trace: Record) -> dict[str, tuple[int | None, ...]]:
     return {name: tuple(int(log[of].max(initial=0)) for of in most) for name, log in logs.items()}
 
 
+def _tasks(trace: Record) -> int:
+    """Return how many tasks ran, on all devices that the simulated ones stand for."""
+    machine = trace.job.machine
+    if machine.folding is None:
+        return len(trace)
+    times = [len(machine.folding.members[device.name]) for device in machine.devices]
+    return int(np.array(times)[trace.device].sum())
+
+
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
@@ -206,6 +214,7 @@ def summary(trace: Record) -> dict[str, Any]:
     """
     limits = bounds(trace)
     failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
+    folding = trace.job.machine.folding
     peak, reasons = _peaks(trace), idle_reasons(trace)
     time_ns = time_use(trace, reasons)
     return {
@@ -216,7 +225,8 @@ def summary(trace: Record) -> dict[str, Any]:
         "lower_bound_ns": limits.lower_bound_ns,
         "critical_path_ns": limits.critical_path_ns,
         "loops_counted_once": limits.loops_counted_once,
-        "tasks": len(trace),
+        "tasks": _tasks(trace),
+        **({} if folding is None else {"folded": folding.report()}),
         **failures,
         "devices": {
             name: {
@@ -232,7 +242,7 @@ def summary(trace: Record) -> dict[str, Any]:
             name: {"bytes": use.nbytes, **{key: getattr(use, key) for key in _OF_LINKS}}
             for name, use in link_use(trace).items()
         },
-        "unused_devices": unused_devices(trace),
+        "unused_devices": unused_devices(trace) if folding is None else list(folding.unused),
         "pipeline": None,
         "expect": [],
     }

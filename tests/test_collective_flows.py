@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,28 @@ from hypothesis import strategies as st
 from scenario_texts import write
 
 from devices.collectives.flows import Flows
+from devices.collectives.formulas import Formula
 from devices.machine import make_machine
 from policies.issue.in_order import InOrder
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder, Machine, Trace, simulate
+from sim.export.timeline import Timeline
 from sim.kernel.choose import NotOnKernelError
+from sim.machine.communicators import Call
+from sim.metrics import link_use
 from sim.words.errors import InputError
 
 
 def machine(
-    n: int, model: dict[str, object], sharing: str = "shared", links: list[object] | None = None
+    n: int,
+    model: dict[str, object],
+    sharing: str = "shared",
+    links: list[object] | None = None,
+    chunk: str | None = None,
 ) -> Machine:
     link = {"latency": "350ns", "bandwidth": "1GB/s", "sharing": sharing}
+    link |= {} if chunk is None else {"chunk": chunk}
     return make_machine(
         {
             "devices": {"gpu": {"kind": "gpu", "count": n, "streams": 2}, "switch": {"kind": "switch"}},
@@ -49,20 +59,38 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 @given(
     st.sampled_from(KINDS),
-    st.sampled_from(("ring", "tree", "halving-doubling", "direct", "auto")),
+    st.sampled_from(("ring", "tree", "halving-doubling", "direct", "double-tree", "auto")),
     st.integers(1, 9),
     st.integers(0, 10**6),
+    st.sampled_from(("shared", "serial", "fifo")),
 )
 @examples(60)
-def test_alone_flows_take_what_the_formula_says(kind: str, algorithm: str, n: int, nbytes: int) -> None:
+def test_alone_flows_take_what_the_formula_says(
+    kind: str, algorithm: str, n: int, nbytes: int, sharing: str
+) -> None:
     """But for the rounding of each step up to a ns, and of each message up to a byte (1 ns at 1 GB/s)."""
-    on = machine(n, {"model": "flows", "algorithm": algorithm})
-    formula = machine(n, {"model": "formula", "algorithm": algorithm})
+    model = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
+    on = machine(n, {"model": "flows", **model}, sharing)
+    formula = machine(n, {"model": "formula", **model}, sharing)
     flows_ns = call(kind, nbytes, n, on).makespan_ns
     formula_ns = call(kind, nbytes, n, formula).makespan_ns
-    steps = 2 * n + 2
-    messages = n  # that share a port
+    steps = 2 * n + 20
+    messages = n + 1  # that one port carries, and the last of them once more
     assert formula_ns - 1 <= flows_ns <= formula_ns + steps * (1 + messages)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "broadcast"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_chunks_bring_store_and_forward_near_to_sharing(kind: str, algorithm: str) -> None:
+    """Cut in 100, a message comes as if its links were one; whole, it takes as long on each of two links."""
+    fluid, chunks, whole = (
+        call(kind, 4_000_000, 4, machine(4, {"model": "flows", "algorithm": algorithm}, sharing, chunk=chunk))
+        for sharing, chunk in (("shared", None), ("fifo", "10kB"), ("fifo", None))
+    )
+    assert fluid.makespan_ns <= chunks.makespan_ns <= 1.02 * fluid.makespan_ns
+    assert whole.makespan_ns > 1.2 * fluid.makespan_ns
+    formula = machine(4, {"algorithm": algorithm}, "fifo", chunk="10kB")
+    assert call(kind, 4_000_000, 4, formula).makespan_ns == pytest.approx(chunks.makespan_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
@@ -192,3 +220,42 @@ policy: {name: ready-queue, streams: recorded}
 def test_flows_are_plain_data() -> None:
     assert Flows("ring") == Flows("ring") != Flows("tree")
     assert np.isclose(Flows(latency_ns=5).latency_ns, 5)
+
+
+def test_links_count_the_messages_of_a_ring() -> None:
+    """6 steps of 1 MB on each port, each of 1 ms + 2 x 350 ns."""
+    trace = call("all_reduce", 4_000_000, 4, machine(4, {"model": "flows", "algorithm": "ring"}))
+    assert trace.makespan_ns == 6 * 1_000_700
+    share = 6_000_000 / trace.makespan_ns
+    for use in link_use(trace).values():
+        expected = (6_000_000, trace.makespan_ns, 6, 0, share)
+        assert (
+            use.nbytes,
+            use.busy_ns,
+            use.transfers,
+            use.contended_ns,
+            use.bandwidth_utilisation,
+        ) == expected
+    counters = {each.title: each for each in Timeline(trace).counters() if "rate" in each.title}
+    assert len(counters) == 8
+    assert max(counters["gpu0->switch rate"].values) == 10**9
+    assert not len(trace.transfers["id"])
+
+
+def test_contention_of_messages_is_counted() -> None:
+    """Both communicators send 1 MB each way over the one link with a bandwidth, for 2 ms."""
+    for name, use in link_use(two_communicators("flows")).items():
+        both = "gpu" not in name
+        assert (use.nbytes, use.contended_ns) == ((2_000_000, 2_000_000) if both else (1_000_000, 0))
+        assert use.bandwidth_utilisation == (1.0 if both else None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
+def test_bytes_on_links_are_those_of_the_schedule(kind: str, algorithm: str) -> None:
+    trace = call(kind, 1_000_001, 5, machine(5, {"model": "flows", "algorithm": algorithm}))
+    steps = Formula(algorithm).best(Call(kind, 1_000_001, tuple(range(5)), 0), trace.job.machine)
+    sent = np.zeros(5, np.int64)
+    for step in steps:
+        np.add.at(sent, step.source, step.times * ceil(step.share * 1_000_001))
+    assert [link_use(trace)[f"gpu{r}->switch"].nbytes for r in range(5)] == sent.tolist()

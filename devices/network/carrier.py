@@ -6,6 +6,7 @@
           ──► latency: the sum over the route
           ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
                        shared     max-min fairly with the others (`flows`), when one of them is shared
+                       in chunks  from queue to queue (`chunks`), when its links are fifo
                        (an independent link gives each transfer its bandwidth, whoever else is there)
           ──► arrived: everything held is given back
 
@@ -31,6 +32,7 @@ from fractions import Fraction
 from math import lcm
 from typing import Final
 
+from devices.network.chunks import ChunkQueues
 from devices.network.columns import network_columns
 from devices.network.flows import FairFlows
 from devices.network.routes import Way, find_ways, way_of_message
@@ -40,6 +42,7 @@ from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.kernel.layout.routes import Routes
+from sim.machine.link import Message
 from sim.machine.machine import Machine
 from sim.machine.task import Task
 from sim.words.arrays import UNSET
@@ -54,10 +57,13 @@ _MOST_CHANGES: Final = 1_000_000
 class _Message:
     """What travels and is no transfer of a tensor."""
 
-    __slots__ = ("arrived", "nbytes", "way")
+    __slots__ = ("arrived", "ends", "nbytes", "ready_ns", "start_ns", "way")
 
-    def __init__(self, way: Way, nbytes: int, arrived: Callable[[], None]) -> None:
-        self.way, self.nbytes, self.arrived = way, nbytes, arrived
+    def __init__(
+        self, way: Way, ends: tuple[int, int], nbytes: int, arrived: Callable[[], None], ready_ns: int
+    ) -> None:
+        self.way, self.ends, self.nbytes, self.arrived = way, ends, nbytes, arrived
+        self.ready_ns = self.start_ns = ready_ns
 
 
 class Carrier:
@@ -85,6 +91,7 @@ class Carrier:
         self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived, self._parts())
         self._watched: set[int] = set()  # links of which the next change is awaited
         self._changes_in_vain = 0
+        self._queues = ChunkQueues(context, _rates(machine), self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""
@@ -102,7 +109,7 @@ class Carrier:
             if most is not None:
                 self._flows.add_link(connection, most)
             self._ways_of_messages[pair] = way
-        message = _Message(self._ways_of_messages[pair], nbytes, arrived)
+        message = _Message(self._ways_of_messages[pair], pair, nbytes, arrived, self._context.now_ns)
         if not message.way.held or self._turnstile.enter(message, message.way.held):
             self._begin(message)
 
@@ -114,9 +121,15 @@ class Carrier:
 
     def _begin(self, item: Task | _Message) -> None:
         now = self._context.now_ns
-        if not isinstance(item, _Message):
+        if isinstance(item, _Message):
+            item.start_ns = now
+        else:
             self._context.started(item)
         way, nbytes = self._way(item), self._size(item)
+        if way.hops:
+            on_links = sum(hop.latency_ns for hop in way.hops)
+            self._queues.add(item, nbytes, way.hops, way.chunk, way.latency_ns - on_links)
+            return
         first_byte_ns = now + way.latency_ns
         if way.shared and nbytes:
             if way.latency_ns:
@@ -176,6 +189,8 @@ class Carrier:
     def _arrived(self, item: Task | _Message) -> None:
         self._changes_in_vain = 0
         if isinstance(item, _Message):
+            now = self._context.now_ns
+            self._context.carried(Message(*item.ends, item.nbytes, item.ready_ns, item.start_ns, now))
             item.arrived()
         else:
             self._context.finish(item)
@@ -185,9 +200,19 @@ class Carrier:
                 self._begin(following)
 
 
+def _rates(machine: Machine) -> set[int]:
+    """Return every bandwidth that a hop may have, if any link has hops."""
+    if all(link.sharing != "fifo" for link in machine.links):
+        return set()
+    rates = {link.bandwidth_bytes_per_s for link in machine.links}
+    rates |= {link.connection_bytes_per_s for link in machine.links}
+    rates |= {device.staging_bytes_per_s for device in machine.devices}
+    return {rate for rate in rates if rate is not None}
+
+
 @dataclass(frozen=True)
 class MakeNetwork:
-    """Makes the network of a run, in which every link is serial, shared or independent as it says itself.
+    """Makes the network of a run, in which every link shares as it says itself.
 
     The kernel runs the same network over columns (`sim.kernel.layout.routes.InColumns`).
 

@@ -30,6 +30,9 @@ _METHOD: Final = (
 _MOST_LINKS: Final = 20
 """How many links are shown."""
 
+_MOST_FOLDED: Final = 10
+"""Of how many devices is told what they stand for."""
+
 
 def print_json(value: Any) -> None:
     """Print one JSON value; the same value gives the same bytes."""
@@ -56,6 +59,8 @@ def print_result(result: Result) -> None:
         print("\n".join(late))
     if result.tried:
         print(_tuned(result.tried))
+    if "folded" in summary:
+        print(_folded(summary["folded"]))
     print()
     unused = summary["unused_devices"]
     cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
@@ -111,7 +116,7 @@ def print_result(result: Result) -> None:
     if "train" in summary:
         _print_train(summary["train"])
     if result.training is not None:
-        from scenarios.cli.training_table import print_training
+        from scenarios.cli.tables.training_table import print_training
 
         print()
         print_training(result.training.plan, summary["training_run"])
@@ -288,6 +293,20 @@ def _tuned(tried: Sequence[Tried]) -> str:
         f"from {format_duration(first.makespan_ns)} ({first.what}) to {format_duration(tried[-1].best_ns)}"
     )
     return f"placement: {len(tried):,} tried, {found}"
+
+
+def _folded(told: Mapping[str, Any]) -> str:
+    """Say which devices are shown for how many, and what sets them apart."""
+    into = told["into"]
+    lines = [
+        f"{told['devices']:,} devices folded into {len(into):,}; figures of each hold for all it stands for"
+    ]
+    for name, each in list(into.items())[:_MOST_FOLDED]:
+        why = f": {each['differs']}" if each["differs"] else ""
+        lines.append(f"  {name} stands for {each['stands_for']:,}{why}")
+    if len(into) > _MOST_FOLDED:
+        lines.append(f"  ... and {len(into) - _MOST_FOLDED:,} more; --json has them all")
+    return "\n".join(lines)
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ from scenarios.fields.causes import read_causes
 from scenarios.fields.noise_fields import Factor
 from scenarios.file.document import Document
 from sim.faults.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
+from sim.machine.link import Link
 from sim.machine.machine import Machine
 from sim.words.errors import InputError, UnknownNameError, located
 
@@ -87,12 +88,19 @@ class CauseFields(Strict):
             with located(kind):
                 raise UnknownNameError(kind, pattern, names[kind])
         for k in found if kind == "link" else ():
-            if machine.links[k].bandwidth_bytes_per_s is None:
-                with located(kind):
-                    raise InputError(f"{names[kind][k]} has no bandwidth that it could lose; give it one")
+            _refuse_steady(machine.links[k])
         at = tuple((time_ns, place) for time_ns in self.at or () for place in range(len(found)))
         mtbf_ns = None if self.mtbf is None else Fraction(self.mtbf)
         return {"kind": kind, "parts": found, "at": at, "mtbf_ns": mtbf_ns}
+
+
+def _refuse_steady(link: Link) -> None:
+    if link.bandwidth_bytes_per_s is None:
+        message = f"{link.name} has no bandwidth that it could lose; give it one"
+        raise InputError(message, path=("link",))
+    if link.sharing == "fifo":
+        message = f"{link.name} carries messages in chunks (sharing: fifo), which cannot change their pace"
+        raise InputError(f"{message}; accepted: serial, shared, independent", path=("link",))
 
 
 class FailureFields(CauseFields):

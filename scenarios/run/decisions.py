@@ -14,20 +14,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery.recovery import Recovery
 from scenarios.fields.choices import Choice
 from scenarios.fields.policy_fields import Policy
 from scenarios.file.document import Document, Loc
-from scenarios.run.compiling import Step
+from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy.policy import Policy as IssuePolicy
 from sim.words import plugins
 from sim.words.errors import InputError, hint, located
 from sim.words.options import arguments, parameters, require_call
 
-__all__ = ["Decisions", "overlay", "resolve", "resolve_recoveries", "resolve_schedule"]
+__all__ = ["Decisions", "Step", "overlay", "resolve", "resolve_recoveries", "resolve_schedule"]
+
+
+class Rewrite(Protocol):
+    """A graph to a graph; `placed` is true when it reads where ops run."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        ...
+
+
+class Step(NamedTuple):
+    """A rewrite, and where the scenario names it."""
+
+    name: str
+    rewrite: Rewrite
+    loc: Loc
 
 
 class Decisions(NamedTuple):

@@ -8,18 +8,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from devices.kinds.launches import launched
+from policies.compile.parallel.ranks import OnRanks
 from policies.issue.loader_queues import refuse_undecided
-from scenarios.fields.expect import Expectation, Outcome, task_names
+from scenarios.fields.expect import Expectation, Outcome
+from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
-from scenarios.run.compiling import compile_graph
 from scenarios.run.conditions import refuse_without_effect
+from scenarios.run.decisions import Step
 from scenarios.run.load import Case, Scenario
+from scenarios.run.rewriting.compiling import compile_graph
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
-from sim.job.job import Job, Tried
+from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
 from sim.metrics import summary
@@ -89,7 +92,10 @@ class Result:
             found["memory"] = memory_report(self.trace)
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
-        return {**found, **self.case.work.report(self.trace)}
+        told = self.case.work.report(self.trace)
+        for name, more in told.pop("devices", {}).items():
+            found["devices"][name] |= more
+        return {**found, **told}
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:
@@ -151,11 +157,13 @@ def run_case(
     check: bool = False,
     seed: int | None = None,
     record_memory: bool = False,
+    fits: bool = True,
 ) -> Result:
     """Run one case of a scenario; see `run_scenario`.
 
     A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
-    where the scenario has no allocator.
+    where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
+    only when all is over is a result, too, as it is where the scenario says what it expects of that.
     """
     job = job_of(case, seed=seed)
     training = _training_of(case)
@@ -171,13 +179,16 @@ def run_case(
         # What the file expects holds for what the file says; settings may bring expectations of their own.
         if not case.scenario.document.changed or not expectation.in_file
     )
+    if (folding := job.machine.folding) is not None:
+        expectations = tuple(expectation.on(folding.seen_as) for expectation in expectations)
     for expectation in expectations:
         expectation.check_name(known)
     recordings: Recordings | None = {} if record_memory else None
     trace = _run(case, job, observers, recordings)
     if check:
         trace.check()
-    case.work.fits(trace)
+    if fits and not any(expectation.what == "fits" for expectation in expectations):
+        case.work.fits(trace, True)
     placement = case.decisions.placement
     tried = () if placement is None else tuple(placement.tried)
     return Result(case, trace, expectations, tried, recordings, training)
@@ -242,17 +253,15 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
     scenario, decisions = case.scenario, case.decisions
-    machine, content = case.work.machine, scenario.content
+    content, work = scenario.content, case.work  # a workload that cannot be made says so itself
     try:
-        graph, placement = compile_graph(
-            case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
-        )
+        graph, placement, machine = _compiled(case)
         tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, graph, machine)
-        check_words(scenario.document, case.work.graph, machine, content.workload.own_kinds())
+        _check_names(scenario, graph, work.machine)
+        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
         job = make_job(
             graph,
             machine,
@@ -262,7 +271,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             iterations=content.iterations,
             knowledge=decisions.knowledge,
             estimate_error=content.estimate_error,
-            noise=None if content.noise is None else content.noise.noise(),
+            noise=None if content.noise is None else content.noise.noise(machine.positions),
             seed=content.seed if seed is None else seed,
             faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
         )
@@ -285,6 +294,22 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
     except (InfeasibleError, InputError) as error:
         # Nothing has run yet: it is the scenario that asks for what cannot be.
         raise _placed(error, case) from error
+
+
+def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
+    """Return what runs, the placement that is left to make, and the machine, folded if ranks are."""
+    work, decisions, document = case.work, case.decisions, case.scenario.document
+    ranked = [step for step in decisions.compile if isinstance(step.rewrite, OnRanks)]
+    if case.scenario.content.fold is True and not ranked:
+        message = "there are no ranks to fold: no rewrite of policy.compile makes any, as ddp and fsdp2 do"
+        raise document.error(("fold",), message)
+
+    def on_ranks(graph: Graph, step: Step, machine: Machine) -> tuple[Graph, Machine]:
+        from scenarios.run.rewriting.folding import make_ranks
+
+        return make_ranks(case, graph, step, machine)
+
+    return compile_graph(work.graph, decisions.compile, work.machine, decisions.placement, document, on_ranks)
 
 
 def _check_failures(case: Case, job: Job) -> None:

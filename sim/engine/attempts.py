@@ -30,6 +30,7 @@ from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
+from sim.machine.link import Message
 from sim.policy.policy import Policy
 from sim.record.record import Attempt
 from sim.trace import Trace
@@ -53,6 +54,8 @@ def refuse_with_faults(job: Job, *, with_memory: bool) -> None:
     """
     if job.failures is not None:
         raise InputError("ops that fail and parts of the machine that do are one too many: leave out one")
+    if job.machine.folding is not None:
+        raise InputError("identical ranks are folded into one, and a part that fails is like no other")
     if has_control_flow(job.graph):
         raise InputError("a graph with control flow cannot run on a machine whose parts fail or become slow")
     if with_memory:
@@ -182,9 +185,17 @@ def _joined(job: Job, attempts: list[Attempt]) -> Trace:
         tasks,
         transfers,
         met=met,
+        messages=np.concatenate([_messages(each) for each in attempts]),
         in_turn=first.in_turn,
         attempts=tuple(attempts),
     )
+
+
+def _messages(attempt: Attempt) -> IntArray:
+    """Return the messages of an attempt with the times of the run."""
+    messages = attempt.trace.messages.copy()
+    messages[:, [k for k, name in enumerate(Message._fields) if name.endswith("_ns")]] += attempt.begin_ns
+    return messages
 
 
 def _shifted(name: str, column: IntArray, attempt: Attempt, n: int) -> IntArray:

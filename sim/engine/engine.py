@@ -16,6 +16,7 @@ from sim.graph.failures import FAILED
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
+from sim.machine.link import Message
 from sim.machine.processor import MANAGED, WAIT
 from sim.machine.task import BACKGROUND, Issuer, Task
 from sim.policy.issuers import refuse_wrong
@@ -146,7 +147,7 @@ class Engine(RunState):
                 if task.group < 0:
                     self._carry(task)
                 else:
-                    self.touched.add(task.stream)
+                    self._try_again(task)
 
     def _now_ready(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; on no stream, only then is it issued, too.
@@ -267,7 +268,8 @@ class Engine(RunState):
         """Go on with what was refused before, what was parked, and what is paid for."""
         if self.retried or self.placed:
             for task in _drained(self.retried):
-                self._start(task)
+                if task.stream != BACKGROUND or self._events_there(task):
+                    self._start(task)
             for task in _drained(self.placed):
                 self._push(task)
         if self.recorded:
@@ -391,6 +393,8 @@ class Engine(RunState):
         if self.failing is not None:
             recv.status = recv.status or self.failing.verdict(recv)
         if not recv.status:
+            if not self._events_there(recv):
+                return
             if self.duration_of(recv):
                 self._start(recv)
                 return
@@ -406,6 +410,18 @@ class Engine(RunState):
         if self.gives_back:
             self._give_back([recv])
         self._pass_on(self._now_ready(recv), recv, True, by)
+
+    def _events_there(self, task: Task) -> bool:
+        """Whether all launched that a task on no stream follows has ended; if not, it tries again then."""
+        if not self.asynchronous or task.dead or self.executed[task.op]:
+            return True
+        if not self.readiness.may_start(task):
+            task.wait = Wait.EVENT
+            return False
+        if task.floor_ns > self.now_ns:
+            self._later(task.floor_ns - self.now_ns, self._try_again, task)
+            return False
+        return True
 
     # -- 3. ask --------------------------------------------------------------------------------
 
@@ -593,6 +609,10 @@ class Engine(RunState):
         if self.drawn is not None:
             return self.drawn.ns(task.op, task.iteration, str(task.frame or ""))
         return self.duration_ns[task.iteration][task.op]
+
+    def carried(self, message: Message) -> None:
+        """Put down a message that has arrived."""
+        self.messages.extend(message)
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from sim.engine.deadlock import deadlock_error
 from sim.engine.state import RunState
+from sim.machine.link import Message
 from sim.trace import Trace
 from sim.words.errors import StuckError
 
@@ -42,6 +43,7 @@ def trace_of(run: RunState) -> Trace:
         on_failure=run.policy.on_failure if run.failing is not None else None,
         taken=np.array(run.taken, np.int64).reshape(-1, 2),
         in_turn=run.runs is not None,
+        messages=np.array(run.messages, np.int64).reshape(-1, len(Message._fields)),
         conditions=run.conditions,
         detection=detection if incomplete else None,
         broken=tuple(run.breakdowns.failed(run.now_ns + 1)) if run.breakdowns is not None else (),

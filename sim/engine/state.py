@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -51,7 +52,8 @@ class RunState:
         "conditions", "device_of", "drawn",
         "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
         "issue_ns", "issuers",
-        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start", "network", "now_ns",
+        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
+        "messages", "network", "now_ns",
         "observers", "open", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
         "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
         "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
@@ -88,7 +90,6 @@ class RunState:
         flow = make_flow(job) if flow is None else flow
         self.flow = make_nodes(job, flow)
         self.memory = memory(job, context) if memory else None
-        watcher = self.memory.watcher if self.memory is not None else None
         self.failing = None
         if job.failures is not None:
             self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
@@ -100,7 +101,7 @@ class RunState:
             self.open = {}
         self.taken: list[tuple[int, int]] = []
         self.readiness, self.rendezvous, self.runs = make_readiness(
-            job, flow, self.flow, policy, context, watcher, self.taken, self.failing
+            job, flow, self.flow, policy, context, self.memory, self.taken, self.failing
         )
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
@@ -143,6 +144,7 @@ class RunState:
             else None
             for d, device in enumerate(machine.devices)
         ]
+        self.messages = array("q")  # one after another, as `Message` has them
         self.network = make_network(job, self.flow, context)
         if conditions is not None:
             assert self.open is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sim.machine.task import Task
 
-__all__ = ["Link", "Network"]
+__all__ = ["Link", "Message", "Network"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,10 @@ class Link:
     bandwidth_bytes_per_s : int or None
         None is unlimited: a transfer takes the latency.
     sharing : str
-        ``"serial"``: transfers go one after another, in the order in which they became ready.
+        ``"serial"``: transfers go one after another, in the order in which they became ready, and hold their
+        whole route.
+        ``"fifo"``: each link sends chunks one after another, first come, first served, and hands each one on
+        when it has all of it (store and forward).
         ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
         ``"independent"``: each has the bandwidth for itself, as in the literature on list scheduling.
     on_request : bool
@@ -41,6 +44,9 @@ class Link:
     host_copies : bool
         Whether a thread of the sender's host copies the bytes, and does nothing else meanwhile
         (`sim.job.pageable`).
+    chunk_bytes : int or None
+        Of a link with ``sharing="fifo"``: the largest chunk; a message is cut into chunks as large as the
+        smallest of its route allows. None: messages stay whole.
     """
 
     name: str
@@ -54,6 +60,27 @@ class Link:
     connection_bytes_per_s: int | None = None
     overhead_ns: int = 0
     host_copies: bool = False
+    chunk_bytes: int | None = None
+
+
+class Message(NamedTuple):
+    """What was carried and is no transfer of a tensor: part of a collective.
+
+    Attributes
+    ----------
+    source, destination : int
+        Positions of devices.
+    nbytes : int
+    ready_ns, start_ns, end_ns : int
+        When it was given to the network, when it began, and when it had arrived.
+    """
+
+    source: int
+    destination: int
+    nbytes: int
+    ready_ns: int
+    start_ns: int
+    end_ns: int
 
 
 class Network(Protocol):

@@ -126,6 +126,9 @@ class Record:
         The parts that had failed by the end (of one attempt).
     attempts : tuple of Attempt
         Where parts of the machine may fail: the runs, from one restart to the next, that make up this one.
+    messages : array of int64, shape (messages, 6)
+        What links carried besides: messages of collectives, in the order of arrival, with the columns of
+        `sim.machine.link.Message`.
     """
 
     job: Job
@@ -144,6 +147,7 @@ class Record:
     detection: Detection | None = None
     broken: tuple[Failed, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    messages: IntArray = field(default_factory=lambda: np.empty((0, 6), np.int64))
 
     @classmethod
     def from_columns(

@@ -25,7 +25,7 @@ from typing import Final
 
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -37,7 +37,7 @@ _FIRST_BYTES: Final = 2**20
 _CAP_BYTES: Final = 25 * 2**20
 
 
-class DistributedDataParallel:
+class DistributedDataParallel(OnRanks):
     """Run a training step on replicas that sum their gradients.
 
     Parameters
@@ -94,14 +94,14 @@ class DistributedDataParallel:
         sizes, dtypes = [each.nbytes for each in parameters], [each.dtype for each in parameters]
         return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
+    def program(self, graph: Graph) -> Graph:
+        """Return the step as each rank runs it."""
         step = TrainingStep(graph)
         program = Program(step, "ddp")
         last = reduce_in_buckets(program, step, self.buckets(step), overlap=self.overlap)
         for update in step.updates:
             program.compute(update, after=[last])
-        return on_ranks(program.graph(), self.ranks)
+        return program.graph()
 
 
 def reduce_in_buckets(

@@ -29,7 +29,7 @@ from typing import Final
 
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge
 from policies.option_checks import whole
@@ -43,7 +43,7 @@ _Prefetch = int | dict[str, list[str]]
 _COPY_IN: Final = "all_gather_copy_in"
 
 
-class FullyShard:
+class FullyShard(OnRanks):
     r"""Run a training step on ranks that share all parameters out.
 
     Parameters
@@ -103,14 +103,14 @@ class FullyShard:
                 whole("fsdp2", option, value, least=0)
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
+    def program(self, graph: Graph) -> Graph:
+        """Return the step as each rank runs it."""
         step = TrainingStep(graph)
         host = _Host(self, step)
         host.run()
-        return on_ranks(host.program.graph(), self.ranks, self._communicator)
+        return host.program.graph()
 
-    def _communicator(self, name: str, rank: int) -> str:
+    def communicator(self, name: str, rank: int) -> str:
         """Return the group of a rank: neighbours share parameters, and every n-th sums what they reduced."""
         if self.shard == len(self.ranks):
             return name

@@ -21,7 +21,7 @@ from __future__ import annotations
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -31,7 +31,7 @@ from sim.words.errors import InputError
 __all__ = ["MegatronDDP"]
 
 
-class MegatronDDP:
+class MegatronDDP(OnRanks):
     """Run a training step on replicas as Megatron-LM does.
 
     Parameters
@@ -83,8 +83,8 @@ class MegatronDDP:
         least = self.bucket_size if self.overlap and not self.pipeline_rank else max(1, sum(sizes) + 1)
         return [[order[k] for k in row] for row in closed_when_full(sizes, [least], dtypes)]
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
+    def program(self, graph: Graph) -> Graph:
+        """Return the step as each rank runs it."""
         step = TrainingStep(graph)
         program = Program(step, "Megatron DDP")
         parts = len(self.ranks) if self.distributed else 1
@@ -105,7 +105,7 @@ class MegatronDDP:
         if self.distributed and not self.gather_ahead:
             for k in reversed(range(len(buckets))):
                 gather.launch(k, [(update.name, 0) for update in updates], COMPUTE)
-        return on_ranks(program.graph(), self.ranks)
+        return program.graph()
 
 
 class _Gather:

@@ -21,6 +21,7 @@ from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.device import Device
+from sim.machine.link import Message
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import Task
 
@@ -104,6 +105,9 @@ class _OwnTime:
 
     def duration_of(self, task: Task) -> int:
         return self._context.duration_of(task)
+
+    def carried(self, message: Message) -> None:
+        self._context.carried(message)
 
     def finish(self, task: Task) -> None:
         self._context.finish(task)

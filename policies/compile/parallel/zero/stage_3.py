@@ -31,7 +31,7 @@ from typing import Any
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.modules import Module, Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.stages_1_and_2 import GROUP
 from policies.compile.records import Edge
@@ -41,7 +41,7 @@ from sim import Graph
 __all__ = ["ZeroThree"]
 
 
-class ZeroThree:
+class ZeroThree(OnRanks):
     """Run a training step on ranks that each keep a part of every parameter.
 
     Parameters
@@ -94,11 +94,11 @@ class ZeroThree:
         self.reuse = whole("zero-3", "max_reuse_distance", max_reuse_distance, least=0)
         self.overlap, self.first_step = overlap_comm, first_step
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
+    def program(self, graph: Graph) -> Graph:
+        """Return the step as each rank runs it."""
         host = _Coordinator(self, TrainingStep(graph))
         host.run()
-        return on_ranks(host.program.graph(), self.ranks)
+        return host.program.graph()
 
 
 class _Coordinator:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.program import COMPUTE, Program
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.option_checks import whole
 from sim import Graph
@@ -34,7 +34,7 @@ GROUP: Final = "data parallel"
 """The communicator of all ranks."""
 
 
-class ZeroOne:
+class ZeroOne(OnRanks):
     """Run a training step on ranks that each keep a part of the optimiser's states.
 
     Parameters
@@ -78,8 +78,8 @@ class ZeroOne:
         sizes = [each.elements for each in order]
         return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
+    def program(self, graph: Graph) -> Graph:
+        """Return the step as each rank runs it."""
         step, n = TrainingStep(graph), len(self.ranks)
         program = Program(step, f"ZeRO {self.stage}")
         updates = program.shard(step, n, parameters=False)
@@ -119,7 +119,7 @@ class ZeroOne:
         for update in updates:
             program.compute(update, after=[last])
         self._gather(program, step)
-        return on_ranks(program.graph(), self.ranks)
+        return program.graph()
 
     def _gather(self, program: Program, step: TrainingStep) -> None:
         """Gather the updated parameters, in as many pieces as they hold whole buckets."""

@@ -13,10 +13,12 @@ placement puts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
+from policies.compile.parallel.ranks import OnRanks
+from scenarios.run.decisions import Step
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.job import Placement
@@ -25,31 +27,20 @@ from sim.words.arrays import IntArray
 from sim.words.errors import InputError, ScenarioError
 
 if TYPE_CHECKING:
-    from scenarios.file.document import Document, Loc
+    from scenarios.file.document import Document
 
-__all__ = ["Rewrite", "Step", "compile_graph", "pinned"]
-
-
-class Rewrite(Protocol):
-    """A graph to a graph; `placed` is true when it reads where ops run."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        ...
-
-
-class Step(NamedTuple):
-    """A rewrite, and where the scenario names it."""
-
-    name: str
-    rewrite: Rewrite
-    loc: Loc
+__all__ = ["compile_graph", "pinned"]
 
 
 def compile_graph(
-    graph: Graph, steps: Sequence[Step], machine: Machine, placement: Placement | None, document: Document
-) -> tuple[Graph, Placement | None]:
-    """Apply the steps in order; return what runs, and the placement that is left to make.
+    graph: Graph,
+    steps: Sequence[Step],
+    machine: Machine,
+    placement: Placement | None,
+    document: Document,
+    on_ranks: Callable[[Graph, Step, Machine], tuple[Graph, Machine]],
+) -> tuple[Graph, Placement | None, Machine]:
+    """Apply the steps in order; return what runs, the placement that is left to make, and the machine.
 
     Parameters
     ----------
@@ -60,6 +51,8 @@ def compile_graph(
         For the steps that need to know where ops run.
     document : Document
         For messages.
+    on_ranks : callable
+        Applies a step that makes all ranks, which may fold them (`scenarios.run.rewriting.folding`).
 
     Raises
     ------
@@ -71,13 +64,17 @@ def compile_graph(
             if getattr(step.rewrite, "placed", False):
                 job = make_job(graph, machine, placement=placement, may_fail=False)
                 graph, placement = pinned(graph, machine, job.device_of), None
-            before, graph = graph, step.rewrite.apply(graph)
+            before = graph
+            if isinstance(step.rewrite, OnRanks):
+                graph, machine = on_ranks(graph, step, machine)
+            else:
+                graph = step.rewrite.apply(graph)
             _keep_failures(before, graph)
         except ScenarioError:
             raise
         except InputError as error:
             raise document.error(step.loc, f"{step.name}: {error}") from error
-    return graph, placement
+    return graph, placement, machine
 
 
 def _keep_failures(before: Graph, after: Graph) -> None:
