@@ -29,6 +29,8 @@ from sim.analysis.bounds import bounds
 from sim.analysis.core_use import cores_of, used_core_ns
 from sim.analysis.failed_ops import failure_report
 from sim.analysis.memory_use import peak_bytes
+from sim.analysis.training.expert_load import expert_load
+from sim.analysis.training.staleness import staleness_report
 from sim.analysis.transfers_on_links import traffic_on_links
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.idle import idle_reasons
@@ -205,7 +207,9 @@ def summary(trace: Record) -> dict[str, Any]:
     tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
     Where ops, or parts of the machine, may fail, there is a key ``failures``
-    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0.
+    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. Where ranks share
+    experts there is a key ``experts`` (`sim.analysis.training.expert_load`), and where workers push updates
+    of their own ``staleness`` (`sim.analysis.training.staleness.staleness_report`).
 
     Returns
     -------
@@ -214,6 +218,7 @@ def summary(trace: Record) -> dict[str, Any]:
     """
     limits = bounds(trace)
     failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
+    parallel = {"experts": expert_load(trace), "staleness": staleness_report(trace)}
     folding = trace.job.machine.folding
     peak, reasons = _peaks(trace), idle_reasons(trace)
     time_ns = time_use(trace, reasons)
@@ -228,6 +233,7 @@ def summary(trace: Record) -> dict[str, Any]:
         "tasks": _tasks(trace),
         **({} if folding is None else {"folded": folding.report()}),
         **failures,
+        **{key: told for key, told in parallel.items() if told},
         "devices": {
             name: {
                 **{key: getattr(use, key) for key in _OF_DEVICES},

@@ -29,6 +29,10 @@ _METHOD: Final = (
 
 _MOST_LINKS: Final = 20
 """How many links are shown."""
+_MOST_LAYERS: Final = 20
+"""How many layers of experts are shown."""
+_MOST_STALENESS: Final = 12
+"""How many rows the table of staleness has."""
 
 _MOST_FOLDED: Final = 10
 """Of how many devices is told what they stand for."""
@@ -109,6 +113,8 @@ def print_result(result: Result) -> None:
     _print_links({name: use for name, use in summary["links"].items() if use["bytes"]})
     if summary["pipeline"]:
         _print_pipeline(summary["pipeline"])
+    _print_experts(summary.get("experts", {}))
+    _print_staleness(summary.get("staleness", {}))
     if told := summary.get("data_loading"):
         from scenarios.build.loading.loading_limit import limit_line
 
@@ -121,6 +127,40 @@ def print_result(result: Result) -> None:
         print()
         print_training(result.training.plan, summary["training_run"])
     _print_outcomes(result.outcomes)
+
+
+def _print_experts(experts: Mapping[str, Any]) -> None:
+    """Print how tokens fell on ranks that share experts; of many layers the least balanced."""
+    layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
+    shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST_LAYERS]
+    _print_part(
+        {
+            "experts": name,
+            "imbalance": f"{layer['imbalance']:.2f}",
+            "fullest": layer["fullest"],
+            "its tokens": f"{layer['tokens'][layer['fullest']]:,}",
+            "dropped": f"{layer['dropped']:,}",
+        }
+        for name, layer in layers.items()
+        if name in shown
+    )
+    if len(layers) > len(shown):
+        print(f"\n{len(layers) - len(shown)} more layers are better balanced; --json has them all")
+
+
+def _print_staleness(told: Mapping[str, Any]) -> None:
+    """Print how many updates came with which staleness; the rarest and largest in one row."""
+    if not told:
+        return
+    counts = told["counts"]
+    few = counts if len(counts) <= _MOST_STALENESS else counts[: _MOST_STALENESS - 1]
+    rows = [(str(stale), n) for stale, n in enumerate(few)]
+    if len(few) < len(counts):
+        rows.append((f"{len(few)} to {len(counts) - 1}", sum(counts[len(few) :])))
+    _print_part(
+        {"staleness": stale, "updates": f"{n:,}", "share": percent(n / told["updates"])} for stale, n in rows
+    )
+    print(f"mean {told['mean']:.2f}, at most {told['max']}")
 
 
 def _print_links(links: Mapping[str, Mapping[str, Any]]) -> None:
@@ -205,6 +245,11 @@ def _print_train(told: Mapping[str, Any]) -> None:
         f"{told['schedule']}, {told['micro_batches']:,} micro-batches; each rank below stands for "
         f"{told['folded']['each_stands_for']:,} GPUs that do the same at the same time"
     )
+    if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
+        print(
+            f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "
+            f"{percent(told['dropped'])} of the choices are dropped"
+        )
     print_table(
         [
             {

@@ -273,7 +273,13 @@ def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) 
 
 def _call(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
     """Call a class or function with options, each a parameter of it."""
-    given = arguments(name, parameters(thing) if callable(thing) else {}, options)
+    taken = parameters(thing) if callable(thing) else {}
+    at = taken.get("origin")
+    if at is not None and at.annotation is plugins.Origin:  # for files that its options name
+        del taken["origin"]
+    given = arguments(name, taken, options)
+    if at is not None and "origin" not in taken:
+        given["origin"] = origin
     for key, value in given.items():
         if isinstance(value, Path):
             given[key] = origin.file(str(value))

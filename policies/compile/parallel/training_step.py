@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +53,10 @@ class TrainingStep:
     ----------
     graph : Graph
         With backward and updates (`policies.compile.training`, or of an importer).
+    forward : bool
+        Whether a forward alone, without updates, will do.
+    within : collection of str
+        Communicators that are there already.
 
     Attributes
     ----------
@@ -68,11 +73,13 @@ class TrainingStep:
         No op updates a parameter, the graph has control flow or communicators, or is on several devices.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, forward: bool = False, within: Collection[str] = ()) -> None:
         of = f"graph {graph.name!r}"
         if has_control_flow(graph):
             raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
-        if taken := graph.in_communicators:
+        if taken := [
+            op for op in graph.in_communicators if graph.attributes[op]["communicator"] not in within
+        ]:
             name = graph.op_names[taken[0]]
             raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
@@ -85,7 +92,7 @@ class TrainingStep:
         self.work = [record for record in order if record.name not in trained]
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
-        if not found:
+        if not found and not forward:
             raise GraphError(f"{of} updates no parameter; let the rewrite training come first")
 
     @cached_property
