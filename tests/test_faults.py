@@ -21,6 +21,7 @@ from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.explain.idle import idle_reasons
 from sim.explain.text import explain_text
+from sim.explain.time_use import time_use
 from sim.faults.conditions import Conditions
 from sim.faults.faults import Cause, Faults, HealthCheck
 from sim.faults.pace import FOREVER, Pace, Window
@@ -347,6 +348,17 @@ def test_all_starts_anew_when_something_fails_meanwhile_and_waits_for_a_repair()
     never = replace(faults, causes=(once("first", 10, kind="worker"),))
     trace = run(chain(30), Machine(GPUS), never)  # it never comes back
     assert (len(trace.attempts), trace.makespan_ns) == (1, 10)
+
+
+def test_ranks_that_waited_in_vain_meet_nobody_of_the_next_attempt() -> None:
+    """gpu0 waits 40 ns for nobody, all start anew in 10 ns, and 10 ns later gpu1 comes: then they sum."""
+    faults = Faults((once("gpu", 5, parts=(1,), lasts_ns=0),), collective_timeout_ns=40, restart_ns=10)
+    trace = run(reduced(), Machine(GPUS), faults)
+    assert idle_reasons(trace)["gpu0"] == {"late rank": 40 + 10, "recovery": 10}
+    assert time_use(trace)["gpu0"]["communicate"] == 7
+    assert trace.meetings is not None
+    assert trace.meetings.size.tolist() == [1, 2]
+    assert trace.makespan_ns == 67
 
 
 def test_a_run_that_comes_no_further_is_given_up() -> None:

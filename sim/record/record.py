@@ -253,7 +253,7 @@ class Record:
     @cached_property
     def meetings(self) -> Meetings | None:
         """Which collectives met, and when; None: no op belongs to a communicator."""
-        return meetings_of(self.job, self.tasks)
+        return meetings_of(self.job, self.tasks, [each.run for each in self.attempts[1:]])
 
     @cached_property
     def begins_ns(self) -> IntArray:
@@ -261,7 +261,8 @@ class Record:
         begins: IntArray = self.tasks["start_ns"]
         if self.meetings is not None:
             begins = begins.copy()
-            begins[self.meetings.row] = self.meetings.met_ns[self.meetings.meeting]
+            row, met_ns = self.meetings.row, self.meetings.met_ns[self.meetings.meeting]
+            begins[row] = np.minimum(met_ns, self.tasks["end_ns"][row])
         return begins
 
     def lane_name(self, row: int) -> str:
