@@ -141,6 +141,22 @@ def test_what_does_not_go_together_is_said_with_its_place() -> None:
         assert message in ran.stderr
 
 
+@pytest.mark.parametrize("part", ["worker: worker1", "worker: ps", "link: cpu0->server", "device: cpu0"])
+@pytest.mark.parametrize("step", ["partition", "{name: distributed-session, master: server, latency: 1ms}"])
+def test_tensorflow_goes_on_whatever_fails_and_whenever(part: str, step: str) -> None:
+    """Sends and Recvs by key, and requests of the master: every step is done in the end."""
+    for at in ("5ms", "43ms", "95ms"):
+        sets = [
+            f"policy.compile=[partition, {step}]" if step != "partition" else "policy.compile=[partition]",
+            f"faults.failures={{x: {{{part}, at: [{at}], repair: 30ms}}}}",
+            "faults.connection_timeout=10ms",
+        ]
+        result = run_scenario(load_scenario(EXAMPLE, sets=sets), check=True)
+        assert result.summary["failures"]["steps"] == 4
+        for use in result.summary["devices"].values():
+            assert sum(use["idle_reasons"].values()) == use["idle_ns"]
+
+
 def test_a_failure_that_nobody_notices_ends_the_run_with_a_message(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(TEXT.format("{failures: {dead: {device: gpu1, at: [32ns]}}}"), encoding="utf-8")
