@@ -7,6 +7,7 @@
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
     iterations: ...  seed: ...  engine: ...  fold: ...
+    faults: ...                                        parts of the machine that fail or become slow
     training_run: ...                                  many such steps, with failures
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
@@ -69,6 +70,15 @@ def _training_run(value: Any) -> Any:
     return TrainingRun.model_validate(value)
 
 
+def _faults(value: Any) -> Any:
+    """Read ``faults:``, likewise."""
+    if value is None:
+        return None
+    from scenarios.fields.fault_fields import FaultFields
+
+    return FaultFields.model_validate(value)
+
+
 # -- the whole -------------------------------------------------------------------------------------
 
 
@@ -93,6 +103,7 @@ class ScenarioFile(Strict):
         MemoryFields | None, Field(description="lifetimes of tensors, and what happens when memory is full")
     ] = None
     noise: Annotated[NoiseFields | None, Field(description="how durations vary; default: not at all")] = None
+    faults: Annotated[Any, PlainValidator(_faults)] = None
     cost: Annotated[
         JsonValue,
         Field(
@@ -125,6 +136,7 @@ class ScenarioFile(Strict):
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
     """Return a model of scenario files with these kinds of workload, which knows all keys of a machine."""
+    from scenarios.fields.fault_fields import FaultFields
     from scenarios.training_run.section import TrainingRun
 
     workload = one_of(kinds, lambda value: next((name for name in kinds if name in value), None))
@@ -135,6 +147,7 @@ def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
         __doc__=ScenarioFile.__doc__,
         machine=(machine | None, None),
         workload=workload,
+        faults=(FaultFields | None, None),
         training_run=(TrainingRun | None, None),
     )
 

@@ -197,10 +197,10 @@ def summary(trace: Record) -> dict[str, Any]:
     Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
     tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
-    Where ops may fail, there is a key ``failures`` (`sim.analysis.failed_ops.failure_report`); of a run in
-    which one did, the bounds are 0. Where ranks share experts there is a key ``experts``
-    (`sim.analysis.training.expert_load`), and where workers push updates of their own ``staleness``
-    (`sim.analysis.training.staleness.staleness_report`).
+    Where ops, or parts of the machine, may fail, there is a key ``failures``
+    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. Where ranks share
+    experts there is a key ``experts`` (`sim.analysis.training.expert_load`), and where workers push updates
+    of their own ``staleness`` (`sim.analysis.training.staleness.staleness_report`).
 
     Returns
     -------
@@ -208,7 +208,7 @@ def summary(trace: Record) -> dict[str, Any]:
         Plain Python numbers, strings and containers, ready for `json.dumps`.
     """
     limits = bounds(trace)
-    failures = {} if trace.on_failure is None else {"failures": failure_report(trace)}
+    failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
     parallel = {"experts": expert_load(trace), "staleness": staleness_report(trace)}
     folding = trace.job.machine.folding
     peak, reasons = _peaks(trace), idle_reasons(trace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sim.engine import Memory, Observer
+from sim.faults.faults import Faults
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.context import Context
@@ -33,6 +34,7 @@ def simulate(
     knowledge: str = "exact",
     estimate_error: float = 0.2,
     noise: Noise | None = None,
+    faults: Faults | None = None,
     seed: int = 0,
     engine: str = "auto",
     observers: Iterable[Observer] = (),
@@ -45,7 +47,7 @@ def simulate(
     machine : Machine
     policy : Policy
         Issues tasks; prepared anew for every run.
-    placement, streams, linearize, iterations, knowledge, estimate_error, noise, seed
+    placement, streams, linearize, iterations, knowledge, estimate_error, noise, faults, seed
         The other decisions; see `sim.job.build_job.make_job`.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
@@ -92,6 +94,7 @@ def simulate(
             estimate_error=estimate_error,
             noise=noise,
             seed=seed,
+            faults=faults,
         )
         if not policy.one_process:
             job = with_processes(job)

@@ -35,6 +35,7 @@ REFUSED = {
     "sessions": "the tasks of cpu0 share its cores, SMs or bandwidth",
     "shared_gpu": "the memory of gpu0 runs short",
     "thread_pools": "the tasks of cpu0 share its cores, SMs or bandwidth",
+    "worker_fails": "parts of the machine fail, or become slow",
 }
 """What stands in the way of some cases of these; every case of all others runs."""
 

@@ -18,7 +18,8 @@ from policies.recovery.recovery import Fleet, Recovery, Restart
 from scenarios.training_run.intervals import best, daly, expected_goodput, young
 from scenarios.training_run.life import live
 from scenarios.training_run.plan import Checkpoints, Life, Plan
-from scenarios.training_run.sources import Failure, SlowDown, arrivals
+from scenarios.training_run.sources import Failure, SlowDown
+from sim.faults.sources import arrivals
 from sim.words.errors import InputError, RunError
 
 S = 10**9

@@ -26,9 +26,11 @@ CUDA devices).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+from math import lcm
 from typing import Final
 
 from devices.network.chunks import ChunkQueues
@@ -36,6 +38,7 @@ from devices.network.columns import network_columns
 from devices.network.flows import FairFlows
 from devices.network.routes import Way, find_ways, way_of_message
 from devices.network.turnstile import Turnstile
+from sim.faults.pace import FOREVER
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
@@ -43,8 +46,13 @@ from sim.kernel.layout.routes import Routes
 from sim.machine.link import Message
 from sim.machine.machine import Machine
 from sim.machine.task import Task
+from sim.words.arrays import UNSET
+from sim.words.errors import StuckError
 
 __all__ = ["Carrier", "make_network"]
+
+_MOST_CHANGES: Final = 1_000_000
+"""... of links until something arrives: a flow may wait for a link that never comes back."""
 
 
 class _Message:
@@ -78,7 +86,12 @@ class Carrier:
         self._ways: list[Way] = [ways.each[k] for k in ways.of.tolist()]
         self._ways_of_messages: dict[tuple[int, int], Way] = {}
         self._turnstile: Turnstile[Task | _Message] = Turnstile()
-        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived)
+        paces = {} if context.conditions is None else context.conditions.link_paces
+        self._paces = {link: pace for link, pace in paces.items() if link in ways.bandwidth_bytes_per_s}
+        self._bandwidth = ways.bandwidth_bytes_per_s
+        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived, self._parts())
+        self._watched: set[int] = set()  # links of which the next change is awaited
+        self._changes_in_vain = 0
 
     @cached_property
     def _queues(self) -> ChunkQueues:
@@ -133,12 +146,57 @@ class Carrier:
             else:
                 self._flow(item)
             return
-        self._context.call_at(now + way.alone_ns(nbytes), self._arrived, item)
+        if self._context.conditions is None:
+            self._context.call_at(now + way.alone_ns(nbytes), self._arrived, item)
+            return
+        links = [*way.over, (UNSET, way.bandwidth_bytes_per_s)]
+        there_ns = self._context.conditions.arrival_ns(links, first_byte_ns, nbytes)
+        if there_ns is not None:
+            self._context.call_at(there_ns, self._arrived, item)
+
+    # -- links that are slow, or down, at times ----------------------------------------------------
+
+    def _parts(self) -> int:
+        """Return into how many parts a byte has to be cut, so that the bandwidths of all times are whole."""
+        conditions = self._context.conditions
+        causes = () if conditions is None else conditions.faults.causes
+        return lcm(*(cause.factor.numerator for cause in causes if cause.factor is not None))
+
+    def _changes(self, link: int) -> None:
+        """Give a link the bandwidth that it has from now on; come back when that changes."""
+        if link not in self._paces:
+            return  # cut
+        rate, until_ns = self._paces[link].rate(self._context.now_ns)
+        self._flows.change(link, rate * self._bandwidth[link])
+        self._changes_in_vain += 1
+        if self._changes_in_vain > _MOST_CHANGES:
+            name = self._context.job.machine.links[link].name
+            raise StuckError(f"link {name} has changed {_MOST_CHANGES:,} times, and nothing arrives anywhere")
+        if until_ns < FOREVER:
+            self._watched.add(link)
+            self._context.call_at(until_ns, self._changed, link)
+
+    def _changed(self, link: int) -> None:
+        self._watched.discard(link)
+        if self._flows.uses(link):
+            self._changes(link)
+
+    def cut(self, links: Set[int]) -> None:
+        """Let links carry nothing from now on."""
+        channels = self._context.job.machine.channels
+        for link in sorted({channels[k] for k in links} & self._bandwidth.keys()):
+            self._paces.pop(link, None)
+            self._flows.change(link, Fraction(0))
 
     def _flow(self, item: Task | _Message) -> None:
+        if self._paces:
+            for link in self._way(item).shared:
+                if link not in self._watched:
+                    self._changes(link)
         self._flows.add(item, self._size(item), self._way(item).shared)
 
     def _arrived(self, item: Task | _Message) -> None:
+        self._changes_in_vain = 0
         if isinstance(item, _Message):
             now = self._context.now_ns
             self._context.carried(Message(*item.ends, item.nbytes, item.ready_ns, item.start_ns, now))

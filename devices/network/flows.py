@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from operator import itemgetter
 from typing import Any
 
@@ -58,12 +59,21 @@ class FairFlows:
     arrived : callable
         Called with a flow's item at the instant at which its last byte is there; of those that arrive at
         one instant, in the order in which they began.
+    parts : int
+        Of each 1e-9 bytes, so that bandwidths which change (`change`) are whole numbers of them.
     """
 
-    def __init__(self, context: Context, capacity: Mapping[int, int], arrived: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        capacity: Mapping[int, int],
+        arrived: Callable[[Any], None],
+        parts: int = 1,
+    ) -> None:
         self._context, self._arrived = context, arrived
+        self._parts, self._per_byte = parts, NS_PER_S * parts
         self._alarm = Alarm(context, self._ring)
-        self._links = {link: Link(bandwidth) for link, bandwidth in capacity.items()}
+        self._links = {link: Link(bandwidth * parts) for link, bandwidth in capacity.items()}
         self._routes: dict[tuple[int, ...], _Flows] = {}
         self._marked: list[Link] = []
         self._stamp = 0
@@ -72,7 +82,7 @@ class FairFlows:
 
     def add_link(self, link: int, bandwidth: int) -> None:
         """Have one more link, with a bandwidth in bytes/s."""
-        self._links[link] = Link(bandwidth)
+        self._links[link] = Link(bandwidth * self._parts)
 
     def add(self, item: Any, nbytes: int, links: tuple[int, ...]) -> None:
         """Begin a flow of `nbytes` (at least one) over `links` (at least one, each once)."""
@@ -82,8 +92,23 @@ class FairFlows:
             route = self._routes[links] = _Flows(len(self._routes), used)
         self._number += 1
         route.queue.advance(self._context.now_ns)
-        route.queue.add((self._number, item), nbytes * NS_PER_S)
+        route.queue.add((self._number, item), nbytes * self._per_byte)
         self._count(route, 1)
+
+    def change(self, link: int, bandwidth: Fraction) -> None:
+        """Give a link another bandwidth in bytes/s, from now on; with none its flows stand still."""
+        self._links[link].capacity = int(bandwidth * self._parts)
+        self._mark((self._links[link],))
+
+    def uses(self, link: int) -> bool:
+        """Whether a flow is under way over a link."""
+        return self._links[link].flows > 0
+
+    def _mark(self, links: tuple[Link, ...]) -> None:
+        """Let what goes over links have new rates once all of this instant is known."""
+        if not self._marked:
+            self._context.when_settled(self._settle)
+        self._marked += links
 
     def _count(self, route: _Flows, more: int) -> None:
         """Put down that a route has more flows, or fewer, and that its links need new rates."""
@@ -95,9 +120,7 @@ class FairFlows:
                 link.routes[route.index] = route
             else:
                 del link.routes[route.index]
-        if not self._marked:  # flows that come and go at one instant are settled together
-            self._context.when_settled(self._settle)
-        self._marked += route.links
+        self._mark(route.links)
 
     def _settle(self) -> None:
         """Give new rates to the routes that the marked links touch, however indirectly."""
@@ -112,8 +135,10 @@ class FairFlows:
                 queue.advance(now)
                 queue.set_speed(*route.share)
                 route.rate, route.stale = route.share, False
-                route.end_ns = queue.next_end_ns()
-                heapq.heappush(self._ends, (route.end_ns, route.index, route))
+                route.end_ns = -1
+                if route.share[0]:  # else it stands still
+                    route.end_ns = queue.next_end_ns()
+                    heapq.heappush(self._ends, (route.end_ns, route.index, route))
         self._predict()
 
     def _component(self, marked: list[Link], stamp: int) -> tuple[list[Link], list[_Flows]]:

@@ -31,6 +31,8 @@ class Way(NamedTuple):
     """All links in order (the connection first), when they are queues of chunks; else empty."""
     chunk: int | None = None
     """The largest chunk; None: whole messages."""
+    over: tuple[tuple[int, int | None], ...] = ()
+    """All links (of a medium its first), each with its bandwidth."""
 
     def alone_ns(self, nbytes: int) -> int:
         """Return how long a transfer takes that has the bandwidth for itself."""
@@ -142,6 +144,7 @@ def _way(
         (*(channels[k] for k in bounded), *(() if most is None else (connection,))) if shared else (),
         tuple(hops),
         min((link.chunk_bytes for link in queues if link.chunk_bytes is not None), default=None),
+        tuple((channel, link.bandwidth_bytes_per_s) for channel, link in zip(channels, links, strict=True)),
     )
 
 

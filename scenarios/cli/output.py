@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from scenarios.cli.stream_hints import stream_notes
 from scenarios.cli.text_tables import percent, print_table, size, strong
 from scenarios.cli.unused_notes import unused_notes
-from sim.analysis.failed_ops import failure_text
+from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.time_use import WORD_OF_REASON
 from sim.words.units import format_duration
 
@@ -49,11 +49,18 @@ def print_result(result: Result) -> None:
     print(strong(f"{result.scenario}: {result.policy}"))
     ran = "1 task ran" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks ran"
     makespan = f"makespan {format_duration(summary['makespan_ns'])}"
-    if failed := failure_text(result.trace):
+    if aborted := attempt_lines(result.trace):
+        told = summary["failures"]
+        done, lost = ("1 step" if n == 1 else f"{n:,} steps" for n in (told["steps"], told["steps_lost"]))
+        print("\n".join(aborted))
+        print(f"{makespan}; {done} done, {lost} lost; {ran}")
+    elif failed := failure_text(result.trace):
         print(f"{failed}\n{makespan}, until all that ran had ended; {ran}")
     else:
         print(f"{makespan}, {_above_bound(summary)}")
         print(f"critical path {format_duration(summary['critical_path_ns'])}; {ran}")
+    if late := late_lines(result.trace):
+        print("\n".join(late))
     if result.tried:
         print(_tuned(result.tried))
     if "folded" in summary:

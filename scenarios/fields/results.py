@@ -145,6 +145,8 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "failed": _Result(_COUNT, "", "failures.failed"),
     "aborted": _Result(_COUNT, "", "failures.aborted"),
     "never_ran": _Result(_COUNT, "", "failures.never_ran"),
+    "steps": _Result(_COUNT, "", "failures.steps"),
+    "steps_lost": _Result(_COUNT, "", "failures.steps_lost"),
     "busy": _Result(_DURATION, "device", "busy_ns"),
     "span": _Result(_DURATION, "device", "span_ns"),
     "idle": _Result(_DURATION, "device", "idle_ns"),

@@ -271,6 +271,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             estimate_error=content.estimate_error,
             noise=None if content.noise is None else content.noise.noise(machine.positions),
             seed=content.seed if seed is None else seed,
+            faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
         )
         if not decisions.policy.one_process:
             job = with_processes(job)
@@ -278,6 +279,8 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         refuse_undecided(graph, decisions.policy)
         if job.failures is not None:
             _check_failures(case, job)
+        if job.faults is not None:
+            _check_faults(case, job)
         refuse_without_effect(case)
         if any(device.cost is not None for device in machine.devices):
             from devices.cost.plain_rooflines import warn_of_plain_rooflines
@@ -314,7 +317,7 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
 
 def _check_failures(case: Case, job: Job) -> None:
     """Refuse what nobody knows to follow from an op that fails."""
-    from sim.engine.failing import refuse_unknown
+    from sim.engine.failures.failing import refuse_unknown
 
     document = case.scenario.document
     try:
@@ -326,6 +329,18 @@ def _check_failures(case: Case, job: Job) -> None:
             "an allocator cannot follow a step in which an op fails: leave memory out, or no op may fail"
         )
         raise document.error(("memory",), message)
+
+
+def _check_faults(case: Case, job: Job) -> None:
+    """Refuse what nobody knows to follow when a part of the machine fails."""
+    from sim.engine.attempts import refuse_with_faults
+
+    content, document = case.scenario.content, case.scenario.document
+    with document.placing("faults"):
+        refuse_with_faults(job, with_memory=content.memory is not None)
+    if content.training_run is not None:
+        message = "a training run repeats a step in which nothing fails: leave out one of the two"
+        raise document.error(("faults",), message, key=True)
 
 
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:

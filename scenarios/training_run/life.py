@@ -22,7 +22,8 @@ import simpy
 from policies.recovery.recovery import Fleet, Recovery, Restart
 from scenarios.training_run.pace import Pace
 from scenarios.training_run.plan import Life, Own, Plan
-from scenarios.training_run.sources import Failure, arrivals
+from scenarios.training_run.sources import Failure
+from sim.faults.sources import arrivals
 from sim.words.errors import InputError, RunError
 from sim.words.limits import LATEST_NS, MOST_BUILT, at_most
 

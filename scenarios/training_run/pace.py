@@ -6,7 +6,8 @@ from collections.abc import Collection
 from fractions import Fraction
 from heapq import heappop, heappush
 
-from scenarios.training_run.sources import SlowDown, arrivals
+from scenarios.training_run.sources import SlowDown
+from sim.faults.sources import arrivals
 from sim.words.limits import LATEST_NS, MOST_RUNS, at_most
 
 __all__ = ["Pace", "Slow"]

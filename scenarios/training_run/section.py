@@ -24,10 +24,10 @@ from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration
 from devices.describe.quantities import Count, File, Name, Size, Strict, Whole, fault
+from scenarios.fields.causes import read_causes
 from scenarios.fields.choices import AnyChoice
 from scenarios.fields.noise_fields import Factor
 from scenarios.file.document import Document, Loc
-from scenarios.training_run.causes import read_causes
 from scenarios.training_run.plan import Checkpoints, Plan
 from scenarios.training_run.sources import Detection, Failure, SlowDown
 from sim.words.errors import located

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from sim.engine.failures.breakdowns import Breakdowns
 from sim.job.collectives.durations import call_of
 from sim.job.collectives.members import Collectives, described
 from sim.job.context import Context
@@ -49,11 +50,19 @@ class Communicators:
         The run.
     network : Network, optional
         What carries messages, if it is needed.
+    breakdowns : Breakdowns, optional
+        Which devices have failed.
     """
 
     def __init__(
-        self, job: Job, collectives: Collectives, context: Context, network: Network | None = None
+        self,
+        job: Job,
+        collectives: Collectives,
+        context: Context,
+        network: Network | None = None,
+        breakdowns: Breakdowns | None = None,
     ) -> None:
+        self._breakdowns = breakdowns
         self._job, self._c, self._context = job, collectives, context
         self._carried: list[bool] = job.carried.tolist()
         self._carrier: CollectiveCarrier | None = None
@@ -84,6 +93,8 @@ class Communicators:
             It does not fit to what it meets.
         """
         entry = self._entry[task.op]
+        if self._breakdowns is not None:
+            self._breakdowns.launched(task)
         self._in_line[self._line[entry]].append(task)
         seat = self._seat[entry]
         key = self._party[entry], self._issued[seat]
@@ -118,8 +129,13 @@ class Communicators:
         return int(self._job.duration_ns[task.op] if noisy_ns is None else noisy_ns[task.iteration, task.op])
 
     def _over(self, meeting: _Meeting) -> None:
+        if self._breakdowns is not None and self._breakdowns.lost(self._ranks(meeting)):
+            return  # a rank is gone, and the others wait for it
         for task in meeting.there:
             self._context.finish(task)
+
+    def _ranks(self, meeting: _Meeting) -> list[int]:
+        return [int(self._job.device_of[task.op]) for task in meeting.there]
 
     def leave(self, task: Task) -> Task | None:
         """Take a task that has ended out of the line; return who was refused because of it."""
@@ -137,7 +153,7 @@ class Communicators:
         """Return for each task (id) that waits for other ranks, or in line, what it waits for."""
         found = {}
         for (party, _), meeting in self._meetings.items():
-            there = {int(self._job.device_of[task.op]) for task in meeting.there}
+            there = set(self._ranks(meeting))
             for task in meeting.there:
                 absent = [d for d in self._c.members[party] if d not in there]
                 if absent:

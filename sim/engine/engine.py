@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar
 
-import numpy as np
-import simpy
-
-from sim.engine.communicators import Communicators
-from sim.engine.deadlock import deadlock_error
-from sim.engine.failing import Failing
 from sim.engine.hooks import Memory, Observer, tell
-from sim.engine.lanes import LaunchQueue, Stream
-from sim.engine.parts import groups_that_copy, make_network, make_nodes, make_readiness
+from sim.engine.lanes import Stream
+from sim.engine.outcome import trace_of
+from sim.engine.state import RunState
+from sim.faults.conditions import Conditions
 from sim.graph.failures import FAILED
-from sim.graph.frames import has_control_flow
 from sim.job.context import Context
-from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.job.pageable import holding_ops
-from sim.job.transfers import Flow, make_flow
+from sim.job.transfers import Flow
 from sim.machine.link import Message
-from sim.machine.processor import MANAGED, WAIT, Processor
+from sim.machine.processor import MANAGED, WAIT
 from sim.machine.task import BACKGROUND, Issuer, Task
-from sim.policy.issuers import Issuers, refuse_wrong
+from sim.policy.issuers import refuse_wrong
 from sim.policy.policy import Policy
-from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Wait
 from sim.trace import Trace
 from sim.words.collector import collector_paused
-from sim.words.errors import StuckError
 
 __all__ = ["Engine"]
 
@@ -45,7 +34,7 @@ _by_issuer = attrgetter("issuer.index")
 _by_start = attrgetter("start_ns", "round", "stream", "id")
 
 
-class Engine:
+class Engine(RunState):
     """One run of a job under a policy; implements `sim.job.context.Context` for what devices and links share.
 
     Parameters
@@ -57,18 +46,11 @@ class Engine:
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     observers : iterable of Observer
+    conditions : Conditions, optional
+        When parts of the machine fail, and how fast they are.
     """
 
-    # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
-    __slots__ = (
-        "alone", "asks", "asynchronous", "blocked", "called", "clock", "communicators", "device_of", "drawn",
-        "duration_ns", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding", "issue_ns",
-        "issuers", "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
-        "messages", "network", "now_ns",
-        "observers", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
-        "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
-        "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
-    )  # fmt: skip
+    __slots__ = ()
 
     def __init__(
         self,
@@ -78,89 +60,13 @@ class Engine:
         flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
+        conditions: Conditions | None = None,
     ) -> None:
-        machine = job.machine
-        self.job, self.policy = job, policy
-        self.observers = list(observers)
-        self.clock = simpy.Environment()
-        self.now_ns = self.round = 0
-        flow = make_flow(job) if flow is None else flow
-        self.flow = make_nodes(job, flow)
-        self.memory = memory(job, self) if memory else None
-        self.failing = None
-        if job.failures is not None:
-            self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
-        self.taken: list[tuple[int, int]] = []
-        self.readiness, self.rendezvous, self.runs = make_readiness(
-            job, flow, self.flow, policy, self, self.memory, self.taken, self.failing
+        super().__init__(
+            job, policy, self, flow=flow, memory=memory, observers=observers, conditions=conditions
         )
-        self.asynchronous = self.readiness.asynchronous
-        # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
-        self.device_of: list[int] = job.device_of.tolist()
-        self.executed: list[bool] = (~job.launched).tolist()
-        self.issue_ns: list[int] = issue_costs_ns(job).tolist()
-        self.record_ns = [0] * len(job.graph) if job.record_ns is None else job.record_ns.tolist()
-        self.duration_ns: list[list[int]] = (  # of each iteration
-            [job.duration_ns.tolist()] * job.iterations if job.noisy_ns is None else job.noisy_ns.tolist()
-        )
-        self.drawn = job.drawn
-        for op in job.collectives.op.tolist() if job.collectives is not None else ():
-            for ns in self.duration_ns:  # they last until their ranks have met and are done
-                ns[op] = 0
-        self.holding = holding_ops(job)
-        # Ops that go on without who took them: asynchronous ones, and Recvs that ask when they are taken.
-        self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
-        self.alone = policy.asynchronous_ops(job) | self.asks
-        # Sends and Recvs that execute when they are dead: the other side has to know.
-        nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
-        self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())
-        self.let_go: set[int] = set()  # ids of those that did
-        self.issuers = Issuers(machine, policy, groups_that_copy(job, self.flow))
-        # Where tasks are issued to, and what they share there.
-        self.streams = [
-            Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
-            for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
-            for lane in range(device.lanes)
-        ]
-        lane_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
-        self.stream_of = [self.streams[lane] for lane in lane_of]
-        self.touched: set[int] = set()  # streams where something has changed
-        self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
-        self.processors: list[Processor | None] = [
-            device.processor(device, self) if device.processor else None for device in machine.devices
-        ]
-        self.messages = array("q")  # one after another, as `Message` has them
-        self.network = make_network(job, self.flow, self)
-        self.communicators: Communicators | None = None
-        if job.collectives is not None:
-            self.communicators = Communicators(job, job.collectives, self, self.network)
-        at_issue = self.memory is not None and self.memory.at_issue
-        self.memory_at_issue = self.memory if at_issue else None
-        self.memory_at_start = None if at_issue else self.memory
-        # Of each device: whom to tell that a task has ended, which gives back what it had.
-        self.told_of_ends = [processor.end if processor else None for processor in self.processors]
-        self.gives_back = (
-            any(self.told_of_ends)
-            or (self.memory is not None and self.memory.follows_ends)
-            or bool(self.observers)
-        )
-        # What has fired at the present instant, and who waits for something to come free.
-        self.called: list[tuple[Callable[[Any], None], Any]] = []
-        self.ended: list[Task] = []
-        self.paid: list[Task] = []
-        self.recorded: list[Task] = []  # launches whose events are recorded
-        self.placed: list[Task] = []  # launches that were parked and have a place now
-        self.retried: list[Task] = []  # tasks of workers that may try to start again
-        self.requested: list[Task] = []  # transfers whose request has arrived
-        self.blocked: list[deque[Task]] = [deque() for _ in machine.devices]  # refused by the processor
-        self.starved: list[Task] = []  # refused by the memory
-        self.settling: list[Callable[[], None]] = []
-        # What came out.
-        self.frames: dict[str, int] = {}
-        n_tasks, may_fail = self.flow.n_ops * job.iterations, self.failing is not None
-        self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
-        n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
-        self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
+        if self.breakdowns is not None:
+            self.end = self._end_unless_cut
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -189,7 +95,9 @@ class Engine:
                 if next_ns == inf:
                     break
                 self._advance(next_ns)
-            trace = self._trace()
+                if self.breakdowns is not None and self._is_over():
+                    break
+            trace = trace_of(self)
         # Memory and processors refer to the run, as it does to them; apart, they need no garbage collector.
         self.memory = self.memory_at_issue = self.memory_at_start = None
         self.processors.clear()
@@ -219,7 +127,7 @@ class Engine:
         ended = _drained(self.ended, _by_start)
         for task in ended:
             task.end_ns = self.now_ns
-            if self.failing is not None:
+            if self.open is not None:
                 self._judge(task)
             self._leave(task)
             (self.transfers if task.group < 0 else self.tasks).add(task)
@@ -309,9 +217,10 @@ class Engine:
         self, tasks: list[Task], cause: Task | None = None, tell: bool = True, by: Issuer | None = None
     ) -> None:
         """Stamp new tasks and tell the policy of them (of none at all only if `tell`); issue transfers."""
-        if self.failing is not None:
-            tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
-            self.failing.open.update((task.id, task) for task in tasks)
+        if self.open is not None:
+            if self.failing is not None:
+                tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
+            self.open.update((task.id, task) for task in tasks)
         issued = []
         for task in tasks:
             task.ready_ns = self.now_ns
@@ -341,13 +250,15 @@ class Engine:
 
     def _carry(self, transfer: Task) -> None:
         """Give a transfer to the network, once the request for it has arrived and there is memory for it."""
+        if self.breakdowns is not None and not self.breakdowns.carries(transfer):
+            return
         if transfer.floor_ns > self.now_ns:
             self._later(transfer.floor_ns - self.now_ns, self.requested.append, transfer)
         elif self.memory is not None and not transfer.dead and self.memory.acquire(transfer) == WAIT:
             self.starved.append(transfer)
         elif self.network is None or transfer.dead:  # a dead token weighs nothing
             self.started(transfer)
-            self._later(0, self.ended.append, transfer)
+            self._later(0, self.end, transfer)
         else:
             self.network.start(transfer)
 
@@ -406,12 +317,30 @@ class Engine:
         if self.asynchronous:
             self._pass_on(self.readiness.issued(task), task, True)
 
+    # -- parts of the machine that fail --------------------------------------------------------
+
+    def _end_unless_cut(self, task: Task) -> None:
+        """End a task, unless its device has failed before now."""
+        assert self.breakdowns is not None
+        if self.breakdowns.ends(task):
+            self.ended.append(task)
+
+    def _is_over(self) -> bool:
+        """Whether all is done, or the step is aborted; what ends at this instant has ended."""
+        assert self.breakdowns is not None
+        if self.breakdowns.detection is not None and self.ended:
+            self._complete()
+        done = len(self.tasks) + len(self.transfers) >= self.readiness.total
+        return done or self.breakdowns.detection is not None
+
     # -- ops that fail -------------------------------------------------------------------------
 
     def _judge(self, task: Task) -> None:
         """Put down what became of a task that is over; what was put on a stream has not failed."""
-        assert self.failing is not None
-        self.failing.open.pop(task.id, None)
+        assert self.open is not None
+        self.open.pop(task.id, None)
+        if self.failing is None:
+            return
         by_issuer = task.dead or task.stream == BACKGROUND or (task.group >= 0 and self.executed[task.op])
         if by_issuer and not task.status:
             task.status = self.failing.verdict(task)
@@ -475,8 +404,8 @@ class Engine:
         if self.observers:
             tell(self.observers, "started", recv)
         recv.end_ns = self.now_ns
-        if self.failing is not None:
-            self.failing.open.pop(recv.id, None)
+        if self.open is not None:
+            self.open.pop(recv.id, None)
         self.tasks.add(recv)
         if self.gives_back:
             self._give_back([recv])
@@ -568,6 +497,8 @@ class Engine:
 
     def _start(self, task: Task) -> bool:
         """Start `task` if its communicator, memory and what its device shares allow it now."""
+        if self.breakdowns is not None and self.breakdowns.is_down(self.device_of[task.op]):
+            return False
         communicators = (
             self.communicators if self.communicators is not None and task.op in self.communicators else None
         )
@@ -599,7 +530,7 @@ class Engine:
             if task.start_ns == self.now_ns:
                 communicators.started(task)
         elif ns != MANAGED:
-            self._later(ns, self.ended.append, task)
+            self._later(ns, self.end, task)
         if self.observers and task.start_ns == self.now_ns:
             tell(self.observers, "started", task)
         return True
@@ -668,6 +599,8 @@ class Engine:
             self._begin(task, task.stream)
         if self.communicators is not None and task.op in self.communicators:
             self.communicators.started(task)
+        if self.breakdowns is not None and task.group < 0:
+            self.breakdowns.started(task)
         if self.observers:
             tell(self.observers, "started", task)
 
@@ -683,40 +616,7 @@ class Engine:
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""
-        self.ended.append(task)
-
-    # -- what came out -------------------------------------------------------------------------
-
-    def _trace(self) -> Trace:
-        if len(self.tasks) + len(self.transfers) < self.readiness.total and (
-            self.failing is None or self.failing.unexplained(self.issuers.stopped, self.issuers.copies)
-        ):
-            raise self._deadlock()
-        met = self.rendezvous.met if self.rendezvous is not None else []
-        return Trace.from_columns(
-            self.job,
-            self.flow,
-            self.policy,
-            self.tasks.columns(),
-            self.transfers.columns(),
-            frames=tuple(self.frames),
-            memory=self.memory.columns() if self.memory is not None else None,
-            met=np.array(met, np.int64).reshape(-1, 2),
-            on_failure=self.policy.on_failure if self.failing is not None else None,
-            taken=np.array(self.taken, np.int64).reshape(-1, 2),
-            in_turn=self.runs is not None,
-            messages=np.array(self.messages, np.int64).reshape(-1, len(Message._fields)),
-        )
-
-    def _deadlock(self) -> StuckError:
-        over = [ended.columns()["id"].tolist() for ended in (self.tasks, self.transfers)]
-        waiting = dict(self.readiness.unfinished({*over[0], *over[1]}))
-        lacks = {task.id: self.memory.lacks(task) for task in self.starved} if self.memory else {}
-        if self.rendezvous is not None:
-            lacks.update(self.rendezvous.lacks())
-        if self.communicators is not None:
-            lacks.update(self.communicators.lacks())
-        return deadlock_error(self.readiness.name, waiting, self.policy, lacks)
+        self.end(task)
 
 
 def _drained(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:

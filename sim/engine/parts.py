@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.engine.failing import Failing
+from sim.engine.failures.failing import Failing
 from sim.engine.hooks import Memory
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys

@@ -60,6 +60,8 @@ def communicator_waits(f: Facts) -> list[CommunicatorWait]:
     found = []
     for k, name in enumerate(of.names):
         here = np.flatnonzero(communicator == k)
+        if not len(here):
+            continue  # none of them had started when a part of the machine failed
         most: list[int] = []
         for ns in waited.values():
             at = here[ns[here].argmax()]

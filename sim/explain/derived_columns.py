@@ -63,7 +63,25 @@ class Facts:
     @cached_property
     def edges(self) -> Dependencies:
         """Edges between rows that held somebody back, transfers included."""
-        return with_iterations(self.trace, waited_for(self.trace, dependencies(self.trace)))
+        edges = waited_for(self.trace, dependencies(self.trace))
+        if len(self.trace.attempts) > 1:  # what was there when all started anew came from a checkpoint
+            attempt = np.searchsorted(self._first_runs, self.trace.of_rows("iteration"), side="right")
+            inside = attempt[edges.producer] == attempt[edges.consumer]
+            edges = Dependencies(*(column[inside] for column in edges))
+        return with_iterations(self.trace, edges)
+
+    @property
+    def _first_runs(self) -> list[int]:
+        return [attempt.run for attempt in self.trace.attempts]
+
+    @cached_property
+    def restarted(self) -> IntArray:
+        """When all had last started anew before each row, after a failure; 0: it never had."""
+        if len(self.trace.attempts) < 2:
+            return np.zeros(len(self.row_end), np.int64)
+        begins = np.array([attempt.begin_ns for attempt in self.trace.attempts])
+        attempt = np.searchsorted(self._first_runs, self.trace.of_rows("iteration"), side="right") - 1
+        return np.asarray(begins[attempt], np.int64)
 
     @cached_property
     def row_end(self) -> IntArray:
@@ -94,9 +112,9 @@ class Facts:
 
     @cached_property
     def data(self) -> IntArray:
-        """When the inputs of each row were all there; 0 without producers; what was aborted had none."""
+        """When the inputs of each row were all there; from the start without producers, or where aborted."""
         last = self.last_producer
-        data: IntArray = np.where(last == UNSET, 0, self.row_end[last])
+        data: IntArray = np.where(last == UNSET, self.restarted, self.row_end[last])
         aborted = np.flatnonzero((self.trace.status == ABORTED) & self.trace.at_once)
         data[aborted] = self.start[aborted]
         return data

@@ -29,6 +29,8 @@ resources, memory
     issuer's time is memory, too.
 communicator
     It is a collective, and an earlier one of its communicator is under way.
+recovery
+    A part of the machine had failed, so that nothing more ended here, and all starts anew.
 late rank
     It is a collective that has started, and another rank has not. The device counts as idle until they have
     met.
@@ -64,6 +66,7 @@ REASONS: Final = (
     "memory",
     "communicator",
     "late rank",
+    "recovery",
     "finished",
     "unused",
 )
@@ -152,6 +155,9 @@ def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
     ]
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]
 
+    anew = np.clip(f.restarted[row], start, end)
+    parts.append(_part(device, start, anew - start, "recovery", row))
+    start = anew
     last = f.last_producer[row]
     made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), start, end)
     there = np.clip(f.data[row], made, end)

@@ -211,7 +211,8 @@ class _Walk:
         if copied is not None:
             return copied, True
         self.add("wait", row, bound, taken, "policy")
-        if bound == 0:
+        if bound == f.restarted[row]:
+            self.add("wait", row, 0, bound, "recovery")
             return None
         if bound > ready:
             return before, at.keeps_issuer[before] and not f.trace.alone[before]

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.analysis.bounds import Bounds, bounds
 from sim.analysis.core_use import cores_of, used_core_ns
-from sim.analysis.failed_ops import failure_text
+from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.communicator_waits import communicator_waits
 from sim.explain.derived_columns import Facts
@@ -183,6 +183,9 @@ _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
     "memory": _memory,
     "communicator": _in_line,
     "late rank": _late_rank,
+    "recovery": lambda f, row, at: (
+        f"a part of the machine failed, and {_task(f, row)} is the first after the restart"
+    ),
     "finished": lambda f, row, at: "no work is left",
     "unused": lambda f, row, at: "it never had work",
 }
@@ -213,7 +216,8 @@ def explain_text(
     most = held_up_most(f, path, blame)
     lines = [
         f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {format_duration(makespan)}",
-        f"{failed}; no bound." if failed else _bound_line(limits, makespan),
+        *(attempt_lines(trace) or [f"{failed}; no bound." if failed else _bound_line(limits, makespan)]),
+        *late_lines(trace),
         *([f"Held up most: {most}."] if most else []),
         "",
         *_path_lines(f, path, longest),

@@ -114,7 +114,7 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     if "frame" in tasks:
         columns["frame"] = words(column(tasks["frame"]), trace.frames)
         columns["dead"] = column(tasks["dead"], 0) != 0
-    if trace.on_failure is not None:
+    if "status" in trace.tasks:
         columns["status"] = words(column(trace.status, DONE), STATUSES)
     if n_moved:
         nowhere = np.full(n, UNSET)

@@ -11,6 +11,8 @@ The checks read the graph, the machine and the times, and nothing that the engin
     failures    who fails was decided before; no consumer of what failed ran; what was queued or
                 independent did; who stopped took nothing more; an aborted step sent nothing more;
                 calls that run a graph in turn do not overlap, and none follows one that failed
+    breakdowns  parts of the machine fail when they are to; nothing goes on there; a step that is aborted
+                ends at once, when somebody notices; each attempt is checked as a run of its own
     communicators   collectives of each in order of issue, one at a time; ranks complete, ending together
     order       rows by start, round, lane and id: ties go by what happened, never by how it was computed
     resources   cores and serial links never in use twice; the makespan is at least every lower bound
@@ -20,6 +22,7 @@ All times are integers and nothing has a tolerance.
 
 from __future__ import annotations
 
+from sim.invariants.breakdowns import BREAKDOWNS, whole_of_attempts
 from sim.invariants.checked_columns import Columns
 from sim.invariants.communicators import COMMUNICATORS
 from sim.invariants.data import DATA
@@ -60,6 +63,10 @@ def check(trace: Record) -> None:
         ...
     sim.words.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
+    if trace.attempts:
+        whole_of_attempts(trace, check)
+        return
     columns = Columns(trace)
-    for invariant in (*TASKS, *DATA, *RENDEZVOUS, *LANES, *COMMUNICATORS, *FAILURES, *ORDER, *RESOURCES):
-        invariant(columns)
+    for group in (TASKS, DATA, RENDEZVOUS, LANES, COMMUNICATORS, FAILURES, BREAKDOWNS, ORDER, RESOURCES):
+        for invariant in group:
+            invariant(columns)

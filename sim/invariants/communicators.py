@@ -33,7 +33,11 @@ def members_fit(c: Columns) -> None:
         return
     due = np.array([len(members) for members in of.members])[met.party]
     who = met.last
-    refuse(met.size != due, lambda k: f"{c.task(int(who[k]))} met {met.size[k]} ranks, not {due[k]}")
+    whole = np.ones(len(met.party), bool)  # else nobody else came before the step was aborted
+    whole[met.meeting[c.cut[met.row]]] = False
+    refuse(
+        whole & (met.size != due), lambda k: f"{c.task(int(who[k]))} met {met.size[k]} ranks, not {due[k]}"
+    )
     first = np.unique(met.meeting, return_index=True)[1]
     other = of.signature[met.entry] != of.signature[met.entry[first]][met.meeting]
     refuse(
@@ -58,7 +62,7 @@ def members_end_together(c: Columns) -> None:
     np.maximum.at(shared, met.meeting, c.end[met.row])
     end = np.where(known[met.meeting], end, shared[met.meeting])
     refuse(
-        c.end[met.row] != end,
+        (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (
             f"{c.ended(int(met.row[k]))}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
             f"{took[met.meeting[k]]} ns"

@@ -31,7 +31,7 @@ def decided_before(c: Columns) -> None:
     """Exactly those fail of which that was decided before time 0; of the rest, Sends and Recvs may abort."""
     failures = c.job.failures
     if failures is None:
-        refuse(~c.done, lambda r: f"{c.task(r)} did not end well, and no op may fail")
+        refuse(~c.done & ~c.cut, lambda r: f"{c.task(r)} did not end well, and no op may fail")
         return
     frames = [""] * len(c.op)
     if c.trace.frames:
@@ -96,7 +96,7 @@ def calls_in_turn(c: Columns) -> None:
 
 def queued_work_runs(c: Columns) -> None:
     """What never ran needs something that is not there, or nobody is left to take it."""
-    if not c.static or not c.trace.failed:
+    if not c.static or not c.trace.failed or c.trace.detection is not None:
         return
     missing = c.row_of == UNSET
     excused = _lacks_input(c)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.invariants.checked_columns import Columns, refuse
+from sim.words.arrays import UNSET
 
 __all__ = ["TASKS"]
 
@@ -66,15 +67,21 @@ def places(c: Columns) -> None:
 def durations(c: Columns) -> None:
     """A task takes its duration, unless its device shares something out; a dead one takes no time.
 
-    A collective that waits for others is the business of `sim.invariants.communicators`.
+    A collective that waits for others is the business of `sim.invariants.communicators`, and what was cut
+    short that of `sim.invariants.breakdowns`. On a device that is slow at times it takes that much longer.
     """
     refuse(
         c.dead & c.live & ~c.graph.is_kind("send", "recv")[c.op],
         lambda r: f"{c.task(r)} is dead and took {c.end[r] - c.start[r]} ns",
     )
     fixed = np.array([device.processor is None for device in c.machine.devices])[c.device] | c.alone
-    fixed &= ~c.job.meets[c.op]
-    took, due = c.end - c.start, c.trace.alone_ns
+    fixed &= ~c.job.meets[c.op] & ~c.cut
+    took, due = c.end - c.start, c.trace.alone_ns.copy()
+    conditions = c.trace.conditions
+    for device, pace in conditions.paces.items() if conditions is not None else ():
+        for row in np.flatnonzero((c.device == device) & fixed & ~c.alone).tolist():
+            end_ns = pace.end_ns(int(c.start[row]), int(due[row]))
+            due[row] = UNSET if end_ns is None else end_ns - c.start[row]
     refuse(
         (fixed | ~c.live) & (took != due),
         lambda r: f"{c.task(r)} took {took[r]} ns on {c.device_name(c.device[r])}, where it takes {due[r]}",

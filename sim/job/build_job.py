@@ -22,6 +22,7 @@ from sim.words.limits import LATEST_NS
 from sim.words.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
+    from sim.faults.faults import Faults
     from sim.job.noise import Noise
 
 __all__ = ["make_job"]
@@ -75,6 +76,7 @@ def make_job(
     noise: Noise | None = None,
     seed: int = 0,
     may_fail: bool = True,
+    faults: Faults | None = None,
 ) -> Job:
     """Place the ops and put everything together that is known before time 0.
 
@@ -100,6 +102,8 @@ def make_job(
     seed : int
     may_fail : bool
         Whether ops fail that say so (`sim.graph.failures`). Whoever makes decisions does not know it.
+    faults : Faults, optional
+        Which parts of the machine fail or become slow. Nobody knows that before, either.
 
     Raises
     ------
@@ -148,6 +152,7 @@ def make_job(
         from sim.graph.failures import Failures
 
         job.failures = Failures.of(graph, iterations, seed)
+    job.faults = faults if faults is not None and faults.causes else None
     _check_total(job)
     return job
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from sim.faults.conditions import Conditions
     from sim.job.job import Job
     from sim.job.transfers import Flow
     from sim.machine.link import Message
@@ -15,10 +16,14 @@ __all__ = ["Context"]
 
 
 class Context(Protocol):
-    """What the engine offers to processors and networks."""
+    """What the engine offers to processors and networks.
+
+    `conditions` says how fast links carry bytes, where that changes or they fail; a network heeds it.
+    """
 
     job: Job
     flow: Flow
+    conditions: Conditions | None
     now_ns: int
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:

@@ -24,6 +24,7 @@ from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
+    from sim.faults.faults import Faults
     from sim.graph.failures import Failures
     from sim.job.noise import DrawnByTag
 
@@ -59,6 +60,8 @@ class Job:
         What its issuer pays after launching each op, to record the event that other streams wait for.
     failures : Failures, optional
         Which tasks fail, where some op may.
+    faults : Faults, optional
+        Which parts of the machine may fail or become slow, and what follows.
     processes : tuple of str
         The processes, where there are several (`sim.policy.processes`).
     process_of : array of int64, optional
@@ -80,6 +83,7 @@ class Job:
     known_costs_ns: Sequence[IntArray] = ()
     record_ns: IntArray | None = None
     failures: Failures | None = None
+    faults: Faults | None = None
     processes: tuple[str, ...] = ()
     process_of: IntArray | None = None
 

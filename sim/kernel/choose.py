@@ -72,6 +72,10 @@ def run_job(
         if engine == "kernel" and found != DEADLOCK:
             raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
         which = f"simpy: {found}"
+    if job.faults is not None:
+        from sim.engine.attempts import run_attempts
+
+        return replace(run_attempts(job, policy, job.faults, flow, memory, observers), engine=which)
     from sim.engine.engine import Engine
 
     return replace(Engine(job, policy, flow=flow, memory=memory, observers=observers).run(), engine=which)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -91,3 +91,6 @@ class Network(Protocol):
 
     def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
         """Carry a message that is no transfer of a tensor; call ``arrived()`` when it is there."""
+
+    def cut(self, links: Set[int]) -> None:
+        """Let links (indices) carry nothing from now on: a device at their end has failed."""

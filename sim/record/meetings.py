@@ -11,7 +11,7 @@ On a line one collective is under way at a time, so the n-th that starts is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class Meetings(NamedTuple):
     size: IntArray
 
 
-def meetings_of(job: Job, tasks: Mapping[str, IntArray]) -> Meetings | None:
+def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int] = ()) -> Meetings | None:
     """Return the meetings of a run, None where no op belongs to a communicator.
 
     Parameters
@@ -55,6 +55,9 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray]) -> Meetings | None:
     job : Job
     tasks : mapping of str to array
         Columns of the trace.
+    restarts : sequence of int
+        The iterations with which all began anew, since a part of the machine had failed: nobody meets anybody
+        from before. Who waited in vain met nobody before the step was aborted.
     """
     c = job.collectives
     if c is None:
@@ -64,16 +67,21 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray]) -> Meetings | None:
     entry = entry_of[tasks["op"]]
     row = np.flatnonzero(entry != UNSET)
     entry, start = entry[row], tasks["start_ns"][row]
-    number, _ = _numbered(c.seat[entry])
-    key, meeting = np.unique(c.party[entry] * (len(row) + 1) + number, return_inverse=True)
-    party = key // (len(row) + 1)
+    since = np.searchsorted(restarts, tasks["iteration"][row], side="right")
+    number, _ = _numbered(since * len(c.op) + c.seat[entry])
+    parties = since * len(c.op) + c.party[entry]
+    key, meeting = np.unique(parties * (len(row) + 1) + number, return_inverse=True)
+    party = key // (len(row) + 1) % len(c.op)
     met, last = np.zeros(len(party), np.int64), np.full(len(party), UNSET)
     np.maximum.at(met, meeting, start)
     latest = np.flatnonzero(start == met[meeting])[::-1]
     last[meeting[latest]] = row[latest]  # the last assignment stays, which is of the first row
-    _, ahead = _numbered(c.line[entry])
+    _, ahead = _numbered(since * len(c.op) + c.line[entry])
     ahead = np.where(ahead == UNSET, UNSET, row[ahead])
-    return Meetings(row, entry, meeting, ahead, party, met, last, np.bincount(meeting, minlength=len(party)))
+    size = np.bincount(meeting, minlength=len(party))
+    in_vain = (size < np.array([len(members) for members in c.members])[party])[meeting]
+    np.maximum.at(met, meeting[in_vain], tasks["end_ns"][row[in_vain]])
+    return Meetings(row, entry, meeting, ahead, party, met, last, size)
 
 
 def _numbered(key: IntArray) -> tuple[IntArray, IntArray]:

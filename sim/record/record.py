@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
+from sim.faults.conditions import Conditions
+from sim.faults.faults import Detection, Failed
 from sim.graph.failures import DONE, FAILED
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
@@ -24,7 +26,7 @@ from sim.policy.policy import Policy
 from sim.record.meetings import Meetings, meetings_of
 from sim.words.arrays import BoolArray, IntArray
 
-__all__ = ["TASK_COLUMNS", "TRANSFER_COLUMNS", "WAITS", "Record", "Wait"]
+__all__ = ["TASK_COLUMNS", "TRANSFER_COLUMNS", "WAITS", "Attempt", "Record", "Wait"]
 
 TASK_COLUMNS: Final = ("stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait", "issuer")
 """What every engine puts down of a task, beside its id: `sim.machine.task.Task` has it as an attribute, the
@@ -52,6 +54,31 @@ WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources"
 """Words of `Wait`: the issuer was busy; it was free but the policy held the task back (head-of-line
 blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
 kernels; cores, SMs or bandwidth; memory; an earlier collective of its communicator."""
+
+
+class Attempt(NamedTuple):
+    """A run of steps, from the begin or a restart to the end, or to the abort of a step.
+
+    Attributes
+    ----------
+    begin_ns : int
+        When it begins.
+    run : int
+        Its first iteration, counted over all attempts.
+    step : int
+        The step of the training that this one computes.
+    done, lost : int
+        How many steps from there on it completes, and how many of these no checkpoint has when it is aborted.
+    trace : Record
+        By itself: times and iterations are counted from its begin.
+    """
+
+    begin_ns: int
+    run: int
+    step: int
+    done: int
+    lost: int
+    trace: Record
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +118,14 @@ class Record:
         What the policy does when an op fails (`sim.policy.policy.Policy.on_failure`), where some op may.
     in_turn : bool
         Whether iterations were calls, one after another (`sim.readiness.runs_in_turn`).
+    conditions : Conditions, optional
+        When parts of the machine were to fail, and how fast they were (of one attempt).
+    detection : Detection, optional
+        Who noticed that a step could not go on, which was aborted then (of one attempt).
+    broken : tuple of Failed
+        The parts that had failed by the end (of one attempt).
+    attempts : tuple of Attempt
+        Where parts of the machine may fail: the runs, from one restart to the next, that make up this one.
     messages : array of int64, shape (messages, 6)
         What links carried besides: messages of collectives, in the order of arrival, with the columns of
         `sim.machine.link.Message`.
@@ -108,6 +143,10 @@ class Record:
     engine: str = "simpy"
     on_failure: str | None = None
     in_turn: bool = False
+    conditions: Conditions | None = None
+    detection: Detection | None = None
+    broken: tuple[Failed, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
     messages: IntArray = field(default_factory=lambda: np.empty((0, 6), np.int64))
 
     @classmethod
@@ -145,8 +184,13 @@ class Record:
 
     @cached_property
     def makespan_ns(self) -> int:
-        """Time from 0 to the end of the last task or transfer."""
-        return int(max(self.tasks["end_ns"].max(initial=0), self.transfers["end_ns"].max(initial=0)))
+        """Time from 0 to the end of the last task or transfer, or to the abort of the last step."""
+        ends = [self.tasks["end_ns"].max(initial=0), self.transfers["end_ns"].max(initial=0)]
+        if self.detection is not None:
+            ends.append(self.detection.time_ns)
+        if self.attempts:
+            ends.append(self.attempts[-1].begin_ns + self.attempts[-1].trace.makespan_ns)
+        return int(max(ends))
 
     @cached_property
     def device(self) -> IntArray:
@@ -166,7 +210,9 @@ class Record:
 
     @cached_property
     def failed(self) -> bool:
-        """Whether an op failed, so that others may not have run."""
+        """Whether an op, or a part of the machine, failed, so that ops may not have run."""
+        if self.detection is not None or any(each.trace.detection for each in self.attempts):
+            return True
         return self.on_failure is not None and bool((self.status == FAILED).any())
 
     @cached_property
@@ -207,7 +253,7 @@ class Record:
     @cached_property
     def meetings(self) -> Meetings | None:
         """Which collectives met, and when; None: no op belongs to a communicator."""
-        return meetings_of(self.job, self.tasks)
+        return meetings_of(self.job, self.tasks, [each.run for each in self.attempts[1:]])
 
     @cached_property
     def begins_ns(self) -> IntArray:
@@ -215,7 +261,8 @@ class Record:
         begins: IntArray = self.tasks["start_ns"]
         if self.meetings is not None:
             begins = begins.copy()
-            begins[self.meetings.row] = self.meetings.met_ns[self.meetings.meeting]
+            row, met_ns = self.meetings.row, self.meetings.met_ns[self.meetings.meeting]
+            begins[row] = np.minimum(met_ns, self.tasks["end_ns"][row])
         return begins
 
     def lane_name(self, row: int) -> str:

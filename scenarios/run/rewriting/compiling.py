@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from policies.compile.distributed_session import DistributedSession
 from policies.compile.parallel.ranks import OnRanks
 from scenarios.run.decisions import Step
 from sim.graph.graph import Graph
@@ -67,6 +68,8 @@ def compile_graph(
             before = graph
             if isinstance(step.rewrite, OnRanks):
                 graph, machine = on_ranks(graph, step, machine)
+            elif isinstance(step.rewrite, DistributedSession):
+                graph = step.rewrite.apply(graph, machine)
             else:
                 graph = step.rewrite.apply(graph)
             _keep_failures(before, graph)

@@ -88,6 +88,8 @@ def _reasons(case: Case, step: Step) -> Iterator[str]:
         yield "noise.sigma draws the durations of each rank"
     if noise is not None and noise.straggler_probability:
         yield "noise.straggler_probability draws the stragglers of each rank"
+    if content.faults is not None:
+        yield "faults meet one rank and not another"
     if decisions.knowledge in ("mean", "estimate"):
         yield f"knowledge: {decisions.knowledge} is of the ops of all ranks together"
     if decisions.compile[-1] is not step:

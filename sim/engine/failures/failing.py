@@ -89,11 +89,6 @@ class Failing:
     with_memory : bool
         Whether allocators are simulated, which cannot follow.
 
-    Attributes
-    ----------
-    open : dict of int to Task
-        Id → task that is eligible and not over.
-
     Raises
     ------
     InputError
@@ -113,7 +108,6 @@ class Failing:
         self._job, self._session = job, sessions_of(job, flow)
         self._sends = frozenset(rendezvous_keys(job.graph).sends)
         self._aborted: set[tuple[object, int]] = set()
-        self.open: dict[int, Task] = {}
         self._any = False
 
     def verdict(self, task: Task) -> int:
@@ -140,11 +134,13 @@ class Failing:
         """Whether the step of a task, or of a transfer, has been aborted."""
         return (self._session[task.op], task.iteration) in self._aborted
 
-    def unexplained(self, stopped: Set[int], copies: Mapping[int, int]) -> bool:
+    def unexplained(self, still: Mapping[int, Task], stopped: Set[int], copies: Mapping[int, int]) -> bool:
         """Whether something is left that no failure explains, when nothing can happen any more.
 
         Parameters
         ----------
+        still : mapping of int to Task
+            Id → task that is eligible and not over.
         stopped : set of int
             Groups of issuers that take nothing more.
         copies : mapping of int to int
@@ -152,7 +148,7 @@ class Failing:
         """
         if not self._any:
             return True
-        left: Iterable[Task] = self.open.values()
+        left: Iterable[Task] = still.values()
         if self._on_failure == "stop-group":  # a program waits in vain for what another one was to make
             left = [task for task in left if task.group < 0 or task.issuer is not None]
         return any(copies.get(task.op, task.group) not in stopped for task in left)

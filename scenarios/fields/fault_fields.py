@@ -1,0 +1,254 @@
+"""What a scenario says of parts of the machine that fail, slow down and come back.
+
+::
+
+    faults:
+      failures:                                        at given times, by MTBF, or as they were counted once
+        crash: {worker: worker1, at: [30us], repair: 1ms}
+        cable: {link: "leaf0->*", mtbf: 200000h, repair: 1h}
+        counted: {device: "gpu*", causes: counted.csv, over: 1296h, devices: 16384}
+      slow_downs:
+        heat: {device: gpu0, at: [5us], for: 20us, factor: 2}
+      connection_timeout: 1s                           who notices, and when
+      collective_timeout: 10min
+      health_check: {interval: 10s, timeout: 1s}
+      restart: 10min                                   what follows
+      checkpoint: {every_steps: 2, restore: 1min}
+
+The words are those of `scenarios.training_run.section`, which is about many steps of one length; this is
+about the tasks and transfers of some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Annotated, Any, get_args
+
+from pydantic import Field, model_validator
+
+from devices.describe.field_types import Duration
+from devices.describe.quantities import Count, File, Name, Shorthand, Strict, fault
+from scenarios.fields.causes import read_causes
+from scenarios.fields.noise_fields import Factor
+from scenarios.file.document import Document
+from sim.faults.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
+from sim.machine.link import Link
+from sim.machine.machine import Machine
+from sim.words.errors import InputError, UnknownNameError, located
+
+__all__ = ["FaultFields"]
+
+
+class CauseFields(Strict):
+    """Which parts something happens to, and when: each by chance, or all of them at given times."""
+
+    device: Annotated[Name | None, Field(description="name or pattern, such as gpu*")] = None
+    worker: Annotated[
+        Name | None, Field(description="... of a process with all its devices: a host of the machine")
+    ] = None
+    link: Annotated[Name | None, Field(description="... of a link")] = None
+    at: Annotated[list[Duration] | None, Field(min_length=1, description="times of the run")] = None
+    mtbf: Annotated[Duration | None, Field(description="mean time between two events of each part")] = None
+
+    def ways(self) -> dict[str, bool]:
+        """Return the ways of saying when, and which are used."""
+        return {"at": self.at is not None, "mtbf": self.mtbf is not None}
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CauseFields:
+        kinds = {kind: getattr(self, kind) is not None for kind in get_args(PartKind)}
+        for ways in (kinds, self.ways()):
+            if sum(ways.values()) != 1:
+                given = [name for name, used in ways.items() if used]
+                raise fault(f"needs one of {', '.join(ways)}; found {' and '.join(given) or 'none'}")
+        if self.mtbf == 0:
+            raise fault("should be more than 0", ("mtbf",))
+        return self
+
+    def parts(self, machine: Machine) -> dict[str, Any]:
+        """Return the arguments of a `Cause` that say what it meets, and when.
+
+        Raises
+        ------
+        UnknownNameError
+            No part has such a name.
+        """
+        names: dict[PartKind, Sequence[str]] = {
+            "device": [device.name for device in machine.devices],
+            "worker": [host.name for host in machine.hosts_in_order],
+            "link": [link.name for link in machine.links],
+        }
+        kind, pattern = next((kind, getattr(self, kind)) for kind in names if getattr(self, kind) is not None)
+        found = tuple(
+            k for k, name in enumerate(names[kind]) if pattern == name or fnmatchcase(name, pattern)
+        )
+        if not found:
+            with located(kind):
+                raise UnknownNameError(kind, pattern, names[kind])
+        for k in found if kind == "link" else ():
+            _refuse_steady(machine.links[k])
+        at = tuple((time_ns, place) for time_ns in self.at or () for place in range(len(found)))
+        mtbf_ns = None if self.mtbf is None else Fraction(self.mtbf)
+        return {"kind": kind, "parts": found, "at": at, "mtbf_ns": mtbf_ns}
+
+
+def _refuse_steady(link: Link) -> None:
+    if link.bandwidth_bytes_per_s is None:
+        message = f"{link.name} has no bandwidth that it could lose; give it one"
+        raise InputError(message, path=("link",))
+    if link.sharing == "fifo":
+        message = f"{link.name} carries messages in chunks (sharing: fifo), which cannot change their pace"
+        raise InputError(f"{message}; accepted: serial, shared, independent", path=("link",))
+
+
+class FailureFields(CauseFields):
+    """A cause of failures."""
+
+    count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
+    causes: Annotated[
+        File | None, Field(description="CSV with the columns component and count: a cause each row")
+    ] = None
+    over: Annotated[Duration | None, Field(description="time in which they were counted")] = None
+    devices: Annotated[Count | None, Field(description="parts on which they were counted")] = None
+    repair: Annotated[
+        Duration | None,
+        Field(description="back so long after; default: a device or worker at once, a link never"),
+    ] = None
+    silent: Annotated[
+        bool,
+        Field(
+            description="whether connections stay open, as when a machine loses power: others notice only "
+            "after connection_timeout"
+        ),
+    ] = False
+
+    def ways(self) -> dict[str, bool]:
+        """Return the ways of saying when, and which are used."""
+        return {**super().ways(), "count": self.count is not None, "causes": self.causes is not None}
+
+    @model_validator(mode="after")
+    def _complete(self) -> FailureFields:
+        counted = self.count is not None or self.causes is not None
+        if any((value is not None) != counted for value in (self.over, self.devices)):
+            raise fault("over and devices go with count or causes: when, and on how many, they were counted")
+        if self.over == 0:
+            raise fault("should be more than 0", ("over",))
+        if self.link is not None and self.repair == 0:
+            raise fault("should be more than 0: how long the link is down", ("repair",))
+        if self.link is not None and self.silent:
+            raise fault("has no effect: a link always fails silently", ("silent",))
+        return self
+
+
+class SlowDownFields(CauseFields):
+    """A cause of slowness."""
+
+    for_: Annotated[
+        Duration | None, Field(alias="for", description="how long it lasts; default: for ever")
+    ] = None
+    factor: Annotated[
+        Factor, Field(ge=1, description="how many times longer all takes; of a link: 2 is half its bandwidth")
+    ]
+
+    @model_validator(mode="after")
+    def _lasts(self) -> SlowDownFields:
+        if self.for_ == 0:
+            raise fault("should be more than 0", ("for",))
+        return self
+
+
+class HealthCheckFields(Strict):
+    """The master asks all workers."""
+
+    interval: Annotated[Duration, Field(gt=0, description="time between two checks, the first at 0")]
+    timeout: Annotated[Duration, Field(description="how long it waits for an answer")] = 0
+
+
+class RestoreFields(Strict):
+    """Where a restart begins."""
+
+    every_steps: Annotated[Count, Field(description="a checkpoint after so many steps")]
+    restore: Annotated[Duration, Field(description="time to load one")] = 0
+
+
+class FaultFields(Strict):
+    """Parts of the machine that fail, slow down and come back; who notices, and what follows."""
+
+    failures: Annotated[dict[Name, FailureFields], Field(default_factory=dict, description="causes")]
+    slow_downs: Annotated[dict[Name, SlowDownFields], Field(default_factory=dict, description="causes")]
+    connection_timeout: Annotated[
+        Duration | None,
+        Field(description="a Send or Recv that stands still so long fails; default: it waits for ever"),
+    ] = None
+    collective_timeout: Annotated[
+        Duration | None,
+        Field(description="... a collective, from its launch on a rank; default: 10min, as NCCL in PyTorch"),
+    ] = None
+    health_check: Annotated[HealthCheckFields, Shorthand("interval", "duration")] | None = None
+    restart: Annotated[
+        Duration | None,
+        Field(description="time to start all processes anew after a failure; default: the run ends"),
+    ] = None
+    checkpoint: Annotated[
+        RestoreFields | None, Field(description="default: a restart begins with the first step")
+    ] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FaultFields:
+        if not self.failures and not self.slow_downs:
+            raise fault("needs failures or slow_downs")
+        if both := sorted(self.failures.keys() & self.slow_downs.keys()):
+            raise fault(f"{both[0]!r} is the name of two causes", ("slow_downs", both[0]))
+        if self.checkpoint is not None and self.restart is None:
+            raise fault("has no effect: nothing restarts; give restart", ("checkpoint",))
+        return self
+
+    def faults(self, machine: Machine, document: Document) -> Faults:
+        """Return it for `sim.job.build_job.make_job`.
+
+        Raises
+        ------
+        ScenarioError
+            A part that the machine does not have, or a file of causes that cannot be read.
+        """
+        with document.placing("faults", "failures"):
+            causes = list(self._failures(machine, document))
+        with document.placing("faults", "slow_downs"):
+            for name, slow in self.slow_downs.items():
+                with located(name):
+                    met = slow.parts(machine)
+                causes.append(Cause(name, **met, factor=Fraction(str(slow.factor)), lasts_ns=slow.for_))
+        check = self.health_check
+        return Faults(
+            tuple(causes),
+            self.connection_timeout,
+            NCCL_TIMEOUT_NS if self.collective_timeout is None else self.collective_timeout,
+            None if check is None else HealthCheck(check.interval, check.timeout),
+            self.restart,
+            None if self.checkpoint is None else self.checkpoint.every_steps,
+            0 if self.checkpoint is None else self.checkpoint.restore,
+        )
+
+    def _failures(self, machine: Machine, document: Document) -> Iterator[Cause]:
+        for name, cause in self.failures.items():
+            with located(name):
+                met = cause.parts(machine)
+                counts: dict[str, int] | None = None
+                if cause.count is not None:
+                    counts = {name: cause.count}
+                elif cause.causes is not None:
+                    rows = read_causes(document.file(cause.causes))
+                    counts = {f"{name}: {component}": count for component, count in rows.items()}
+            lasts_ns = 0 if cause.repair is None and cause.link is None else cause.repair
+            told: dict[str, Any] = {"lasts_ns": lasts_ns, "silent": cause.silent}
+            if counts is None:
+                yield Cause(name, **met, **told)
+                continue
+            assert cause.over is not None
+            assert cause.devices is not None
+            for component, count in counts.items():
+                yield Cause(
+                    component, **met | {"mtbf_ns": Fraction(cause.over * cause.devices, count)}, **told
+                )

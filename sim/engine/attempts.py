@@ -1,0 +1,206 @@
+"""A run of several steps on a machine whose parts fail: attempts, from one restart to the next.
+
+::
+
+    steps     0    1    2    3  x                                    checkpoints after every two steps
+    attempt 0 [----|----|----|--]                                    x: gpu1 fails, and soon somebody notices
+    attempt 1                        restart, restore [----|----|    begins with step 2 again
+
+When a step is aborted, all processes end. They start anew when every part that has failed is repaired, which
+takes `restart`, and load the last checkpoint, which takes `restore`. A part that fails meanwhile lets them
+begin again. An attempt is a run of the engine by itself, of the steps that are left. The trace of the whole
+has an iteration for each step that an attempt has begun: a step that was lost is there twice. Checkpoints
+cost nothing here: what saving takes, and how often it is worth it, is for a run of many steps
+(docs/failures.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sim.engine.engine import Engine
+from sim.engine.hooks import Memory, Observer
+from sim.faults.conditions import Conditions, failures_of
+from sim.faults.faults import Faults
+from sim.graph.frames import has_control_flow
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.transfers import Flow
+from sim.machine.link import Message
+from sim.policy.policy import Policy
+from sim.record.record import Attempt
+from sim.trace import Trace
+from sim.words.arrays import IntArray
+from sim.words.errors import InputError, RunError
+from sim.words.limits import LATEST_NS, MOST_TASKS
+
+__all__ = ["refuse_with_faults", "run_attempts"]
+
+_MOST_IN_VAIN: Final = 100
+"""Attempts that come no further than those before."""
+
+
+def refuse_with_faults(job: Job, *, with_memory: bool) -> None:
+    """Refuse a run of which nobody knows how it goes on when a part of the machine fails.
+
+    Raises
+    ------
+    InputError
+        Naming what has to be left out.
+    """
+    if job.failures is not None:
+        raise InputError("ops that fail and parts of the machine that do are one too many: leave out one")
+    if job.machine.folding is not None:
+        raise InputError("identical ranks are folded into one, and a part that fails is like no other")
+    if has_control_flow(job.graph):
+        raise InputError("a graph with control flow cannot run on a machine whose parts fail or become slow")
+    if with_memory:
+        raise InputError("an allocator cannot follow a step that may be aborted: leave memory out")
+    if job.process_of is not None:
+        raise InputError("several processes on the same devices: nobody knows which of them a failure ends")
+
+
+def run_attempts(
+    job: Job,
+    policy: Policy,
+    faults: Faults,
+    flow: Flow,
+    memory: Callable[[Job, Context], Memory] | None = None,
+    observers: Iterable[Observer] = (),
+) -> Trace:
+    """Run all steps of a job, as often as it takes.
+
+    Parameters
+    ----------
+    job : Job
+    policy : Policy
+    faults : Faults
+    flow : Flow
+        What `make_flow` gives.
+    memory, observers
+        As for `sim.simulate`.
+
+    Raises
+    ------
+    InputError
+        See `refuse_with_faults`.
+    StuckError
+        Something has failed and nobody notices.
+    """
+    refuse_with_faults(job, with_memory=memory is not None)
+    attempts: list[Attempt] = []
+    begin_ns: int | None = 0
+    run = step = reached = in_vain = 0
+    while begin_ns is not None and step < job.iterations:
+        part = _from_step(job, step)
+        conditions = Conditions(faults, job.machine, job.seed, begin_ns)
+        engine = Engine(part, policy, flow=flow, memory=memory, observers=observers, conditions=conditions)
+        trace = engine.run()
+        begun = int(trace.tasks["iteration"].max(initial=0)) + 1
+        done = _steps_done(trace, begun)
+        trace = replace(trace, job=_first_steps(part, begun))
+        saved = step + done
+        if trace.detection is not None:
+            saved = 0 if faults.every_steps is None else saved - saved % faults.every_steps
+        attempts.append(Attempt(begin_ns, run, step, done, step + done - saved, trace))
+        run += begun
+        if step + done > reached:
+            reached, in_vain = step + done, 0
+        in_vain += 1
+        if in_vain > _MOST_IN_VAIN or run * len(job.graph) > MOST_TASKS or begin_ns > LATEST_NS:
+            raise RunError(
+                f"too much fails: after {len(attempts):,} attempts {reached:,} of {job.iterations:,} steps "
+                f"are done; the last {in_vain - 1:,} attempts came no further"
+            )
+        if trace.detection is None:
+            break
+        step = saved
+        begin_ns = _restarted(job, faults, begin_ns + trace.detection.time_ns)
+    return _joined(job, attempts)
+
+
+def _from_step(job: Job, step: int) -> Job:
+    noisy_ns = None if job.noisy_ns is None else job.noisy_ns[step:]
+    return replace(job, iterations=job.iterations - step, noisy_ns=noisy_ns)
+
+
+def _first_steps(job: Job, steps: int) -> Job:
+    noisy_ns = None if job.noisy_ns is None else job.noisy_ns[:steps]
+    return replace(job, iterations=steps, noisy_ns=noisy_ns)
+
+
+def _steps_done(trace: Trace, begun: int) -> int:
+    """Return how many steps are complete, each with all before it."""
+    if trace.detection is None:
+        return begun
+    n = len(trace.job.graph)
+    done = np.bincount(trace.tasks["iteration"][trace.status == 0], minlength=begun) == n
+    return begun if done.all() else int(done.argmin())
+
+
+def _restarted(job: Job, faults: Faults, end_ns: int) -> int | None:
+    """Return when the next attempt begins, if there is one, after one that ended at `end_ns`."""
+    if faults.restart_ns is None:
+        return None
+    takes_ns = faults.restart_ns + faults.restore_ns
+    begin_ns = end_ns
+    for failed in failures_of(faults, job.machine, job.seed):
+        if failed.time_ns > begin_ns + takes_ns:
+            break
+        if failed.back_ns is None:
+            return None
+        begin_ns = max(begin_ns, failed.back_ns)
+        if begin_ns > LATEST_NS:
+            break
+    return begin_ns + takes_ns
+
+
+def _joined(job: Job, attempts: list[Attempt]) -> Trace:
+    """Return one trace of all attempts."""
+    first = attempts[0].trace
+    runs = sum(each.trace.job.iterations for each in attempts)
+    noisy_ns = None
+    if job.noisy_ns is not None:
+        noisy_ns = np.concatenate([each.trace.job.noisy_ns for each in attempts])
+    whole = replace(job, iterations=runs, noisy_ns=noisy_ns)
+    n = first.flow.n_nodes
+    tasks, transfers = (
+        {
+            name: np.concatenate(
+                [_shifted(name, getattr(each.trace, of)[name], each, n) for each in attempts]
+            )
+            for name in getattr(first, of)
+        }
+        for of in ("tasks", "transfers")
+    )
+    met = np.concatenate([each.trace.met + each.run * n for each in attempts])
+    return Trace(
+        whole,
+        first.flow,
+        first.policy,
+        tasks,
+        transfers,
+        met=met,
+        messages=np.concatenate([_messages(each) for each in attempts]),
+        in_turn=first.in_turn,
+        attempts=tuple(attempts),
+    )
+
+
+def _messages(attempt: Attempt) -> IntArray:
+    """Return the messages of an attempt with the times of the run."""
+    messages = attempt.trace.messages.copy()
+    messages[:, [k for k, name in enumerate(Message._fields) if name.endswith("_ns")]] += attempt.begin_ns
+    return messages
+
+
+def _shifted(name: str, column: IntArray, attempt: Attempt, n: int) -> IntArray:
+    if name == "id":
+        return column + attempt.run * n
+    if name == "iteration":
+        return column + attempt.run
+    return column + attempt.begin_ns if name.endswith("_ns") else column

@@ -1,0 +1,1 @@
+"""What fails in a run: ops, and parts of the machine."""

@@ -1,0 +1,173 @@
+"""All that a run holds while it goes on; the loop that changes it is `sim.engine.engine`."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import simpy
+
+from sim.engine.communicators import Communicators
+from sim.engine.failures.breakdowns import Breakdowns
+from sim.engine.failures.failing import Failing
+from sim.engine.failures.paced import Paced
+from sim.engine.hooks import Memory, Observer
+from sim.engine.lanes import LaunchQueue, Stream
+from sim.engine.parts import groups_that_copy, make_network, make_nodes, make_readiness
+from sim.faults.conditions import Conditions
+from sim.graph.frames import has_control_flow
+from sim.job.context import Context
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.job.pageable import holding_ops
+from sim.job.transfers import Flow, make_flow
+from sim.machine.processor import Processor
+from sim.machine.task import Task
+from sim.policy.issuers import Issuers
+from sim.policy.policy import Policy
+from sim.record.column_writer import task_columns, transfer_columns
+
+__all__ = ["RunState"]
+
+
+class RunState:
+    """The parts of a run, and what has been noted at the present instant.
+
+    Parameters
+    ----------
+    job : Job
+    policy : Policy
+    context : Context
+        The run.
+    flow, memory, observers, conditions
+        See `sim.engine.engine.Engine`.
+    """
+
+    # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
+    __slots__ = (
+        "alone", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock", "communicators",
+        "conditions", "device_of", "drawn",
+        "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
+        "issue_ns", "issuers",
+        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
+        "messages", "network", "now_ns",
+        "observers", "open", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
+        "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
+        "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        context: Context,
+        *,
+        flow: Flow | None = None,
+        memory: Callable[[Job, Context], Memory] | None = None,
+        observers: Iterable[Observer] = (),
+        conditions: Conditions | None = None,
+    ) -> None:
+        machine = job.machine
+        self.job, self.policy = job, policy
+        self.observers = list(observers)
+        self.clock = simpy.Environment()
+        self.now_ns = self.round = 0
+        # What has fired at the present instant, and who waits for something to come free.
+        self.called: list[tuple[Callable[[Any], None], Any]] = []
+        self.ended: list[Task] = []
+        self.end: Callable[[Task], None] = self.ended.append
+        self.paid: list[Task] = []
+        self.recorded: list[Task] = []  # launches whose events are recorded
+        self.placed: list[Task] = []  # launches that were parked and have a place now
+        self.retried: list[Task] = []  # tasks of workers that may try to start again
+        self.requested: list[Task] = []  # transfers whose request has arrived
+        self.blocked: list[deque[Task]] = [deque() for _ in machine.devices]  # refused by the processor
+        self.starved: list[Task] = []  # refused by the memory
+        self.settling: list[Callable[[], None]] = []
+        flow = make_flow(job) if flow is None else flow
+        self.flow = make_nodes(job, flow)
+        self.memory = memory(job, context) if memory else None
+        self.failing = None
+        if job.failures is not None:
+            self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
+        self.conditions = conditions
+        self.breakdowns: Breakdowns | None = None
+        # Tasks that are eligible and not over, by id, where some may fail.
+        self.open: dict[int, Task] | None = None
+        if self.failing is not None or conditions is not None:
+            self.open = {}
+        self.taken: list[tuple[int, int]] = []
+        self.readiness, self.rendezvous, self.runs = make_readiness(
+            job, flow, self.flow, policy, context, self.memory, self.taken, self.failing
+        )
+        self.asynchronous = self.readiness.asynchronous
+        # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
+        self.device_of: list[int] = job.device_of.tolist()
+        self.executed: list[bool] = (~job.launched).tolist()
+        self.issue_ns: list[int] = issue_costs_ns(job).tolist()
+        self.record_ns = [0] * len(job.graph) if job.record_ns is None else job.record_ns.tolist()
+        self.duration_ns: list[list[int]] = (  # of each iteration
+            [job.duration_ns.tolist()] * job.iterations if job.noisy_ns is None else job.noisy_ns.tolist()
+        )
+        self.drawn = job.drawn
+        for op in job.collectives.op.tolist() if job.collectives is not None else ():
+            for ns in self.duration_ns:  # they last until their ranks have met and are done
+                ns[op] = 0
+        self.holding = holding_ops(job)
+        # Ops that go on without who took them: asynchronous ones, and Recvs that ask when they are taken.
+        self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
+        self.alone = policy.asynchronous_ops(job) | self.asks
+        # Sends and Recvs that execute when they are dead: the other side has to know.
+        nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
+        self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())
+        self.let_go: set[int] = set()  # ids of those that did
+        self.issuers = Issuers(machine, policy, groups_that_copy(job, self.flow))
+        # Where tasks are issued to, and what they share there.
+        self.streams = [
+            Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
+            for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
+            for lane in range(device.lanes)
+        ]
+        lane_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
+        self.stream_of = [self.streams[lane] for lane in lane_of]
+        self.touched: set[int] = set()  # streams where something has changed
+        self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
+        paces = {} if conditions is None else conditions.paces
+        self.processors: list[Processor | None] = [
+            Paced(device, context, paces[d])
+            if d in paces
+            else device.processor(device, context)
+            if device.processor
+            else None
+            for d, device in enumerate(machine.devices)
+        ]
+        self.messages = array("q")  # one after another, as `Message` has them
+        self.network = make_network(job, self.flow, context)
+        if conditions is not None:
+            assert self.open is not None
+            cut = None if self.network is None else self.network.cut
+            self.breakdowns = Breakdowns(
+                job, self.flow, conditions, context, self.open, self.issuers.stop, cut
+            )
+        self.communicators: Communicators | None = None
+        if job.collectives is not None:
+            self.communicators = Communicators(job, job.collectives, context, self.network, self.breakdowns)
+        at_issue = self.memory is not None and self.memory.at_issue
+        self.memory_at_issue = self.memory if at_issue else None
+        self.memory_at_start = None if at_issue else self.memory
+        # Of each device: whom to tell that a task has ended, which gives back what it had.
+        self.told_of_ends = [processor.end if processor else None for processor in self.processors]
+        self.gives_back = (
+            any(self.told_of_ends)
+            or (self.memory is not None and self.memory.follows_ends)
+            or bool(self.observers)
+        )
+        # What came out.
+        self.frames: dict[str, int] = {}
+        n_tasks, may_fail = self.flow.n_ops * job.iterations, self.open is not None
+        self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
+        n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
+        self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)

@@ -1,0 +1,176 @@
+"""``faults:`` of a scenario: parts of a machine that fail, slow down and come back, as a user writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import sim
+
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.words.errors import ScenarioError
+
+EXAMPLE = "scenarios/examples/worker_fails.yaml"
+
+TEXT = """
+machine:
+  devices: {{gpu: {{kind: gpu, count: 2}}}}
+  hosts: {{worker0: {{serves: [gpu0]}}, worker1: {{serves: [gpu1]}}}}
+  links: [{{from: gpu0, to: gpu1, bandwidth: 1GB/s, sharing: shared}}]
+workload:
+  ops:
+    a: {{duration: 20ns, output: 10B, device: gpu0}}
+    b: {{duration: 5ns, inputs: [a], device: gpu1}}
+policy: in-order
+faults: {}
+"""
+
+
+def told(tmp_path: Path, faults: str, **more: str) -> dict[str, Any]:
+    """Run a scenario with these faults, hold its invariants, and return its summary."""
+    path = tmp_path / "faults.yaml"
+    path.write_text(TEXT.format(faults), encoding="utf-8")
+    for name, text in more.items():
+        (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
+    return run_scenario(load_scenario(path), check=True).summary
+
+
+def test_the_example_loses_a_step_without_checkpoints() -> None:
+    scenario = load_scenario(EXAMPLE)
+    failures = run_scenario(scenario, check=True).summary["failures"]
+    assert (failures["steps"], failures["steps_lost"], failures["aborted"]) == (4, 0, 1)
+    first, second = failures["attempts"]
+    assert first["broken"] == [
+        {"time_ns": 120_000_000, "part": "worker", "name": "worker1", "cause": "crash"}
+    ]
+    detection = {"how": "send-recv", "by": "server", "time_ns": 120_000_000}
+    assert first["detection"] == detection | {"what": "transfer of gradients1 to server"}
+    # It is back after 30 ms; to start and to restore takes 60 ms more.
+    assert (second["begin_ns"], second["first_step"]) == (210_000_000, 2)
+
+
+def test_commands_say_what_failed_and_who_noticed() -> None:
+    line = (
+        "worker worker1 failed at 120 ms (crash); server noticed at 120 ms (send-recv: transfer of "
+        "gradients1 to server); step 2 aborted, 0 steps lost; restarted at 210 ms"
+    )
+    ran = sim("run", EXAMPLE)
+    assert ran.exit_code == 0
+    assert line in ran.stdout
+    assert "makespan 300 ms; 4 steps done, 0 steps lost; 19 tasks ran" in ran.stdout
+    explained = sim("explain", EXAMPLE).stdout
+    assert line in explained
+    assert "a part of the machine failed, and 'weights'[3] is the first after the restart" in explained
+    late = sim("run", EXAMPLE, "--set", "faults.failures.crash.at=[900ms]").stdout
+    assert "crash at 900 ms has no effect: the run ends at 186.1 ms" in late
+
+
+@pytest.mark.parametrize(
+    ("faults", "makespan_ns"),
+    [
+        ("{slow_downs: {heat: {device: gpu0, at: [10ns], factor: 2}}}", 10 + 20 + 10 + 5),
+        ("{slow_downs: {heat: {worker: worker*, at: [10ns], for: 10ns, factor: 2}}}", 25 + 10 + 5),
+        ("{slow_downs: {jam: {link: gpu0->gpu1, at: [25ns], factor: 4}}}", 20 + 5 + 20 + 5),
+        ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, connection_timeout: 7ns}", 41),
+        ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, connection_timeout: 4ns}", 29),
+        ("{failures: {dead: {device: gpu0, at: [7ns]}}}", 7),
+        ("{failures: {dead: {device: gpu0, at: [7ns], silent: true}}, connection_timeout: 4ns}", 11),
+        ("{failures: {dead: {worker: worker0, at: [7ns], silent: true}}, health_check: 6ns}", 12),
+    ],
+)
+def test_small_cases(tmp_path: Path, faults: str, makespan_ns: int) -> None:
+    assert told(tmp_path, faults)["makespan_ns"] == makespan_ns
+
+
+def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> None:
+    table = "component,count\nGPU,4\nNIC,2\n"
+    counted = "{failures: {seen: {device: gpu*, causes: seen.csv, over: 1us, devices: 8}}, health_check: 1ns}"
+    by_rate = (
+        "{failures: {'seen: GPU': {device: gpu*, mtbf: 2us}, 'seen: NIC': {device: gpu*, mtbf: 4us}}, "
+        "health_check: 1ns}"
+    )
+    one, other = (told(tmp_path, faults, seen=table) for faults in (counted, by_rate))
+    assert one == other
+    assert told(tmp_path, counted.replace("1us", "10ns"), seen=table)["failures"]["attempts"][0]["broken"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ("{}", r"faults: needs failures or slow_downs"),
+        ("{failures: {x: {at: [1ns]}}}", r"faults.failures.x: needs one of device, worker, link; found none"),
+        (
+            "{failures: {x: {device: gpu0, at: [1ns], mtbf: 1h}}}",
+            r"faults.failures.x: needs one of at, mtbf, count, causes; found at and mtbf",
+        ),
+        ("{failures: {x: {device: gpu7, at: [1ns]}}}", r"x.device: unknown device 'gpu7'; did you mean"),
+        ("{failures: {x: {worker: job, at: [1ns]}}}", r"x.worker: unknown worker 'job'; known: worker0"),
+        ("{failures: {x: {link: gpu0, at: [1ns]}}}", r"x.link: unknown link 'gpu0'"),
+        ("{failures: {x: {device: gpu0, mtbf: 0s}}}", r"x.mtbf: should be more than 0"),
+        ("{failures: {x: {link: '*', at: [1ns], repair: 0s}}}", r"x.repair: should be more than 0"),
+        ("{failures: {x: {link: '*', at: [1ns], silent: true}}}", r"x.silent: has no effect"),
+        ("{failures: {x: {device: gpu0, count: 3}}}", r"over and devices go with count or causes"),
+        ("{slow_downs: {x: {device: gpu0, at: [1ns], factor: 0.5}}}", r"x.factor: should be greater than"),
+        (
+            "{failures: {x: {device: gpu0, at: [1ns]}}, checkpoint: {every_steps: 2}}",
+            r"faults.checkpoint: has no effect: nothing restarts; give restart",
+        ),
+        ("{failures: {x: {device: gpu0, at: [1ns]}}, health_check: 0s}", r"should be greater than 0"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, faults: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message) as caught:
+        told(tmp_path, faults)
+    assert str(caught.value).startswith(f"{tmp_path}/faults.yaml:")
+
+
+def test_what_does_not_go_together_is_said_with_its_place() -> None:
+    for setting, message in (
+        ("memory.allocator=caching", "faults: an allocator cannot follow a step that may be aborted"),
+        ("workload.ops.update.fails=true", "faults: ops that fail and parts of the machine"),
+        (
+            "training_run={workers: 2, steps: 10, recovery: [restart-job]}",
+            "faults: a training run repeats a step in which nothing fails",
+        ),
+        ("engine=kernel", "parts of the machine fail, or become slow"),
+    ):
+        ran = sim("run", EXAMPLE, "--set", setting)
+        assert ran.exit_code == 2
+        assert message in ran.stderr
+
+
+@pytest.mark.parametrize("part", ["worker: worker1", "worker: ps", "link: cpu0->server", "device: cpu0"])
+@pytest.mark.parametrize("step", ["partition", "{name: distributed-session, master: server, latency: 1ms}"])
+def test_tensorflow_goes_on_whatever_fails_and_whenever(part: str, step: str) -> None:
+    """Sends and Recvs by key, and requests of the master: every step is done in the end."""
+    for at in ("5ms", "43ms", "95ms"):
+        sets = [
+            f"policy.compile=[partition, {step}]" if step != "partition" else "policy.compile=[partition]",
+            f"faults.failures={{x: {{{part}, at: [{at}], repair: 30ms}}}}",
+            "faults.connection_timeout=10ms",
+        ]
+        result = run_scenario(load_scenario(EXAMPLE, sets=sets), check=True)
+        assert result.summary["failures"]["steps"] == 4
+        for use in result.summary["devices"].values():
+            assert sum(use["idle_reasons"].values()) == use["idle_ns"]
+
+
+def test_a_failure_that_nobody_notices_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text(TEXT.format("{failures: {dead: {device: gpu1, at: [32ns]}}}"), encoding="utf-8")
+    ran = sim("run", str(path))
+    assert ran.exit_code == 1
+    assert "device gpu1 has failed at 32 ns (dead), and nothing detects it" in ran.stderr
+
+
+def test_a_training_run_takes_its_step_from_the_simulation(tmp_path: Path) -> None:
+    """The step of `training_run` is the makespan of the scenario's own run, an iteration on average."""
+    path = tmp_path / "run.yaml"
+    text = TEXT.partition("faults:")[0].replace("{{", "{").replace("}}", "}")
+    run = "training_run: {steps: 10, workers: 2, recovery: [restart-job]}"
+    path.write_text(f"{text}iterations: 2\n{run}\n", encoding="utf-8")
+    result = run_scenario(load_scenario(path))
+    (life,) = result.lives.values()
+    assert life.useful_ns == 10 * ((result.trace.makespan_ns + 1) // 2)  # rounded half up
