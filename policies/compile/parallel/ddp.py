@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from policies.compile.parallel.buckets import closed_when_full
+from policies.compile.parallel.grid.combined import data_parallel
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -96,12 +97,16 @@ class DistributedDataParallel:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the step on all ranks."""
+        return data_parallel(graph, self.ranks, self._program)
+
+    def _program(self, graph: Graph, n: int) -> Graph:
+        """Return what one rank runs."""
         step = TrainingStep(graph)
         program = Program(step, "ddp")
         last = reduce_in_buckets(program, step, self.buckets(step), overlap=self.overlap)
         for update in step.updates:
             program.compute(update, after=[last])
-        return on_ranks(program.graph(), self.ranks)
+        return program.graph()
 
 
 def reduce_in_buckets(

@@ -27,9 +27,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from policies.compile.parallel.grid.combined import REPLICAS, data_parallel
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge
 from policies.option_checks import whole
@@ -104,24 +105,24 @@ class FullyShard:
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
 
     def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
-        step = TrainingStep(graph)
-        host = _Host(self, step)
-        host.run()
-        return on_ranks(host.program.graph(), self.ranks, self._communicator)
+        """Return the step on all ranks: neighbours share parameters, every n-th sums what they reduced."""
+        sizes = {"dp": self.shard}
+        if self.shard < len(self.ranks):
+            sizes[REPLICAS] = len(self.ranks) // self.shard
+        return data_parallel(graph, self.ranks, self._program, sizes)
 
-    def _communicator(self, name: str, rank: int) -> str:
-        """Return the group of a rank: neighbours share parameters, and every n-th sums what they reduced."""
-        if self.shard == len(self.ranks):
-            return name
-        return f"{name} {rank % self.shard if name == 'replicate' else rank // self.shard}"
+    def _program(self, graph: Graph, n: int) -> Graph:
+        """Return what one rank runs."""
+        host = _Host(self, TrainingStep(graph), n)
+        host.run()
+        return host.program.graph()
 
 
 class _Host:
     """The host of a rank, hook after hook."""
 
-    def __init__(self, of: FullyShard, step: TrainingStep) -> None:
-        self.of, self.step, self.n = of, step, of.shard
+    def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
         self.program = Program(step, "fsdp2")
         self.modules = Modules(step, of.wrap)
         self.updates = self.program.shard(step, self.n)
@@ -256,7 +257,7 @@ class _Host:
             communicator="shard",
         )
         tensors = [f"{last}:{k}" if k else last for k in range(len(shards))]
-        if self.n < len(self.of.ranks):
+        if self.of.shard < len(self.of.ranks):
             last = self.program.add(
                 f"{module.name}/all_reduce",
                 "all_reduce",
@@ -264,6 +265,7 @@ class _Host:
                 shards,
                 stream="all_reduce",
                 communicator="replicate",
+                dimension=REPLICAS,
             )
         self.reduced = last
         for k, gradient in enumerate(gradients):

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
+from policies.compile.parallel.grid.combined import data_parallel
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -85,9 +86,13 @@ class MegatronDDP:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the step on all ranks."""
+        return data_parallel(graph, self.ranks, self._program)
+
+    def _program(self, graph: Graph, n: int) -> Graph:
+        """Return what one rank runs."""
         step = TrainingStep(graph)
         program = Program(step, "Megatron DDP")
-        parts = len(self.ranks) if self.distributed else 1
+        parts = n if self.distributed else 1
         buckets = self.buckets(step)
         updates = program.shard(step, parts, parameters=False)
         gather = _Gather(program, step, buckets, parts)
@@ -105,7 +110,7 @@ class MegatronDDP:
         if self.distributed and not self.gather_ahead:
             for k in reversed(range(len(buckets))):
                 gather.launch(k, [(update.name, 0) for update in updates], COMPUTE)
-        return on_ranks(program.graph(), self.ranks)
+        return program.graph()
 
 
 class _Gather:

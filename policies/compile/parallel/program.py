@@ -53,7 +53,8 @@ class Program:
         """Issue an op of the step."""
         inputs = [(self.instead.get(tensor, tensor), distance) for tensor, distance in record.inputs]
         edges = [*record.after, *_edges(after)]
-        attributes = {**record.attributes, "stream": COMPUTE}
+        stream = record.attributes.get("stream") if "communicator" in record.attributes else None
+        attributes = {**record.attributes, "stream": stream or COMPUTE}
         self.records.ops[record.name] = replace(record, inputs=inputs, after=edges, attributes=attributes)
 
     def add(
@@ -90,6 +91,8 @@ class Program:
                 duration_ns=_part(update.duration_ns, n),
                 duration_by_kind={kind: _part(ns, n) or 0 for kind, ns in update.duration_by_kind.items()},
             )
+            if "communicator" not in update.attributes
+            else update
             for update in step.updates
         ]
 

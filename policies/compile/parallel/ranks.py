@@ -26,7 +26,7 @@ from sim.words.limits import MOST_BUILT, at_most
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Ranks", "on_ranks"]
+__all__ = ["Ranks", "add_ranks", "on_ranks"]
 
 
 MOST_RANKS: Final = 100_000
@@ -89,7 +89,33 @@ def on_ranks(
     (['gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'], {'communicator': 'c'})
     """
     out = GraphBuilder(graph.name) if builder is None else builder
-    at_most(MOST_BUILT, len(ranks) * len(graph), "ops")
+    add_ranks(out, graph, ranks, lambda own, r: _renamed(own, communicator, r))
+    return out.build()
+
+
+def add_ranks(
+    out: GraphBuilder,
+    graph: Graph,
+    ranks: Sequence[str],
+    attributes: Callable[[Mapping[str, Any], int], Mapping[str, Any]],
+) -> None:
+    """Add what `graph` runs on every rank, its ops and tensors named after its device.
+
+    Parameters
+    ----------
+    out : GraphBuilder
+    graph : Graph
+    ranks : sequence of str
+        Devices.
+    attributes : callable
+        ``attributes(own, rank)``: what the attributes of an op are on the rank of that place in `ranks`.
+
+    Raises
+    ------
+    InputError
+        More ops than fit.
+    """
+    at_most(MOST_BUILT, len(out) + len(ranks) * len(graph), "ops")
     n, size, given = len(ranks), len(graph), len(graph.external_names)
     facts = list(zip(graph.tensor_nbytes[:given].tolist(), graph.tensor_role[:given].tolist(), strict=True))
     pinned = (graph.tensor_pin[:given] != UNSET).tolist()
@@ -106,11 +132,6 @@ def on_ranks(
         np.where(tensors < given, first[r] - tensors, output + r * made + tensors - given) for r in range(n)
     ]
     after = [graph.after.indices + op + r * size for r in range(n)]
-    attributes = {
-        op + r * size + k: _renamed(own, communicator, r)
-        for r in range(n)
-        for k, own in graph.attributes.items()
-    }
     out.extend(
         [f"{rank}/{name}" for rank in ranks for name in graph.op_names],
         kind=(graph.kinds, np.tile(graph.kind_code, n)),
@@ -132,9 +153,10 @@ def on_ranks(
             kind: {op + r * size + k: ns for r in range(n) for k, ns in enumerate(column.tolist()) if ns >= 0}
             for kind, column in graph.duration_by_kind.items()
         },
-        attributes=attributes,
+        attributes={
+            op + r * size + k: attributes(own, r) for r in range(n) for k, own in graph.attributes.items()
+        },
     )
-    return out.build()
 
 
 def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:

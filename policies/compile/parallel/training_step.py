@@ -59,6 +59,8 @@ class TrainingStep:
     work : list of Record
         Forward and backward, in order.
     updates : list of Record
+        Before them the collectives whose results they alone read: sums of gradients of which tensor-parallel
+        ranks have parts. Replicas sum theirs before, as in Megatron-LM's ``finalize_model_grads``.
     parameters : list of Parameter
         In the order in which the graph has them (the order of registration).
 
@@ -72,17 +74,22 @@ class TrainingStep:
         of = f"graph {graph.name!r}"
         if has_control_flow(graph):
             raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
-        if taken := graph.in_communicators:
-            name = graph.op_names[taken[0]]
-            raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
+        for op in graph.in_communicators:
+            if "rank" in graph.attributes[op] or "dimension" not in graph.attributes[op]:
+                name = graph.op_names[op]
+                raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
         if len(pins) > 1:
             raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
         self.records = read(graph)
         order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+        self.finishing = self._finishing()
         trained = self._trained()
-        self.updates = [record for record in order if record.name in trained]
-        self.work = [record for record in order if record.name not in trained]
+        self.updates = [
+            *(record for record in order if record.name in self.finishing),
+            *(record for record in order if record.name in trained),
+        ]
+        self.work = [each for each in order if each.name not in trained and each.name not in self.finishing]
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
         if not found:
@@ -113,13 +120,23 @@ class TrainingStep:
         last_first = self.parameters[::-1]
         return sorted(last_first, key=lambda each: self.ready_at[each.gradient])
 
+    def _finishing(self) -> set[str]:
+        """Return the collectives that make gradients which nobody but updates read."""
+        found = set()
+        readers = self.records.readers()
+        for record in self.records.ops.values():
+            users = readers[record.name]
+            if "communicator" in record.attributes and users and all(map(_may_update, users)):
+                found.add(record.name)
+        return found
+
     def _trained(self) -> dict[str, list[Parameter]]:
         """Return the ops that update parameters, and which.
 
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
         records = self.records
-        maybe = [record for record in records.ops.values() if record.kind in OPTIMISERS or record.stateful]
+        maybe = [record for record in records.ops.values() if _may_update(record)]
         names = {record.name for record in maybe}
         weights = {
             tensor
@@ -141,4 +158,11 @@ class TrainingStep:
 
     def _parameter(self, update: Record, name: str, gradient: str) -> Parameter:
         n = elements(self.records.externals[name].nbytes, update.dtype)
+        maker = self.records.producer(gradient)
+        if maker is not None and maker.name in self.finishing:
+            gradient = maker.inputs[[maker.tensor(k) for k in range(len(maker.outputs))].index(gradient)][0]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
+
+
+def _may_update(record: Record) -> bool:
+    return (record.kind in OPTIMISERS or record.stateful) and "communicator" not in record.attributes

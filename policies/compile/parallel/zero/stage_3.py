@@ -29,9 +29,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.compile.parallel.buckets import closed_before_overflow
+from policies.compile.parallel.grid.combined import data_parallel
 from policies.compile.parallel.modules import Module, Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.stages_1_and_2 import GROUP
 from policies.compile.records import Edge
@@ -96,16 +97,20 @@ class ZeroThree:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the step on all ranks."""
-        host = _Coordinator(self, TrainingStep(graph))
+        return data_parallel(graph, self.ranks, self._program)
+
+    def _program(self, graph: Graph, n: int) -> Graph:
+        """Return what one rank runs."""
+        host = _Coordinator(self, TrainingStep(graph), n)
         host.run()
-        return on_ranks(host.program.graph(), self.ranks)
+        return host.program.graph()
 
 
 class _Coordinator:
     """The host of a rank; names as in DeepSpeed's class where it has them."""
 
-    def __init__(self, of: ZeroThree, step: TrainingStep) -> None:
-        self.of, self.step, self.n = of, step, len(of.ranks)
+    def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
         self.program = Program(step, "ZeRO 3")
         self.updates = self.program.shard(step, self.n)
         self.modules = Modules(step, of.wrap).all

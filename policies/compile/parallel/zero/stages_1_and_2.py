@@ -22,8 +22,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
+from policies.compile.parallel.grid.combined import data_parallel
 from policies.compile.parallel.program import COMPUTE, Program
-from policies.compile.parallel.ranks import Ranks, on_ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.option_checks import whole
 from sim import Graph
@@ -80,7 +81,11 @@ class ZeroOne:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the step on all ranks."""
-        step, n = TrainingStep(graph), len(self.ranks)
+        return data_parallel(graph, self.ranks, self._program)
+
+    def _program(self, graph: Graph, n: int) -> Graph:
+        """Return what one rank runs."""
+        step = TrainingStep(graph)
         program = Program(step, f"ZeRO {self.stage}")
         updates = program.shard(step, n, parameters=False)
         buckets = self.buckets(step)
@@ -118,12 +123,11 @@ class ZeroOne:
         program.instead = sums
         for update in updates:
             program.compute(update, after=[last])
-        self._gather(program, step)
-        return on_ranks(program.graph(), self.ranks)
+        self._gather(program, step, n)
+        return program.graph()
 
-    def _gather(self, program: Program, step: TrainingStep) -> None:
+    def _gather(self, program: Program, step: TrainingStep, n: int) -> None:
         """Gather the updated parameters, in as many pieces as they hold whole buckets."""
-        n = len(self.ranks)
         part = -(-sum(each.elements for each in step.parameters) // n)
         nbytes = max(each.nbytes // max(1, each.elements) for each in step.parameters)
         pieces = max(1, part * n // self.allgather_bucket_size)
