@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from policies.compile.parallel.accumulation import refuse_micro_batches
 from policies.compile.parallel.grid.combined import REPLICAS, data_parallel
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
@@ -124,6 +125,7 @@ class _Host:
     def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
         self.of, self.step, self.n = of, step, n
         self.program = Program(step, "fsdp2")
+        refuse_micro_batches(step, "fsdp2")
         self.modules = Modules(step, of.wrap)
         self.updates = self.program.shard(step, self.n)
         self.gathered: dict[str, str] = {}

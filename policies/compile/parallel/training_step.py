@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
-from policies.compile.records import Record, read
+from policies.compile.records import Record, Records, read
 from policies.compile.training.backward import elements
 from policies.compile.training.gradients import OPTIMISERS
 from sim import Graph
@@ -20,7 +22,7 @@ from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
 from sim.words.errors import GraphError
 
-__all__ = ["Parameter", "TrainingStep"]
+__all__ = ["Parameter", "TrainingStep", "parts_of_gradients"]
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,36 @@ class TrainingStep:
         if maker is not None and maker.name in self.finishing:
             gradient = maker.inputs[[maker.tensor(k) for k in range(len(maker.outputs))].index(gradient)][0]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
+
+
+_SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
+
+
+def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[str, str]:
+    """Return gradients and what they are sums of, that nothing but these sums and updates read → parameter.
+
+    Parameters
+    ----------
+    records : Records
+    gradients : mapping of str to str
+        Gradient → parameter.
+    """
+    found: dict[str, str] = {}
+    readers: dict[str, list[Record]] = {}
+    for record in records.ops.values():
+        for tensor, _ in record.inputs:
+            readers.setdefault(tensor, []).append(record)
+    left = list(gradients.items())
+    while left:
+        tensor, parameter = left.pop()
+        users = [record for record in readers[tensor] if not _may_update(record)]
+        collectives = [record for record in users if "communicator" in record.attributes]
+        if all(record.name in found for record in users if record not in collectives):
+            found[tensor] = parameter
+            producer = records.producer(tensor)
+            if producer is not None and producer.kind in _SUMS:
+                left += [(source, parameter) for source, _ in producer.inputs]
+    return found
 
 
 def _may_update(record: Record) -> bool:

@@ -26,7 +26,7 @@ from sim import Graph, GraphBuilder
 from sim.words.arrays import UNSET
 from sim.words.errors import GraphError, InputError
 
-__all__ = ["REPLICAS", "RankOrder", "data_parallel", "multiplied", "programs_of"]
+__all__ = ["REPLICAS", "RankOrder", "data_parallel", "multiplied", "on_each_rank", "programs_of"]
 
 REPLICAS: Final = "replicas"
 """Dimension of groups that each share parameters out (HSDP)."""
@@ -108,6 +108,25 @@ def data_parallel(
     return multiplied(graph, ranks, sizes or {"dp": len(ranks)}, of_rank)
 
 
+def on_each_rank(graph: Graph, program: Callable[[Graph], Graph]) -> Graph:
+    """Return the graph in which each rank, or the only device, runs another program."""
+    grid, programs = programs_of(graph)
+    if not grid.sizes:
+        return program(graph)
+    made = {id(one): program(one) for one in programs}
+    return _placed([made[id(one)] for one in programs], grid, _devices(graph, grid))
+
+
+def _devices(graph: Graph, grid: Grid) -> list[str]:
+    """Return the device of each rank."""
+    found = [""] * grid.ranks
+    for op in graph.in_communicators:
+        at: Mapping[str, tuple[int, int]] = graph.attributes[op]["rank"]
+        rank = grid.rank({name: place for name, (place, _) in at.items()})
+        found[rank] = graph.pins[int(graph.pin_code[op])]
+    return found
+
+
 def programs_of(graph: Graph) -> tuple[Grid, list[Graph]]:
     """Return the grid of a graph's ranks, and the program of each; equal ones are one object.
 
@@ -117,16 +136,12 @@ def programs_of(graph: Graph) -> tuple[Grid, list[Graph]]:
         Several devices or communicators that no rewrite for ranks has made, or an edge between two ranks.
     """
     of = f"graph {graph.name!r}"
-    device: dict[int, str] = {}
     sizes: dict[str, int] = {}
     for op in graph.in_communicators:
         if "rank" not in graph.attributes[op]:
             raise GraphError(f"{of} has communicators already; ranks are made once").about(graph.op_names[op])
-        given: Mapping[str, tuple[int, int]] = graph.attributes[op]["rank"]
-        sizes = {name: size for name, (_, size) in given.items()}
-        rank = Grid(sizes).rank({name: place for name, (place, _) in given.items()})
-        device.setdefault(rank, graph.pins[int(graph.pin_code[op])])
-    if not device:
+        sizes = {name: size for name, (_, size) in graph.attributes[op]["rank"].items()}
+    if not sizes:
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code != UNSET})
         if len(pins) > 1:
             raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
@@ -134,7 +149,7 @@ def programs_of(graph: Graph) -> tuple[Grid, list[Graph]]:
     grid = Grid(sizes)
     found: list[Records] = []
     written: list[Graph] = []
-    for rank, records in enumerate(_split(read(graph), grid, [device[r] for r in range(grid.ranks)])):
+    for rank, records in enumerate(_split(read(graph), grid, _devices(graph, grid))):
         same = next((k for k, other in enumerate(found) if other == records), None)
         found.append(records)
         written.append(write(records) if same is None else written[same])

@@ -39,6 +39,7 @@ from policies.compile.parallel.grid.rank_grid import Grid
 from policies.compile.parallel.program import COMPUTE
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.tensor.plan import LOSSES, PRODUCTS, Plan, data_and_weight
+from policies.compile.parallel.training_step import parts_of_gradients
 from policies.compile.records import Record, Records, read, write
 from policies.compile.training.backward import elements
 from policies.compile.training.gradients import OPTIMISERS
@@ -200,14 +201,8 @@ class _Writer:
                 tensor for tensor in tensors if self.plan.readers.get(tensor) and tensor in self.plan.trained
             ]
             own = [tensor for tensor in own if tensor in self.old.externals and not self._is_state(tensor)]
-            left = list(zip(made, own, strict=False))
-            while left:
-                tensor, parameter = left.pop()
-                found[tensor] = parameter
-                producer = self.old.producer(tensor)
-                if producer is not None and producer.kind in _LINEAR:
-                    left += [(source, parameter) for source, _ in producer.inputs]
-        return found
+            found |= dict(zip(made, own, strict=False))
+        return parts_of_gradients(self.old, found)
 
     def _is_state(self, name: str) -> bool:
         return all(reader.name not in self.plan.names for reader in self.plan.readers.get(name, []))
@@ -491,6 +486,9 @@ class _Writer:
     def _finish(self, updates: Sequence[Record]) -> None:
         """Sum the gradients of which ranks have parts, in one; then write the updates."""
         read_ = dict.fromkeys(chain.from_iterable([t for t, _ in update.inputs] for update in updates))
+        for tensor in read_:
+            if self.of(tensor) == SEQUENCE:  # the gradient of a parameter that has a row for each token
+                self.moved[tensor] = self.whole(tensor, backward=True)
         parts = [tensor for tensor in read_ if self.of(tensor) == PART]
         if parts:
             name, sizes = "gradients/all_reduce", [self.old.nbytes(tensor) for tensor in parts]

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from policies.compile.parallel.accumulation import refuse_micro_batches
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import data_parallel
 from policies.compile.parallel.modules import Module, Modules, pattern_of
@@ -113,6 +114,7 @@ class _Coordinator:
         self.of, self.step, self.n = of, step, n
         self.program = Program(step, "ZeRO 3")
         self.updates = self.program.shard(step, self.n)
+        refuse_micro_batches(step, "zero-3")
         self.modules = Modules(step, of.wrap).all
         self.persistent = [each for each in step.parameters if each.elements <= of.persistence]
         """They are there all the time."""

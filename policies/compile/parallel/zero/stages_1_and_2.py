@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from policies.compile.parallel.accumulation import refuse_micro_batches
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import data_parallel
 from policies.compile.parallel.program import COMPUTE, Program
@@ -86,6 +87,8 @@ class ZeroOne:
     def _program(self, graph: Graph, n: int) -> Graph:
         """Return what one rank runs."""
         step = TrainingStep(graph)
+        if self.stage == 2 or self.overlap_comm:
+            refuse_micro_batches(step, "zero-2" if self.stage == 2 else "zero-1 with overlap_comm")
         program = Program(step, f"ZeRO {self.stage}")
         updates = program.shard(step, n, parameters=False)
         buckets = self.buckets(step)
