@@ -14,13 +14,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
 from devices.describe.common_arguments import common_arguments
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, MACHINE_FIELDS, merge, read_fields
+from devices.describe.fields import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    LINK_FIELDS,
+    MACHINE_FIELDS,
+    merge,
+    read_fields,
+)
 from devices.describe.kinds import check_kinds
 from devices.describe.network.links import as_network, make_links
 from devices.describe.network.patterns import matching
@@ -184,9 +192,13 @@ def make_machine(
         over, base, {name: values.get("kind", "") for name, values in described.items()}
     )
     devices = []
+    made: dict[int, Device] = {}  # devices of a count have one description
     for name, values in described.items():
+        if id(values) in made:
+            devices.append(replace(made[id(values)], name=name))
+            continue
         with located("machine", "devices", _entry_of(name, over)):
-            devices.append(_build(name, values, origin, kinds))
+            devices.append(made.setdefault(id(values), _build(name, values, origin, kinds)))
     devices += [_build(name, _values(spec, origin), origin, kinds) for name, spec in switches.items()]
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:
@@ -224,13 +236,18 @@ def make_machine(
 def _topology(
     over: Mapping[str, Any], base: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[Link]]:
-    """Return the switches and links of the topology: of a preset's only if there are several nodes."""
+    """Return switches and links of the topology: of a preset with links only if there are several nodes."""
     given = dict(over.get("topology", {}))
-    preset = base.get("topology", {}) if over.get("nodes", 1) > 1 else {}
+    needed = over.get("nodes", 1) > 1 or not base.get("links")
+    preset = dict(base.get("topology", {})) if needed else {}
     if "topology" not in over and not preset:
         return {}, []
+    if "link" in preset:
+        preset["link"] = merge(preset["link"], {}, LINK_FIELDS, ideal=over.get("ideal", False))
+        if isinstance(given.get("link"), Mapping):
+            given["link"] = merge(preset["link"], given["link"], LINK_FIELDS)
     if given.get("kind", preset.get("kind")) != preset.get("kind"):
-        preset = {"link": preset["link"]} if "link" in preset else {}
+        preset = {key: preset[key] for key in ("link", "ends") if key in preset}
     given = {**preset, **given}
     from devices.describe.network.topologies import make_topology
 

@@ -6,7 +6,7 @@
     name: ...        machine: ...     workload: ...    what runs, and where
     policy: ...      knowledge: ...   cost: ...        how it is decided
     memory: ...      noise: ...                        what runs out, what varies
-    iterations: ...  seed: ...  engine: ...
+    iterations: ...  seed: ...  engine: ...  fold: ...
     training_run: ...                                  many such steps, with failures
     compare: [...]                                     the same work under other policies
     expect: {...}                                      what has to come out
@@ -99,6 +99,13 @@ class ScenarioFile(Strict):
             description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
         ),
     ] = None
+    fold: Annotated[
+        Literal["auto"] | bool,
+        Field(
+            description="simulate ranks that do the same at the same time once: auto: where all would have more "
+            "than two million ops; true: or say why that would not be exact"
+        ),
+    ] = "auto"
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = 0
     training_run: Annotated[Any, PlainValidator(_training_run)] = None

@@ -183,6 +183,15 @@ def _peaks(trace: Record) -> dict[str, tuple[int | None, ...]]:
     return {name: tuple(int(log[of].max(initial=0)) for of in most) for name, log in logs.items()}
 
 
+def _tasks(trace: Record) -> int:
+    """Return how many tasks ran, on all devices that the simulated ones stand for."""
+    machine = trace.job.machine
+    if machine.folding is None:
+        return len(trace)
+    times = [len(machine.folding.members[device.name]) for device in machine.devices]
+    return int(np.array(times)[trace.device].sum())
+
+
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
@@ -206,6 +215,7 @@ def summary(trace: Record) -> dict[str, Any]:
     """
     limits = bounds(trace)
     failures = {} if trace.on_failure is None else {"failures": failure_report(trace)}
+    folding = trace.job.machine.folding
     peak, reasons = _peaks(trace), idle_reasons(trace)
     time_ns = time_use(trace, reasons)
     return {
@@ -216,7 +226,8 @@ def summary(trace: Record) -> dict[str, Any]:
         "lower_bound_ns": limits.lower_bound_ns,
         "critical_path_ns": limits.critical_path_ns,
         "loops_counted_once": limits.loops_counted_once,
-        "tasks": len(trace),
+        "tasks": _tasks(trace),
+        **({} if folding is None else {"folded": folding.report()}),
         **failures,
         "devices": {
             name: {
@@ -232,7 +243,7 @@ def summary(trace: Record) -> dict[str, Any]:
             name: {"bytes": use.nbytes, **{key: getattr(use, key) for key in _OF_LINKS}}
             for name, use in link_use(trace).items()
         },
-        "unused_devices": unused_devices(trace),
+        "unused_devices": unused_devices(trace) if folding is None else folding.unused(),
         "pipeline": None,
         "expect": [],
     }

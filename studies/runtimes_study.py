@@ -139,7 +139,7 @@ def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
     document = Document(Node({}, Place(f"runtime {runtime}")), Path())
     decisions = resolve(Policy(runtime=runtime), runtime, document, ())
     nothing = ScenarioFile.model_validate({"workload": {"ops": {"replaced": {}}}})
-    work = Work(graph, machine, lambda trace: {}, lambda trace: None)
+    work = Work(graph, machine, lambda trace: {}, lambda trace, advise: None)
     scenario = Scenario(nothing, document)
     return run_case(Case(scenario, decisions, scenario, (), lambda: work)).trace
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from examples import load_profile
 
+from sim.kernel.run import compiled
+
 os.environ.setdefault("MPLBACKEND", "Agg")
+if not compiled():  # its source runs where it would
+    os.environ.setdefault("SIM_PURE", "1")
 
 load_profile()
 
@@ -23,8 +28,10 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _what_a_file_leaves_stays() -> Iterator[None]:
     """Let the collections of other files pass over the modules that one has imported, and what they keep."""
+    known = len(sys.modules)
     yield
-    _freeze()
+    if len(sys.modules) != known:
+        _freeze()
 
 
 def _freeze() -> None:

@@ -22,9 +22,14 @@ from sim.words.errors import InputError
 
 
 def machine(
-    n: int, model: dict[str, object], sharing: str = "shared", links: list[object] | None = None
+    n: int,
+    model: dict[str, object],
+    sharing: str = "shared",
+    links: list[object] | None = None,
+    chunk: str | None = None,
 ) -> Machine:
     link = {"latency": "350ns", "bandwidth": "1GB/s", "sharing": sharing}
+    link |= {} if chunk is None else {"chunk": chunk}
     return make_machine(
         {
             "devices": {"gpu": {"kind": "gpu", "count": n, "streams": 2}, "switch": {"kind": "switch"}},
@@ -49,20 +54,38 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 @given(
     st.sampled_from(KINDS),
-    st.sampled_from(("ring", "tree", "halving-doubling", "direct", "auto")),
+    st.sampled_from(("ring", "tree", "halving-doubling", "direct", "double-tree", "auto")),
     st.integers(1, 9),
     st.integers(0, 10**6),
+    st.sampled_from(("shared", "serial", "fifo")),
 )
 @examples(60)
-def test_alone_flows_take_what_the_formula_says(kind: str, algorithm: str, n: int, nbytes: int) -> None:
+def test_alone_flows_take_what_the_formula_says(
+    kind: str, algorithm: str, n: int, nbytes: int, sharing: str
+) -> None:
     """But for the rounding of each step up to a ns, and of each message up to a byte (1 ns at 1 GB/s)."""
-    on = machine(n, {"model": "flows", "algorithm": algorithm})
-    formula = machine(n, {"model": "formula", "algorithm": algorithm})
+    model = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
+    on = machine(n, {"model": "flows", **model}, sharing)
+    formula = machine(n, {"model": "formula", **model}, sharing)
     flows_ns = call(kind, nbytes, n, on).makespan_ns
     formula_ns = call(kind, nbytes, n, formula).makespan_ns
-    steps = 2 * n + 2
-    messages = n  # that share a port
+    steps = 2 * n + 20
+    messages = n + 1  # that one port carries, and the last of them once more
     assert formula_ns - 1 <= flows_ns <= formula_ns + steps * (1 + messages)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "broadcast"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_chunks_bring_store_and_forward_near_to_sharing(kind: str, algorithm: str) -> None:
+    """Cut in 100, a message comes as if its links were one; whole, it takes as long on each of two links."""
+    fluid, chunks, whole = (
+        call(kind, 4_000_000, 4, machine(4, {"model": "flows", "algorithm": algorithm}, sharing, chunk=chunk))
+        for sharing, chunk in (("shared", None), ("fifo", "10kB"), ("fifo", None))
+    )
+    assert fluid.makespan_ns <= chunks.makespan_ns <= 1.02 * fluid.makespan_ns
+    assert whole.makespan_ns > 1.2 * fluid.makespan_ns
+    formula = machine(4, {"algorithm": algorithm}, "fifo", chunk="10kB")
+    assert call(kind, 4_000_000, 4, formula).makespan_ns == pytest.approx(chunks.makespan_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])

@@ -70,11 +70,20 @@ def test_rates_are_counted_by_hand() -> None:
         "launch": 1,
         "hop ll": 14,
         "channel ll": 7.0,  # 2 x 7/8 x 4 KB in one channel
-        "own": 1.0,
+        "own": 0.5,  # one primitive more than steps, of an eighth
         "link ll": 7.0,
     }
+    exchange = Tuner(GENERATIONS["h100"], (8,)).choose("all_to_all", 32_000)
+    assert amounts("all_to_all", 8, 32_000, exchange) == {
+        "exchange start ll": 1,
+        "exchange peer": 7,
+        "exchange own": 4.0,
+        "exchange channel ll": 3.5,  # 28 KB to others in 8 channels
+        "exchange first": 28.0,
+        "exchange": 56.0,
+    }
     rates = dict.fromkeys(RATES, 0.0) | {"launch": 5.0, "hop ll": 0.5, "channel ll": 0.1, "own": 1.0}
-    assert taken_us("all_reduce", 8, 4000, choice, rates) == pytest.approx(5 + 7 + 0.7 + 1)
+    assert taken_us("all_reduce", 8, 4000, choice, rates) == pytest.approx(5 + 7 + 0.7 + 0.5)
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])

@@ -41,10 +41,11 @@ def test_times_on_rows_that_were_not_drawn(data_dir: Path) -> None:
     assert h200["tuner %"] <= 15
     together = found.loc["A100 and H100 together"]
     assert together["judged"] == sum(found.loc[setup.name, "judged"] for setup in SETUPS) == 1900
-    assert together["fitted %"] <= 8
+    assert together["fitted %"] <= 6
     assert abs(together["bias %"]) <= 1
     for setup in SETUPS:
         line = found.loc[setup.name]
+        assert line["fitted %"] <= 7
         rules = line[["tuner %", "alpha-beta %", "nearest %", "interpolated %"]]
         assert line["fitted %"] < 0.7 * rules.min()
 

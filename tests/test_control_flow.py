@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from devices.machine import make_machine
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
@@ -326,3 +327,68 @@ def test_a_loop_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
         simulate(loop(60, 10), cpu(), ReadyQueue())
     with pytest.raises(RunError, match="loop 'loop' has made 50 iterations and does not end"):
         simulate(loop([60], 10), cpu(), ReadyQueue())
+
+
+# -- what is passed on weighs what it is -------------------------------------------------------------
+
+
+def sizes(graph: Graph, *tensors: str) -> list[int]:
+    """Return the bytes of first outputs, or of those with a number behind the name."""
+    found = (name.partition(":")[::2] for name in tensors)
+    outputs = ((graph.outputs.row(graph.index(op)), int(k or 0)) for op, k in found)
+    return [int(graph.tensor_nbytes[row[k]]) for row, k in outputs]
+
+
+def test_a_loop_carries_the_bytes_of_its_variables() -> None:
+    """The body makes x larger: merge and switch hold either value, and the exit what the switch holds."""
+
+    def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("reads", inputs=[v["x"], v["weights"]], duration_ns=1)
+        return {"x": b.op("grow", inputs=[v["x"]], outputs=300, duration_ns=1), "same": v["same"]}
+
+    b = GraphBuilder("loop")
+    b.op("first", outputs=100), b.op("kept", outputs=7), b.op("weights", outputs=50)
+    out = while_loop(
+        b, "loop", {"x": "first", "same": "kept"}, body, trips=2, invariants=["weights"], condition_ns=1
+    )
+    graph = b.build()
+    assert sizes(graph, "loop/x/enter", "loop/x/merge", "loop/x/switch", "loop/x/switch:1") == [
+        100,
+        300,
+        300,
+        300,
+    ]
+    assert sizes(graph, "loop/x/next", out["x"], out["same"], "loop/weights/enter") == [300, 300, 7, 50]
+    assert graph.bytes_read[graph.index("reads")] == 350
+
+
+def test_a_branch_on_another_device_gets_the_bytes() -> None:
+    """x (1000 B at 1 B/ns) goes to cpu1 for the branch, and what the branch makes of it (10 B) comes back."""
+    b = GraphBuilder("if")
+    b.op("x", outputs=1000, duration_ns=1, device="cpu0")
+    b.op("p", duration_ns=0, device="cpu0", attributes={"outcome": True})
+
+    def side(name: str) -> Callable[[GraphBuilder, dict[str, str]], list[str]]:
+        return lambda b, v: [b.op(name, inputs=[v["x"]], outputs=10, duration_ns=1, device="cpu1")]
+
+    (out,) = cond(b, "if", "p", ["x"], side("yes"), side("no"), device="cpu0")
+    b.op("end", inputs=[out], duration_ns=1, device="cpu0")
+    cpu = {"kind": "cpu", "cores": 1}
+    linked = make_machine(
+        {
+            "devices": {"cpu0": cpu, "cpu1": cpu},
+            "links": [{"from": "cpu0", "to": "cpu1", "bandwidth": "1GB/s"}],
+        }
+    )
+    trace = simulate(b.build(), linked, ReadyQueue())
+    trace.check()
+    live = trace.transfers["end_ns"] > trace.transfers["start_ns"]
+    assert trace.transfers["nbytes"][live].tolist() == [1000, 10]
+    assert trace.makespan_ns == 1 + 1000 + 1 + 10 + 1
+
+
+def test_a_size_that_is_given_stays() -> None:
+    b = GraphBuilder("given")
+    b.op("x", outputs=100), b.op("p", attributes={"outcome": True})
+    b.op("switch", kind="switch", inputs=["x", "p"], outputs=(30, 0))
+    assert sizes(b.build(), "switch", "switch:1") == [30, 100]

@@ -213,7 +213,7 @@ def test_edges_on_the_kernel_and_queues_on_simpy_agree(tmp_path: Path) -> None:
     }
     edges = run(tmp_path, build, "engine: kernel\niterations: 2\n").trace
     queues = run(tmp_path, build, "policy: loader-queues\niterations: 2\n").trace
-    assert edges.engine == "kernel"
+    assert edges.engine.startswith("kernel")
     assert queues.engine.startswith("simpy")
     for kind in ("request", "load", "pin_memory", "next", "copy", "train"):
         assert times(edges, kind) == times(queues, kind)

@@ -544,6 +544,24 @@ def test_the_caller_runs_a_session_only_on_one_device() -> None:
     assert lines(both) == "r f2 f1 f0 elsewhere"
 
 
+@pytest.mark.parametrize("engine", ["simpy", "kernel"])
+def test_what_waits_for_another_session_runs_as_its_own_session_does(engine: str) -> None:
+    """m0 goes to the pool, as its session has two devices; s0 and s1 go through the caller's queue."""
+    machine = Machine((Device("gpu0", "gpu", issue_ns=1), Device("gpu1", "gpu", issue_ns=1)))
+    b = GraphBuilder("two sessions")
+    for name, inputs, device, session in (
+        ("r", [], "gpu0", "many"),
+        ("m0", ["r"], "gpu0", "many"),
+        ("s0", ["r"], "gpu0", "one"),
+        ("s1", ["r"], "gpu0", "one"),
+        ("elsewhere", ["m0"], "gpu1", "many"),
+    ):
+        attributes = {"session": session, "expensive": True}
+        b.op(name, kind="matmul", inputs=inputs, duration_ns=1, device=device, attributes=attributes)
+    trace = simulate(b.build(), machine, TensorFlowExecutor("caller"), engine=engine)
+    assert lines(trace) == "r s0 s1 m0 elsewhere"
+
+
 def test_each_device_has_its_own_window_of_iterations() -> None:
     """One iteration at a time: cpu0 begins the next when its part is over, whatever cpu1 and the link do.
 

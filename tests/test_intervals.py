@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.words.intervals import Cover, most_at_once, union
+from sim.words.intervals import Cover, in_use, most_at_once, most_in_use, union
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 2)), max_size=25)
 
@@ -32,6 +32,16 @@ def test_union_covers_the_same_points_with_disjoint_intervals(drawn: list[tuple[
         assert {t for s, e in own for t in range(s, e)} == points(drawn, g)
         assert all(a[1] < b[0] for a, b in itertools.pairwise(own))
     assert merged.lengths(3).tolist() == [len(points(drawn, g)) for g in range(3)]
+
+
+@given(rows)
+def test_the_most_of_each_group_is_that_of_the_group_alone(drawn: list[tuple[int, int, int]]) -> None:
+    start, end, group = arrays(drawn)
+    weight = 1 + 7 * start % 5
+    alone = [
+        in_use(start[group == g], end[group == g], weight[group == g])[1].max(initial=0) for g in range(3)
+    ]
+    assert most_in_use(start, end, weight, group, 3).tolist() == alone
 
 
 @given(rows, st.integers(0, 50), st.integers(0, 50), st.integers(0, 2))

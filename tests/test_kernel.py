@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,8 +31,11 @@ from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, P
 from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.job.noise import Noise
+from sim.kernel import stealing
 from sim.kernel.run import compiled, run
+from sim.kernel.stealing import FROM_THE_START, NOBODY
 from sim.machine.device_details import Details
+from sim.native.compiled import load
 from sim.record.record import Wait
 from sim.words.errors import InputError, StuckError
 from tests.kernel_helpers import KERNELS, same
@@ -424,3 +428,63 @@ def test_kernels_that_splinter_the_sms_take_the_same_course(seed: int) -> None:
     trace = agree(given)
     assert trace is not None
     assert (trace.tasks["wait"] == Wait.RESOURCES).sum() > 20
+
+
+class Deques:
+    """What `Stealing` does, with lists: the back of each is its last entry."""
+
+    def __init__(self, cheap: list[int], pool: list[int], pool_of: list[int]) -> None:
+        self.cheap, self.pool, self.pool_of = cheap, pool, pool_of
+        self.queue: list[list[int]] = [[] for _ in pool_of]
+        self.deque: list[list[int]] = [[] for _ in pool_of]
+        self.roots: list[list[int]] = [[] for _ in range(max(pool_of) + 1)]
+
+    def make(self, maker: int, tasks: list[int]) -> None:
+        mine = [task for task in tasks if maker >= 0 and self.pool_of[maker] == self.pool[task]]
+        kept = [task for task in mine if not self.cheap[task]]
+        for task in tasks:
+            if maker == FROM_THE_START:
+                self.roots[self.pool[task]].append(task)
+            elif task not in mine:
+                self.deque[self.pool_of.index(self.pool[task])].append(task)
+            elif self.cheap[task]:
+                self.queue[maker].append(task)
+        if kept and not self.queue[maker]:
+            self.queue[maker].append(kept.pop())
+        for task in kept:
+            self.deque[maker].insert(0, task)
+
+    def take(self, who: int) -> int:
+        pool = self.pool_of[who]
+        roots, self.roots[pool] = self.roots[pool], []
+        self.make(who, roots)
+        of_pool = [other for other in range(len(self.pool_of)) if self.pool_of[other] == pool]
+        others = [other for other in of_pool if other > who] + [other for other in of_pool if other < who]
+        for mine in (self.queue[who], self.deque[who]):
+            if mine:
+                return mine.pop(0)
+        return next((self.deque[other].pop() for other in others if self.deque[other]), NOBODY)
+
+
+@pytest.mark.parametrize("stealing", [stealing, load("stealing")])
+@pytest.mark.parametrize("seed", range(20))
+def test_queues_and_deques_in_two_columns_are_those_in_lists(stealing: Any, seed: int) -> None:
+    draw, n, pool_of = random.Random(seed), 60, [0, 0, 0, 1, 1]
+    cheap = [int(draw.random() < 0.3) for _ in range(n)]
+    pool = [draw.choice(pool_of) for _ in range(n)]
+    columns, lists = stealing.Stealing(n, n, cheap, pool, pool_of), Deques(cheap, pool, pool_of)
+    made = 0
+    while made < n:
+        more = list(range(made, min(n, made + draw.randint(1, 5))))
+        maker = draw.randint(NOBODY, 4) if made else FROM_THE_START
+        made += len(more)
+        lists.make(maker, more)
+        columns.begin(maker)
+        for task in more:
+            columns.add(task, task)
+        columns.finish()
+        for _ in range(draw.randint(0, 5)):
+            who = draw.randrange(len(pool_of))
+            assert columns.take(who) == lists.take(who)
+    for who in range(len(pool_of)):
+        assert [columns.take(who) for _ in range(n)] == [lists.take(who) for _ in range(n)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from examples import PROFILE
-from network_helpers import GB, Transfer
+from network_helpers import GB, Transfer, machine_of
 
 from devices.network import make_network
 from devices.network.columns import network_columns
@@ -428,6 +428,40 @@ def test_virtual_time_goes_on_when_it_gets_long() -> None:
         at = end
     assert ends == expected
     assert net.status == 0
+
+
+@pytest.mark.parametrize("limit", [maxmin.LIMIT, 1])  # the other: all rates are long
+@pytest.mark.parametrize(
+    ("rate", "works", "instants"),
+    [
+        (1, [1 << 59, 1 << 59], [0]),  # together they take 2**60 ns
+        ((1 << 59) + 1, [(1 << 60) - 1], [0, 2]),  # in two ns more than 2**60 units could be moved
+    ],
+)
+def test_what_60_bits_cannot_count_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, limit: int, rate: int, works: list[int], instants: list[int]
+) -> None:
+    monkeypatch.setattr(maxmin, "LIMIT", limit)
+    net = net_of([rate], [[0]] * len(works), works)
+    for move in range(len(works)):
+        net.start(move, move, 0)
+    for now in instants:
+        assert net.status == 0
+        net.advance(now)
+        net.settle(now)
+    assert net.status == network_source.TOO_LARGE
+
+
+@pytest.mark.parametrize("pure", KERNELS)
+def test_a_run_that_60_bits_cannot_count_is_left_to_simpy(pure: bool) -> None:
+    machine = machine_of([Link("wire", "a", "b", 0, GB, "shared")])
+    b = GraphBuilder("two of half the limit")
+    for k in range(2):
+        b.op(f"make{k}", outputs=1 << 59, duration_ns=0, device="a")
+        b.op(f"use{k}", inputs=[f"make{k}"], duration_ns=0, device="b")
+    job = make_job(b.build(), machine)
+    assert run(job, ReadyQueue(), pure=pure) == "the work of a transfer needs more than 60 bits"
+    assert simulate(b.build(), machine, ReadyQueue()).makespan_ns == 1 << 60
 
 
 def test_a_tie_after_roundings_is_still_one() -> None:

@@ -277,6 +277,24 @@ def test_messages_by_hand() -> None:
     assert pair.choose("send", 1 << 14)[:3] == ("direct", "ll", 1)
 
 
+def test_messages_before_2_29() -> None:
+    """Up to 16 KiB for each channel that a peer may have (32) by LL, in parts of 8 KiB at least."""
+    old = Tuner(GENERATIONS["a100"], (4,), version=(2, 27))
+    assert old.choose("all_to_all", 4 << 19)[:3] == ("direct", "ll", 32)
+    assert old.choose("all_to_all", 4 << 14)[:3] == ("direct", "ll", 8)  # 16 KiB: two parts
+    assert old.choose("all_to_all", (4 << 19) + 4)[1] == "simple"
+    new = Tuner(GENERATIONS["a100"], (4,))
+    assert new.choose("all_to_all", 4 << 14)[:3] == ("direct", "ll", 4)
+    assert new.choose("all_to_all", 4 << 15)[1] == "simple"
+
+
+def test_messages_to_other_nodes_have_no_buffers_for_ll() -> None:
+    for per_node, kind in (((1, 1), "send"), ((8, 8), "all_to_all")):
+        for version in ((2, 27), (2, 30)):
+            tuner = Tuner(GENERATIONS["h100"], per_node, version=version)
+            assert tuner.choose(kind, 512)[1] == "simple"
+
+
 def test_a_weaker_node_counts() -> None:
     found = search(GENERATIONS["h100"], (8, 4))
     assert found.ring == (8, 24, 24)

@@ -93,7 +93,7 @@ def test_copy_engines_of_different_devices_are_independent() -> None:
         (
             [Link("ab", "a", "b", 0, GB, "fair")],
             {},
-            "sharing must be serial, shared or independent, found 'fair'",
+            "sharing must be serial, shared, fifo or independent, found 'fair'",
         ),
         ([serial("a", "b")], {"a": {"copy_engines": 3}}, "a.copy_engines: found 3"),
     ],

@@ -7,12 +7,12 @@ import doctest
 import pytest
 from parallel_helpers import by_stream, layers, run
 
-from policies.compile.parallel import accumulation
-from policies.compile.parallel.accumulation import GradientAccumulation
 from policies.compile.parallel.context.context_parallel import ContextParallel
 from policies.compile.parallel.ddp import DistributedDataParallel
 from policies.compile.parallel.fsdp2 import FullyShard
 from policies.compile.parallel.megatron_ddp import MegatronDDP
+from policies.compile.parallel.micro_batches import accumulation
+from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
 from policies.compile.parallel.zero.stage_3 import ZeroThree
 from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo

@@ -44,6 +44,12 @@ def test_min_max_is_the_optimum(costs: list[int], data: st.DataObject) -> None:
     assert max(blocks(costs, found)) == best
 
 
+def test_a_layer_has_nothing_that_nobody_speaks_of() -> None:
+    """Weights that are too large for replicas leave a cut, which costs nothing."""
+    assert LayerCost(5) == LayerCost(5, boundary_nbytes=0, parameter_nbytes=0, kept_nbytes=0)
+    assert plan_pipedream([LayerCost(5, parameter_nbytes=100)] * 2, [Level(2, 1)]).slowest_ns == 5
+
+
 @pytest.mark.parametrize(
     ("costs", "stages", "balance"),
     [  # what torchgpipe.balance.blockpartition.solve answers

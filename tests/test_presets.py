@@ -13,7 +13,7 @@ from devices import presets as module
 from devices.cost.fitted import load_fit
 from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.machine import described_devices, make_device, make_machine
-from devices.presets import device_preset, presets
+from devices.presets import device_preset, machine_preset, presets
 from sim.words import plugins
 from sim.words.errors import InputError
 
@@ -44,8 +44,22 @@ def test_every_device_can_be_made_real_and_ideal(name: str) -> None:
     assert device_preset(name)["sources"]
 
 
+NVSWITCH = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200")
+
+
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_machine_can_be_made_and_is_connected(name: str) -> None:
+@pytest.mark.parametrize("nodes", [None, 2])
+def test_every_machine_can_be_made_and_is_connected(name: str, nodes: int | None) -> None:
+    spec: dict[str, Any] = {"preset": name} if nodes is None else {"preset": name, "nodes": nodes}
+    if nodes and "tpu" in name:  # a torus of twice as many
+        spec["topology"] = {"shape": [2, *machine_preset(name)["topology"]["shape"]]}
+    machine = make_machine(spec)
+    assert all(machine.route(0, k) for k in range(1, len(machine.devices)))
+    assert machine_preset(name)["sources"]
+
+
+@pytest.mark.parametrize("name", NVSWITCH)
+def test_gpus_of_a_dgx_reach_one_another_over_nvlink(name: str) -> None:
     machine = make_machine({"preset": name})
     gpus = [i for i, device in enumerate(machine.devices) if device.kind == "gpu"]
     assert len(gpus) == 8
@@ -53,7 +67,66 @@ def test_every_machine_can_be_made_and_is_connected(name: str) -> None:
         for b in gpus:
             if a != b:  # GPU to GPU over NVLink, not over PCIe and the host
                 assert {machine.links[k].name.split()[0] for k in machine.route(a, b)} == {"nvlink"}
-        assert machine.route(0, a)
+
+
+def rates(name: str, kind: str, prefix: str) -> dict[tuple[int, int], int | None]:
+    """Bandwidth of each direct link of a name, by the places of its ends among the devices of a kind."""
+    machine = make_machine({"preset": name})
+    place = {d.name: k for k, d in enumerate(each for each in machine.devices if each.kind == kind)}
+    return {
+        (place[link.source], place[link.destination]): link.bandwidth_bytes_per_s
+        for link in machine.links
+        if link.name.startswith(prefix)
+    }
+
+
+def test_a_gpu_of_dgx_1_has_six_nvlinks() -> None:
+    found = rates("dgx-1v", "gpu", "nvlink")
+    assert all(found[b, a] == rate for (a, b), rate in found.items())
+    for gpu in range(8):
+        links = [(rate or 0) // (25 * 10**9) for (a, _), rate in found.items() if a == gpu]
+        assert sorted(links) == [1, 1, 2, 2]
+    # A cube: two faces are full meshes, and each GPU has its partner in the other one.
+    faces = {frozenset(pair) for pair in found}
+    assert all(frozenset((a, b)) in faces for f in (range(4), range(4, 8)) for a in f for b in f if a != b)
+    assert {pair for pair in faces if min(pair) < 4 <= max(pair)} == {
+        frozenset((g, p)) for g, p in ((0, 4), (1, 5), (2, 6), (3, 7))
+    }
+
+
+def test_two_hccs_rings_of_an_atlas_meet_over_pcie() -> None:
+    groups = (range(4), range(4, 8))
+    assert rates("atlas-800", "npu", "hccs") == {
+        (a, b): 30 * 10**9 for group in groups for a in group for b in group if a != b
+    }
+    assert passed("npu0", "npu7", {"preset": "atlas-800"}) == ["cpu0", "cpu3", "npu7"]
+
+
+def passed(a: str, b: str, spec: dict[str, Any]) -> list[str]:
+    """Which devices a transfer comes to."""
+    machine = make_machine(spec)
+    on = {device.name: k for k, device in enumerate(machine.devices)}
+    return [machine.links[k].destination for k in machine.route(on[a], on[b])]
+
+
+def test_sockets_and_fat_tree_of_fire_flyer() -> None:
+    spec = {"preset": "fire-flyer-2", "nodes": 21}
+    assert passed("node0/gpu0", "node0/gpu7", spec) == ["node0/cpu0", "node0/cpu1", "node0/gpu7"]
+    near, far = (
+        [name for name in passed("node0/gpu4", f"node{k}/gpu4", spec) if "/" not in name] for k in (19, 20)
+    )
+    assert (near, far) == (["edge0.0"], ["edge0.0", "agg0.0", "edge0.1"])
+
+
+def test_what_a_preset_says_of_its_network_can_be_changed_key_by_key() -> None:
+    spec = {"preset": "dgx-h100", "nodes": 2, "topology": {"link": {"bandwidth": "200Gb/s"}}}
+    link = make_machine(spec).links[-1]
+    assert (link.bandwidth_bytes_per_s, link.latency_ns, link.overhead_ns) == (25 * 10**9, 65, 1000)
+    link = make_machine({**spec, "ideal": True}).links[-1]
+    assert (link.bandwidth_bytes_per_s, link.latency_ns, link.overhead_ns) == (25 * 10**9, 0, 0)
+    cube = {"preset": "tpu-v5p-cube", "devices": {"tpu": {"count": 4}}}
+    assert len(make_machine({**cube, "topology": {"shape": [2, 2, 1], "wrap": False}}).links) == 8
+    assert len(make_machine({**cube, "topology": {"kind": "ring"}}).links) == 8
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, write
 
+pytest_plugins = ["pytester"]
+
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run ``python -m pytest`` there, which puts the folder first on sys.path."""
@@ -66,7 +68,10 @@ def test_folders_without_code_shadow_nothing(project: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["extends: ../good.yaml\n", "workload: {graph: ../g.json}\n"])
-def test_scenarios_may_name_files_outside_their_folder_if_that_is_allowed(tmp_path: Path, text: str) -> None:
+def test_scenarios_may_name_files_outside_their_folder_if_that_is_allowed(
+    pytester: pytest.Pytester, text: str
+) -> None:
+    tmp_path = pytester.path
     write(tmp_path, GOOD, "good.yaml")
     graph = {"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "duration_ns": 45_000}]}
     (tmp_path / "g.json").write_text(json.dumps(graph))
@@ -74,11 +79,11 @@ def test_scenarios_may_name_files_outside_their_folder_if_that_is_allowed(tmp_pa
     head, _, tail = GOOD.partition("workload:")
     rest = "" if "extends" in text else head + tail[tail.index("policy:") :]
     write(tmp_path / "below", rest + text, "s.yaml")
-    options = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "--sim-check", "below")
-    refused = run_pytest(tmp_path, *options)
-    assert refused.returncode in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
-    assert "is outside the scenario's folder; allow it with --allow-outside" in refused.stdout
-    assert "Traceback" not in refused.stdout + refused.stderr
-    allowed = run_pytest(tmp_path, *options, "--sim-allow-outside")
-    assert allowed.returncode == 0, allowed.stdout + allowed.stderr
-    assert "s.yaml::ready-queue PASSED" in allowed.stdout
+    options = ("-v", "-p", "no:cacheprovider", "--sim-check", "below")
+    refused = pytester.runpytest_inprocess(*options)
+    assert refused.ret in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
+    assert "is outside the scenario's folder; allow it with --allow-outside" in str(refused.stdout)
+    assert "Traceback" not in f"{refused.stdout}{refused.stderr}"
+    allowed = pytester.runpytest_inprocess(*options, "--sim-allow-outside")
+    assert allowed.ret == 0
+    assert "s.yaml::ready-queue PASSED" in str(allowed.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections import Counter, defaultdict
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from rendezvous_helpers import rendezvous_keys
 
 import sim.graph.rendezvous_keys
 from devices.machine import make_machine
+from devices.memory.memory_description import MemorySpec
 from devices.memory.run.tensors import tensor_memory
 from policies.compile.partition import Partition
 from policies.compile.simplify.prune import Prune
@@ -28,6 +30,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
+from sim.analysis.memory_use import memory_use
 from sim.explain.path import executed_path
 from sim.job.build_job import make_job
 from sim.job.travel import Travel
@@ -497,6 +500,80 @@ def test_a_recv_that_waits_on_a_gpu_takes_no_place_and_is_not_its_own_cause() ->
     path = [(step.kind, step.start_ns, step.end_ns) for step in executed_path(trace)]
     assert path[1:3] == [("issue", 1, 2), ("task", 2, 12)]
     assert path[-1] == ("task", 73, 83)
+
+
+@pytest.mark.parametrize(("hop_ns", "duration_ns"), [(0, 0), (0, 4), (2, 0), (2, 4)])
+def test_a_recv_on_a_gpu_starts_when_what_it_follows_there_has_ended(hop_ns: int, duration_ns: int) -> None:
+    """What was sent is there at 0, `long` runs until 10, and its event travels to the copy."""
+    b = GraphBuilder("after")
+    b.op("s", kind="send", outputs=8, duration_ns=0, device="cpu0", attributes={"key": "k"})
+    b.op("long", duration_ns=10, device="gpu0")
+    b.op("r", kind="recv", after=["long"], outputs=8, duration_ns=duration_ns, device="gpu0",
+         attributes={"key": "k"})  # fmt: skip
+    b.op("y", inputs=["r"], duration_ns=1, device="gpu0")
+    gpu = {"kind": "gpu", "event_hop": f"{hop_ns}ns"}
+    both = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1}, "gpu0": gpu}})
+    trace = simulate(b.build(), both, TensorFlowExecutor())
+    trace.check()
+    assert time(trace, "r") == 10 + hop_ns
+    assert time(trace, "y") == 10 + hop_ns + duration_ns
+
+
+@st.composite
+def sends_and_recvs(draw: st.DrawFn) -> Graph:
+    """Sends, Recvs and other ops that follow earlier ones, on two GPUs and a CPU."""
+    b, names, tensors, unmet = GraphBuilder("drawn"), list[str](), list[str](), list[str]()
+    kinds = draw(st.lists(st.sampled_from(("send", "recv", "op")), min_size=3, max_size=9))
+    devices = ("gpu0", "gpu1", "cpu0")
+    for i, kind in enumerate(["op", *kinds]):
+        if kind == "recv" and not unmet:
+            continue
+        device = draw(st.sampled_from(devices)) if kind != "recv" else unmet[0]
+        key = {"send": draw(st.sampled_from(devices)), "recv": device}.get(kind)  # where it is received
+        some = [
+            draw(st.lists(st.sampled_from(of or [""]), max_size=2, unique=True)) for of in (names, tensors)
+        ]
+        after, inputs = ([name for name in of if name] for of in some)
+        b.op(f"{kind}{i}", kind=kind, after=after, inputs=inputs if kind != "recv" else (), device=device,
+             outputs=draw(st.sampled_from((0, 8))), duration_ns=draw(st.sampled_from((0, 0, 3))),
+             attributes={"key": key} if key else {})  # fmt: skip
+        names.append(f"{kind}{i}")
+        if kind == "send":
+            unmet.append(str(key))
+            continue
+        tensors.append(f"{kind}{i}")
+        if kind == "recv":
+            unmet.pop(0)
+    return b.build()
+
+
+@given(
+    sends_and_recvs(),
+    st.sampled_from((0, 2)),
+    st.sampled_from((1, 2)),
+    st.booleans(),
+    st.sampled_from((1, 2)),
+)
+@examples(60)
+def test_recvs_on_gpus_keep_the_invariants(g: Graph, hop: int, streams: int, links: bool, runs: int) -> None:
+    """And what a Send offers is in memory until a Recv of its key has ended, with an allocator as without."""
+    gpu = {"kind": "gpu", "streams": streams, "event_hop": f"{hop}ns", "issue_cost": f"{hop}ns"}
+    spec: dict[str, Any] = {"devices": {"gpu0": gpu, "gpu1": gpu, "cpu0": {"kind": "cpu", "cores": 2}}}
+    if links:
+        ends = [("gpu0", "cpu0"), ("cpu0", "gpu1"), ("gpu0", "gpu1")]
+        spec["links"] = [{"from": a, "to": b, "latency": "5ns"} for a, b in ends]
+    devices = make_machine(spec)
+    memory = tensor_memory({device.name: MemorySpec("counted") for device in devices.devices})
+    with suppress(StuckError):  # Sends may follow, by way of other ops, the Recvs that they are for
+        trace = simulate(g, devices, TensorFlowExecutor(), iterations=runs, memory=memory)
+        trace.check()
+        for d, use in enumerate(memory_use(trace).values() if not links else ()):  # a copy is taken early
+            log, at = trace.log_of(d), np.arange(trace.makespan_ns + 1)
+            levels = [(log["time_ns"], log["in_use"]), (use.times_ns, use.in_use_bytes)]
+            taken, needed = (
+                np.append(0, level)[np.searchsorted(time_ns, at, side="right")] for time_ns, level in levels
+            )
+            assert taken.tolist() == needed.tolist()
 
 
 def test_the_example_of_the_page() -> None:

@@ -49,6 +49,21 @@ def test_the_threshold_is_the_longest_path_if_none_is_given() -> None:
     assert shared(streams) == [[0, 1, 2, 3, 4, 9], [5, 6, 7, 8]]
 
 
+@pytest.mark.parametrize(
+    ("operands", "cost", "streams"),
+    [
+        # 4 and 5 together are worth more than 6, with which they would go on if it were not the return's
+        ([[], [], []], [4, 5, 6], [[0, 1], [2]]),
+        # 3 and the others are worth a thread, so 1 and the return's 5 share the next
+        ([[], [], [], [], [INPUT]], [3, 4, 1, 1, 5], [[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_the_root_is_on_the_stream_of_the_return(
+    operands: list[list[int]], cost: list[int], streams: list[list[int]]
+) -> None:
+    assert shared(assigned_streams(operands, cost, 8)) == streams
+
+
 @given(
     st.lists(st.tuples(st.sets(st.integers(0, 30), max_size=3), st.integers(1, 9)), min_size=1, max_size=30)
 )

@@ -57,6 +57,12 @@ def test_torus(shape: list[int], links: int, farthest: int) -> None:
     assert max(len(machine.route(0, k)) for k in range(n)) == farthest == sum(size // 2 for size in shape)
 
 
+def test_a_torus_without_its_wrap_is_a_grid() -> None:
+    machine = cluster(12, {"kind": "torus", "shape": [4, 3], "wrap": False})
+    assert len(machine.links) == 2 * (3 * 3 + 4 * 2)
+    assert max(len(machine.route(0, k)) for k in range(12)) == 3 + 2
+
+
 @pytest.mark.parametrize(("k", "over", "hosts"), [(4, 1, 16), (4, 3, 48), (6, 1, 54), (8, 2, 256)])
 def test_fat_tree(k: int, over: float, hosts: int) -> None:
     # Al-Fares et al., section 3: k pods, (k/2)^2 core switches, k^3/4 hosts, each switch with k ports.
@@ -191,9 +197,15 @@ def test_neighbours_of_a_torus_exchange_at_full_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "expected"), [("max-min", [(0, 2010), (0, 2010)]), ("fifo", [(0, 1010), (1010, 2020)])]
+    ("network", "expected"),
+    [
+        ("max-min", [(0, 2010), (0, 2010)]),
+        ("serial", [(0, 1010), (1010, 2020)]),
+        ("fifo", [(0, 2010), (0, 3010)]),  # the second waits for the first at the switch
+        ({"fifo": {"chunk": "100B"}}, [(0, 2010), (0, 2110)]),  # ... and takes turns with it
+    ],
 )
-def test_how_a_network_shares(network: str, expected: list[tuple[int, int]]) -> None:
+def test_how_a_network_shares(network: object, expected: list[tuple[int, int]]) -> None:
     machine = cluster(
         3, {"kind": "switch", "link": {"bandwidth": "1GB/s", "latency": "5ns"}}, network=network
     )

@@ -29,6 +29,13 @@ def judge(data_dir: Path, rows: list[Published]) -> Judge:
     return Judge(data_dir)
 
 
+@pytest.fixture(scope="module")
+def steps(rows: list[Published]) -> list[Published]:
+    """Return Megatron-LM's steps of 2021 on at most 8 stages: those of more take a second to predict."""
+    found = [row for row in rows if row.source == "megatron-2104.04473-T1"]
+    return [row for row in found if row.training is not None and row.training.layout.pp <= 8]
+
+
 def error(judgement: Judgement) -> tuple[float, float, float]:
     """Return mean, median and bias of a judgement."""
     of = judgement.error(lambda one: one.predicted)
@@ -68,9 +75,9 @@ def test_memory_of_each_rank_within_half_a_percent(rows: list[Published]) -> Non
     assert max(map(abs, dense)) <= 0.002
 
 
-def test_a_row_does_not_tell_its_own_prediction(rows: list[Published]) -> None:
+def test_a_row_does_not_tell_its_own_prediction(steps: list[Published]) -> None:
     """What is measured of a group changes nothing of what is predicted of it."""
-    mine = [row for row in rows if row.source == "megatron-2104.04473-T1"][:3]
+    mine = steps[:3]
     base = sheet("A100 bf16")
     before = predictions(mine, base, ("product",), most_folds=3)
     changed = [replace(mine[0], step_ms=3 * mine[0].step_ms), *mine[1:]]
@@ -86,10 +93,9 @@ def test_folds_hold_each_group_once(rows: list[Published]) -> None:
     assert sorted(group for fold in found for group in fold) == sorted({row.group for row in mine})
 
 
-def test_a_fit_finds_the_numbers_that_made_the_steps(rows: list[Published]) -> None:
-    mine = [row for row in rows if row.source == "megatron-2104.04473-T1"]
+def test_a_fit_finds_the_numbers_that_made_the_steps(steps: list[Published]) -> None:
     true = replace(sheet("A100 bf16"), product=0.6, pass_efficiency={"elementwise": 0.5})
-    made = [replace(row, step_ms=predicted_ms(row, true)) for row in mine]
+    made = [replace(row, step_ms=predicted_ms(row, true)) for row in steps]
     found = fit(made, sheet("A100 bf16"), ("product", "elementwise"), steps=8)
     assert found.product == pytest.approx(0.6, rel=0.01)
     assert found.pass_efficiency["elementwise"] == pytest.approx(0.5, rel=0.03)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_runner import sim as sim_here
 
 from scenarios.work.registry import every_kind
 from sim.words import plugins
@@ -62,18 +64,26 @@ def sim(site: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def run(site: Path, root: Path, workload: str) -> subprocess.CompletedProcess[str]:
-    """Run a scenario with that workload."""
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder, which this process sees, too."""
+    monkeypatch.syspath_prepend(site)
+    yield site
+    sys.modules.pop("chains", None)
+
+
+def scenario(site: Path, workload: str) -> Path:
+    """Write a scenario with that workload."""
     path = site / "s.yaml"
     path.write_text(SCENARIO % workload)
-    return sim(site, root, "run", str(path), "--json")
+    return path
 
 
-def test_a_kind_of_another_package_runs(site: Path, root: Path) -> None:
-    done = run(site, root, "chain: 3")
-    assert done.returncode == 0, done.stderr
+def test_a_kind_of_another_package_runs(installed: Path) -> None:
+    done = sim_here("run", scenario(installed, "chain: 3"), "--json")
+    assert done.exit_code == 0, done.stderr
     assert '"makespan_ns": 3000' in done.stdout
-    assert not done.stderr  # what nobody names is not even loaded
+    assert not done.stderr  # what nobody names is not even loaded: a warning would be an error
 
 
 def test_what_is_no_kind_is_left_out_with_a_warning(site: Path, root: Path) -> None:
@@ -84,15 +94,15 @@ def test_what_is_no_kind_is_left_out_with_a_warning(site: Path, root: Path) -> N
 
 
 def test_who_names_what_is_no_kind_is_told_so(site: Path, root: Path) -> None:
-    done = run(site, root, "lost: 3")
+    done = sim(site, root, "run", str(scenario(site, "lost: 3")))
     assert done.returncode == 2
     assert "the kind of workload 'lost' of chains (chains_lost:Lost) cannot be loaded" in done.stderr
     assert "s.yaml:2:11: workload: names no kind of workload; 'lost' is none; known: build," in done.stderr
 
 
-def test_its_keys_are_checked(site: Path, root: Path) -> None:
-    done = run(site, root, "chain: many")
-    assert done.returncode == 2
+def test_its_keys_are_checked(installed: Path) -> None:
+    done = sim_here("run", scenario(installed, "chain: many"))
+    assert done.exit_code == 2
     assert "s.yaml:2:19: workload.chain: " in done.stderr
 
 

@@ -45,7 +45,8 @@ TESTS: Final = {
     "devices/network": "network_* pipeline_devices",
     "devices/cost": "cost_* import_costs presets npu_tiles",
     "devices": "devices_* presets launch units npu_tiles kernels options bounds",
-    "policies/issue": "issue_* executor_orders virtual_machine order_of_ties runtimes",
+    "policies/issue": "issue_* executor_orders tfrt_streams virtual_machine order_of_ties runtimes "
+    "control_flow_scenarios",
     "policies/linearize": "linearize virtual_machine",
     "policies/streams": "streams recorded_workloads",
     "policies/placement": "placement_*",

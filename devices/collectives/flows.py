@@ -38,18 +38,21 @@ class Flows:
 
     Parameters
     ----------
-    algorithm, group, latency_ns
+    algorithm, group, pieces, latency_ns
         As for `devices.collectives.formulas.Formula`; ``auto`` takes what is the fastest alone.
     """
 
-    algorithm: Literal["auto", "ring", "tree", "halving-doubling", "direct", "hierarchical"] = "auto"
+    algorithm: Literal[
+        "auto", "ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree"
+    ] = "auto"
     group: Annotated[int, Ge(2)] | None = None
+    pieces: Annotated[int, Ge(1)] | None = None
     latency_ns: int = 0
     _alone: Formula = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Have the formula choose, and refuse what it refuses."""
-        object.__setattr__(self, "_alone", Formula(self.algorithm, self.group, self.latency_ns))
+        object.__setattr__(self, "_alone", Formula(self.algorithm, self.group, self.pieces, self.latency_ns))
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes where nothing else travels."""
@@ -73,7 +76,7 @@ class _Carrier:
         if not steps:
             self._context.call_at(self._context.now_ns, lambda _: done())
             return
-        _Run(steps, call, self._send, done).begin()
+        _Run(steps, call, self._send, done, self._context.when_settled).begin()
 
     def _send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
         send = partial(self._network.send, source, destination, nbytes, arrived)
@@ -104,11 +107,12 @@ class _Run:
         call: Call,
         send: Callable[[int, int, int, Callable[[], None]], None],
         done: Callable[[], None],
+        when_settled: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._parts = [
-            part for step in steps for part in [_Part(step, call.nbytes)] for _ in range(step.times)
-        ]
-        self._ranks, self._send, self._done = call.ranks, send, done
+        parts = {id(step): _Part(step, call.nbytes) for step in steps}
+        self._parts = [parts[id(step)] for step in steps for _ in range(step.times)]
+        self._ranks, self._send, self._done, self._when_settled = call.ranks, send, done, when_settled
+        self._going: list[tuple[int, int]] = []  # messages that begin at this instant
         self._step = [0] * len(call.ranks)  # of each rank
         self._left = [0] * len(call.ranks)  # messages of that step
         self._ready: set[tuple[int, int]] = set()  # step and place of messages for which one end is ready
@@ -118,6 +122,14 @@ class _Run:
         for rank in range(len(self._ranks)):
             self._enter(rank)
 
+    def _go(self) -> None:
+        """Send the messages of an instant in the algorithm's order, in which not all go to one rank first."""
+        messages, self._going = sorted(self._going), []
+        for number, k in messages:
+            part = self._parts[number]
+            source, destination = (self._ranks[end] for end in part.ends[k])
+            self._send(source, destination, part.nbytes, partial(self._arrived, *part.ends[k]))
+
     def _enter(self, rank: int) -> None:
         """Begin the next step in which a rank has messages; each goes when its other end is there, too."""
         while self._step[rank] < len(self._parts):
@@ -125,14 +137,12 @@ class _Run:
             part = self._parts[number]
             mine = part.of.get(rank, ())
             self._left[rank] = len(mine)
-            for k in mine:
-                if (number, k) not in self._ready:
-                    self._ready.add((number, k))
-                    continue
-                self._ready.remove((number, k))
-                source, destination = (self._ranks[end] for end in part.ends[k])
-                self._send(source, destination, part.nbytes, partial(self._arrived, *part.ends[k]))
             if mine:
+                both = [(number, k) for k in mine if (number, k) in self._ready]
+                self._ready ^= {(number, k) for k in mine}
+                if both and not self._going:
+                    self._when_settled(self._go)
+                self._going += both
                 return
             self._step[rank] += 1
         self._under_way -= 1

@@ -7,6 +7,7 @@
     halving-doubling, all_reduce   0↔2 1↔3, half │ 0↔1 2↔3, a quarter │ 0↔1 2↔3, a quarter │ 0↔2 1↔3, half
     direct, all_gather             everybody to everybody, a quarter each, in one step
     hierarchical, groups of 2      rings in the groups, rings across them, rings in the groups
+    double-tree, 4 pieces          two binary trees at once, piece after piece (`two_trees`)
 
 A message goes when both its ends are through with all that they send and receive in earlier steps. Ranks are
 counted along the communicator; `share` is the part of the call's bytes that each message of a step carries.
@@ -26,11 +27,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from devices.collectives.two_trees import rounds_of
 from sim.words.arrays import IntArray
 
 __all__ = ["ALGORITHMS", "Step", "Steps", "steps_of"]
 
-ALGORITHMS: Final = ("ring", "tree", "halving-doubling", "direct", "hierarchical")
+ALGORITHMS: Final = ("ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree")
 
 
 class Step(NamedTuple):
@@ -60,7 +62,9 @@ class Step(NamedTuple):
 Steps = list[Step]
 
 
-def steps_of(algorithm: str, kind: str, ranks: int, root: int = 0, group: int = 0) -> Steps | None:
+def steps_of(
+    algorithm: str, kind: str, ranks: int, root: int = 0, group: int = 0, pieces: int = 1
+) -> Steps | None:
     """Return the steps of a collective, None where the algorithm has no form for it.
 
     Parameters
@@ -73,6 +77,8 @@ def steps_of(algorithm: str, kind: str, ranks: int, root: int = 0, group: int = 
         How many there are, and the position of the root.
     group : int
         Of ``hierarchical``: how many neighbouring ranks form a group.
+    pieces : int
+        Of ``double-tree``: into how many pieces each tree cuts its half.
 
     Examples
     --------
@@ -90,6 +96,8 @@ def steps_of(algorithm: str, kind: str, ranks: int, root: int = 0, group: int = 
         return [Step(np.array([0]), np.array([1]), Fraction(1))]
     if algorithm == "hierarchical":
         return _hierarchical(kind, ranks, group)
+    if algorithm == "double-tree":
+        return _double_tree(kind, ranks, root, pieces)
     return _FORMS[algorithm](kind, ranks, root)
 
 
@@ -159,7 +167,7 @@ def _direct(kind: str, n: int, root: int) -> Steps | None:
         return [step if kind == "broadcast" else step.reversed]
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None
-    source, ahead = np.divmod(np.arange(n * (n - 1)), n - 1)
+    ahead, source = np.divmod(np.arange(n * (n - 1)), n)  # first each to its next, so that ports are busy
     return [Step(source, (source + ahead + 1) % n, Fraction(1, n), 2 if kind == "all_reduce" else 1)]
 
 
@@ -172,6 +180,29 @@ def _hierarchical(kind: str, n: int, group: int) -> Steps | None:
     if kind == "all_reduce":
         return [inside, across._replace(times=2 * (groups - 1)), inside]
     return [across, inside] if kind == "all_gather" else [inside, across]
+
+
+def _double_tree(kind: str, n: int, root: int, pieces: int) -> Steps | None:
+    """Return the rounds of two trees. Those with the same messages are one object."""
+    if kind not in ("all_reduce", "broadcast", "reduce"):
+        return None
+    edges = rounds_of(n, fed=kind != "all_reduce")
+    last = 2 * (pieces - 1)
+    found: dict[tuple[int, ...], tuple[Step, Step]] = {}
+    down, up = [], []
+    for t in range(last + max(first for _, first in edges) + 1):
+        here = tuple(
+            k for k, (_, first) in enumerate(edges) if first <= t <= first + last and (t - first) % 2 == 0
+        )
+        if here not in found:
+            parent, child = (np.array([edges[k][0][end] for k in here]) for end in (0, 1))
+            if kind != "all_reduce":
+                parent, child = (parent + root) % n, (child + root) % n
+            step = Step(parent, child, Fraction(1, 2 * pieces))
+            found[here] = step, step.reversed
+        down.append(found[here][0])
+        up.append(found[here][1])
+    return {"broadcast": down, "reduce": up[::-1], "all_reduce": up[::-1] + down}[kind]
 
 
 _FORMS: Final[Mapping[str, Callable[[str, int, int], Steps | None]]] = {

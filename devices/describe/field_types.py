@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any, Final
 
@@ -280,6 +280,24 @@ def _routing(value: object) -> tuple[str, int]:
     return one_of("shortest", "ecmp").read(value), 0
 
 
+def _chunk(value: object) -> int:
+    if not (nbytes := _SIZE.read(value)):
+        raise InputError("a chunk has one byte at least")
+    return int(nbytes)
+
+
+def _network(value: object) -> tuple[str, int | None]:
+    """Read how all links share: a word, or a word with the size of a chunk."""
+    if isinstance(value, Mapping) and set(value) == {"fifo"}:
+        with located("fifo"):
+            options = read_mapping(value["fifo"])
+            for key in options:
+                if key != "chunk":
+                    raise UnknownNameError("key", key, ["chunk"])
+            return "fifo", inside("chunk", _chunk, options["chunk"]) if options else None
+    return one_of(*_NETWORKS).read(value), None
+
+
 HALF: Final = "half"
 """Of a link's duplex: both directions share what one has."""
 
@@ -294,17 +312,31 @@ _ROUTING: Final = {
         },
     ]
 }
+_NETWORKS: Final = ("max-min", "fifo", "serial", "instant")
+_NETWORK: Final = {
+    "anyOf": [
+        {"enum": list(_NETWORKS)},
+        {
+            "type": "object",
+            "properties": {"fifo": {"type": "object", "properties": {"chunk": quantity_schema(BYTES)}}},
+            "required": ["fifo"],
+            "additionalProperties": False,
+        },
+    ]
+}
 _SHARE: Final = {"type": ["number", "string"]}
 _COUNT: Final = {"type": "integer", "minimum": 1}
 
 _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
+_SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
 _FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
 
 TYPES: Final[Mapping[str, Type]] = {
     "duration": _DURATION,
     "duration by kind": by_key(_DURATION),
-    "size": quantity(units.parse_bytes, BYTES, "4MB"),
+    "size": _SIZE,
+    "chunk": replace(_SIZE, read=_chunk),
     "bytes": quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True),
     "bytes by kind": by_key(quantity(units.parse_bytes, BYTES, "1MB")),
     "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
@@ -337,9 +369,9 @@ TYPES: Final[Mapping[str, Type]] = {
     "flag": Type(_flag, "true", {"type": "boolean"}),
     "word": Type(_word, "a word", {"type": "string"}),
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
-    "link sharing": one_of("serial", "shared", "independent"),
+    "link sharing": one_of("serial", "shared", "fifo", "independent"),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
-    "network": one_of("max-min", "fifo", "instant"),
+    "network": Type(_network, "max-min, fifo, serial or instant, or {fifo: {chunk: 1MiB}}", _NETWORK),
     "transport": one_of("local", "rdma", "tcp"),
     "routing": Type(_routing, "shortest or ecmp or {ecmp: {seed: 1}}", _ROUTING),
     "host memory": one_of("pinned", "pageable"),

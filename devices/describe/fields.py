@@ -290,8 +290,10 @@ LINK_FIELDS: Final = _table(
     Field(
         "sharing",
         "link sharing",
-        "serial: one transfer after another (default); shared: max-min fair; independent: no contention",
+        "serial: one transfer after another, which holds its whole route (default); shared: max-min fair; "
+        "fifo: each link sends chunks one after another (store and forward); independent: no contention",
     ),
+    Field("chunk", "chunk", "of a fifo link: largest chunk of a message; default messages stay whole"),
     Field(
         "on_request",
         "flag",
@@ -380,8 +382,8 @@ MACHINE_FIELDS: Final = _table(
     Field(
         "network",
         "network",
-        "how all links share: max-min (as sharing: shared), fifo (as serial), instant (no bandwidth limit); "
-        "default as each link says",
+        "how all links share: max-min (as sharing: shared), fifo (as fifo; {fifo: {chunk: 1MiB}}), serial, "
+        "instant (no bandwidth limit); default as each link says",
     ),
     Field(
         "links",

@@ -6,6 +6,7 @@
           ──► latency: the sum over the route
           ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
                        shared     max-min fairly with the others (`flows`), when one of them is shared
+                       in chunks  from queue to queue (`chunks`), when its links are fifo
                        (an independent link gives each transfer its bandwidth, whoever else is there)
           ──► arrived: everything held is given back
 
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from devices.network.chunks import ChunkQueues
 from devices.network.columns import network_columns
 from devices.network.flows import FairFlows
 from devices.network.routes import Way, find_ways, way_of_message
@@ -72,6 +74,7 @@ class Carrier:
         self._ways_of_messages: dict[tuple[int, int], Way] = {}
         self._turnstile: Turnstile[Task | _Message] = Turnstile()
         self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived)
+        self._queues = ChunkQueues(context, _rates(machine), self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""
@@ -104,6 +107,10 @@ class Carrier:
         if not isinstance(item, _Message):
             self._context.started(item)
         way, nbytes = self._way(item), self._size(item)
+        if way.hops:
+            on_links = sum(hop.latency_ns for hop in way.hops)
+            self._queues.add(item, nbytes, way.hops, way.chunk, way.latency_ns - on_links)
+            return
         first_byte_ns = now + way.latency_ns
         if way.shared and nbytes:
             if way.latency_ns:
@@ -127,9 +134,19 @@ class Carrier:
                 self._begin(following)
 
 
+def _rates(machine: Machine) -> set[int]:
+    """Return every bandwidth that a hop may have, if any link has hops."""
+    if all(link.sharing != "fifo" for link in machine.links):
+        return set()
+    rates = {link.bandwidth_bytes_per_s for link in machine.links}
+    rates |= {link.connection_bytes_per_s for link in machine.links}
+    rates |= {device.staging_bytes_per_s for device in machine.devices}
+    return {rate for rate in rates if rate is not None}
+
+
 @dataclass(frozen=True)
 class MakeNetwork:
-    """Makes the network of a run, in which every link is serial, shared or independent as it says itself.
+    """Makes the network of a run, in which every link shares as it says itself.
 
     The kernel runs the same network over columns (`sim.kernel.layout.routes.InColumns`).
 

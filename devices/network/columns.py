@@ -30,6 +30,8 @@ def network_columns(job: Job, flow: Flow) -> Routes | str:
         A link with a word of `sharing` or a number of copy engines that means nothing.
     """
     ways, of, bandwidth = find_ways(job, flow)
+    if any(way.hops for way in ways):
+        return "links that are fifo send chunks one after another"
     used = sorted({link for way in ways for link in way.shared})
     number = {link: k for k, link in enumerate(used)}
     unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))

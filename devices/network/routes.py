@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from devices.network.chunks import Hop
 from sim.job.job import Job
 from sim.job.pageable import connection_bytes_per_s
 from sim.job.transfers import Flow
@@ -26,6 +27,10 @@ class Way(NamedTuple):
     """The least of the route."""
     shared: tuple[int, ...]
     """Links with a bandwidth (and the connection), when a link is shared; else empty."""
+    hops: tuple[Hop, ...] = ()
+    """All links in order (the connection first), when they are queues of chunks; else empty."""
+    chunk: int | None = None
+    """The largest chunk; None: whole messages."""
 
     def alone_ns(self, nbytes: int) -> int:
         """Return how long a transfer takes that has the bandwidth for itself."""
@@ -117,11 +122,26 @@ def _way(
             f"the route {_ends(machine, source, destination)} leads over {independent.name!r}, which is "
             "independent, and a shared link; make both the same"
         )
+    queues = [link for link in links if link.sharing == "fifo"]
+    other = next((link for link in links if link.sharing != "fifo"), None)
+    if queues and other is not None:
+        raise InputError(
+            f"the route {_ends(machine, source, destination)} leads over {queues[0].name!r}, which is fifo, "
+            f"and {other.name!r}, which is {other.sharing}; make both the same"
+        )
+    hops = [
+        Hop(channel, link.bandwidth_bytes_per_s, link.latency_ns)
+        for channel, link in zip(channels, queues, strict=False)
+    ]
+    if queues and most is not None:
+        hops.insert(0, Hop(connection, most, 0))
     return Way(
         (*held, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
         machine.latency_ns(route),
         min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
         (*(channels[k] for k in bounded), *(() if most is None else (connection,))) if shared else (),
+        tuple(hops),
+        min((link.chunk_bytes for link in queues if link.chunk_bytes is not None), default=None),
     )
 
 
@@ -154,9 +174,10 @@ def _engine(machine: Machine, device: int, direction: str) -> tuple[Hashable, ..
 def _bandwidths(machine: Machine) -> dict[int, int]:
     bandwidth = {}
     for k, link in enumerate(machine.links):
-        if link.sharing not in ("serial", "shared", "independent"):
+        if link.sharing not in ("serial", "shared", "fifo", "independent"):
             raise InputError(
-                f"link {link.name!r}: sharing must be serial, shared or independent, found {link.sharing!r}"
+                f"link {link.name!r}: sharing must be serial, shared, fifo or independent, found "
+                f"{link.sharing!r}"
             )
         if link.bandwidth_bytes_per_s is not None:
             bandwidth[k] = link.bandwidth_bytes_per_s

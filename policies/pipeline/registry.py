@@ -16,7 +16,7 @@ from policies.pipeline.family_options import require_positive
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.recompute import Checkpoint, with_recompute
 from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import InputError, MisfitError, UnknownNameError
 from sim.words.limits import MOST_BUILT
 from sim.words.options import arguments, parameters, require_call, spelling
 
@@ -140,7 +140,10 @@ def generate(
         sizes["chunks"] = chunks
     elif chunks != 1:
         several = ", ".join(known for known, _ in schedules() if _has_chunks(known))
-        raise InputError(f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}")
+        raise MisfitError(
+            f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}",
+            reason=f"{name} has one stage a rank",
+        )
     return with_recompute(family(**sizes, **taken), checkpoint)
 
 

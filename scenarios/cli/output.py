@@ -104,7 +104,7 @@ def print_result(result: Result) -> None:
     if "train" in summary:
         _print_train(summary["train"])
     if result.training is not None:
-        from scenarios.cli.training_table import print_training
+        from scenarios.cli.tables.training_table import print_training
 
         print()
         print_training(result.training.plan, summary["training_run"])

@@ -5,6 +5,7 @@ The words of `sim.job.noise.Noise`, checked and placed in the file.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -47,8 +48,9 @@ class NoiseFields(Strict):
     ] = 0.0
     straggler_factor: Annotated[Factor, Field(description="how many times longer a straggler takes")] = 1.0
 
-    def noise(self) -> Noise:
-        """Return it for `sim.job.build_job.make_job`."""
+    def noise(self, known: Container[str]) -> Noise:
+        """Return it for `sim.job.build_job.make_job`, of the devices that are `known`."""
         from sim.job.noise import Noise
 
-        return Noise(self.sigma, self.devices, self.straggler_probability, self.straggler_factor)
+        devices = {name: factor for name, factor in self.devices.items() if name in known}
+        return Noise(self.sigma, devices, self.straggler_probability, self.straggler_factor)

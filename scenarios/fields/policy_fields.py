@@ -48,7 +48,7 @@ class Policy(WithOptions):
 AnyPolicy = Annotated[Policy, Shorthand("name")]
 
 
-_PLAIN: Final = {"type": ["string", "number", "array"]}
+_PLAIN: Final = {"type": ["string", "number", "boolean", "array"]}
 _Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 
 

@@ -13,10 +13,11 @@ placement puts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from policies.compile.parallel.ranks import OnRanks
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.job import Placement
@@ -47,9 +48,14 @@ class Step(NamedTuple):
 
 
 def compile_graph(
-    graph: Graph, steps: Sequence[Step], machine: Machine, placement: Placement | None, document: Document
-) -> tuple[Graph, Placement | None]:
-    """Apply the steps in order; return what runs, and the placement that is left to make.
+    graph: Graph,
+    steps: Sequence[Step],
+    machine: Machine,
+    placement: Placement | None,
+    document: Document,
+    on_ranks: Callable[[Graph, Step, Machine], tuple[Graph, Machine]],
+) -> tuple[Graph, Placement | None, Machine]:
+    """Apply the steps in order; return what runs, the placement that is left to make, and the machine.
 
     Parameters
     ----------
@@ -60,6 +66,8 @@ def compile_graph(
         For the steps that need to know where ops run.
     document : Document
         For messages.
+    on_ranks : callable
+        Applies a step that makes all ranks, which may fold them and the machine (`scenarios.run.folding`).
 
     Raises
     ------
@@ -71,13 +79,17 @@ def compile_graph(
             if getattr(step.rewrite, "placed", False):
                 job = make_job(graph, machine, placement=placement, may_fail=False)
                 graph, placement = pinned(graph, machine, job.device_of), None
-            before, graph = graph, step.rewrite.apply(graph)
+            before = graph
+            if isinstance(step.rewrite, OnRanks):
+                graph, machine = on_ranks(graph, step, machine)
+            else:
+                graph = step.rewrite.apply(graph)
             _keep_failures(before, graph)
         except ScenarioError:
             raise
         except InputError as error:
             raise document.error(step.loc, f"{step.name}: {error}") from error
-    return graph, placement
+    return graph, placement, machine
 
 
 def _keep_failures(before: Graph, after: Graph) -> None:

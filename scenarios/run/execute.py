@@ -8,18 +8,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from devices.kinds.launches import launched
+from policies.compile.parallel.ranks import OnRanks
 from policies.issue.loader_queues import refuse_undecided
-from scenarios.fields.expect import Expectation, Outcome, task_names
+from scenarios.fields.expect import Expectation, Outcome
+from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
-from scenarios.run.compiling import compile_graph
+from scenarios.run.compiling import Step, compile_graph
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
-from sim.job.job import Job, Tried
+from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
 from sim.metrics import summary
@@ -89,7 +91,10 @@ class Result:
             found["memory"] = memory_report(self.trace)
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
-        return {**found, **self.case.work.report(self.trace)}
+        told = self.case.work.report(self.trace)
+        for name, more in told.pop("devices", {}).items():
+            found["devices"][name] |= more
+        return {**found, **told}
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:
@@ -151,11 +156,13 @@ def run_case(
     check: bool = False,
     seed: int | None = None,
     record_memory: bool = False,
+    fits: bool = True,
 ) -> Result:
     """Run one case of a scenario; see `run_scenario`.
 
     A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
-    where the scenario has no allocator.
+    where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
+    only when all is over is a result, too, as it is where the scenario says what it expects of that.
     """
     job = job_of(case, seed=seed)
     training = _training_of(case)
@@ -177,7 +184,8 @@ def run_case(
     trace = _run(case, job, observers, recordings)
     if check:
         trace.check()
-    case.work.fits(trace)
+    if fits and not any(expectation.what == "fits" for expectation in expectations):
+        case.work.fits(trace, True)
     placement = case.decisions.placement
     tried = () if placement is None else tuple(placement.tried)
     return Result(case, trace, expectations, tried, recordings, training)
@@ -242,16 +250,14 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
     scenario, decisions = case.scenario, case.decisions
-    machine, content = case.work.machine, scenario.content
+    content = scenario.content
     try:
-        graph, placement = compile_graph(
-            case.work.graph, decisions.compile, machine, decisions.placement, scenario.document
-        )
+        graph, placement, machine = _compiled(case)
         tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, graph, machine)
+        _check_names(scenario, graph, case.work.machine)
         check_words(scenario.document, case.work.graph, machine, content.workload.own_kinds())
         job = make_job(
             graph,
@@ -262,7 +268,7 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             iterations=content.iterations,
             knowledge=decisions.knowledge,
             estimate_error=content.estimate_error,
-            noise=None if content.noise is None else content.noise.noise(),
+            noise=None if content.noise is None else content.noise.noise(machine.positions),
             seed=content.seed if seed is None else seed,
         )
         if not decisions.policy.one_process:
@@ -282,6 +288,22 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
     except (InfeasibleError, InputError) as error:
         # Nothing has run yet: it is the scenario that asks for what cannot be.
         raise _placed(error, case) from error
+
+
+def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
+    """Return what runs, the placement that is left to make, and the machine, folded if ranks are."""
+    work, decisions, document = case.work, case.decisions, case.scenario.document
+    ranked = [step for step in decisions.compile if isinstance(step.rewrite, OnRanks)]
+    if case.scenario.content.fold is True and not ranked:
+        message = "there are no ranks to fold: no rewrite of policy.compile makes any, as ddp and fsdp2 do"
+        raise document.error(("fold",), message)
+
+    def on_ranks(graph: Graph, step: Step, machine: Machine) -> tuple[Graph, Machine]:
+        from scenarios.run.folding import make_ranks
+
+        return make_ranks(case, graph, step, machine)
+
+    return compile_graph(work.graph, decisions.compile, work.machine, decisions.placement, document, on_ranks)
 
 
 def _check_failures(case: Case, job: Job) -> None:

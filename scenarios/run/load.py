@@ -69,10 +69,17 @@ def load_scenario(
     'Inception v1 on one H200'
     """
     document = Document.read(path, allow_outside=allow_outside)
-    return _validated(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
+    return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
 
 
-def _validated(document: Document, allow_code: bool) -> Scenario:
+def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
+    """Return a scenario whose file was read already.
+
+    Raises
+    ------
+    ScenarioError
+        Whatever is wrong with it.
+    """
     refuse_renamed(document)
     value = document.root.plain()
     try:
@@ -99,6 +106,8 @@ class Case:
     expectations : tuple of Expectation
     make : callable, optional
         Returns graph and machine, where they depend on the policy (a pipeline's schedule).
+    misfit : callable
+        Returns why sizes do not fit one another; see `scenarios.work.workload.Workload.misfit`.
     base : Scenario
         The scenario as its file says it; an entry of ``compare`` may have changed it.
     """
@@ -108,6 +117,7 @@ class Case:
     base: Scenario
     expectations: tuple[Expectation, ...] = ()
     make: Callable[[], Work] | None = None
+    misfit: Callable[[], str | None] = lambda: None
 
     @cached_property
     def work(self) -> Work:
@@ -115,7 +125,9 @@ class Case:
         if self.make is not None:
             return self.make()
         machine = self.scenario.machine_with(self.intra_op_threads)
-        return Work(self.scenario.graph, machine, self.scenario.content.workload.report, lambda trace: None)
+        return Work(
+            self.scenario.graph, machine, self.scenario.content.workload.report, lambda trace, advise: None
+        )
 
     @property
     def intra_op_threads(self) -> int | None:
@@ -305,7 +317,7 @@ class Scenario:
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
-            scenario = _validated(changed, self.allow_code)
+            scenario = scenario_of(changed, self.allow_code)
         spec = overlay(scenario.policy, entry)
         expected = read_expectations(entry.expect, scenario.document, (*loc, "expect"))
         return scenario._case(spec, self.variants[i], scenario.document, loc, expected, base=self)
@@ -334,9 +346,7 @@ class Scenario:
             )
             return Case(self, decisions, base, expectations)
         unnamed = "policy" not in content.model_fields_set and spec.name == content.policy.name
-        if unnamed and (schedule := content.workload.default_schedule()) is not None:
-            spec, label = Policy(name=schedule), schedule
-        elif unnamed:
+        if unnamed and content.workload.default_policy() is None:
             message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
             raise self.document.error((), f"policy: {message}")
         decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)
@@ -345,7 +355,10 @@ class Scenario:
             machine = None if content.machine is None else self.machine
             return content.workload.work(self.document, machine, named, loc, seed=content.seed)
 
-        return Case(self, decisions, base, expectations, make)
+        def misfit() -> str | None:
+            return content.workload.misfit(self.document, named)
+
+        return Case(self, decisions, base, expectations, make, misfit)
 
 
 def _own_label(policy: Policy) -> str:

@@ -7,51 +7,38 @@
            └► FILE.partial   one line of JSON for each point that is done, as it is done
            └► FILE           all points in order, when all are done
 
-A sweep that was interrupted goes on where it was: points in the partial file are not run again, unless
-the scenario, or a file that it names, has changed since. A point that fails (out of memory, say) is a row
-that says so. A table that is there is not replaced by another one unless it is forced.
+Points whose sizes do not fit one another (3 ranks for 8 heads) are left out before anything runs, and counted
+by reason (`fitting`). A sweep that was interrupted goes on where it was: points in the partial file are not
+run again, unless the scenario, or a file that it names, has changed since. A point that fails (out of
+memory, say) is a row that says so.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-import itertools
-import json
-import math
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
-from multiprocessing import get_context
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from pathlib import Path
 from typing import Any, Final
 
+from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
-from scenarios.file.yaml_read import read_yaml_text
+from scenarios.run.sweeps.sweep_executors import without_interrupts
+from scenarios.run.sweeps.sweep_files import check_same_table, finished, remember, stamps, table
+from scenarios.run.sweeps.sweep_points import Point, Row, column_of, points_of
 from sim.files.atomic_files import write_text
-from sim.files.reading import read_bytes
-from sim.words.errors import InputError, RunError, SimError, extra
-from sim.words.limits import MOST_RUNS, at_most
+from sim.words.errors import InputError, RunError, SimError
 
-__all__ = [
-    "Interrupted",
-    "Point",
-    "column_of",
-    "dask_executor",
-    "points_of",
-    "process_executor",
-    "run_point",
-    "sweep",
-]
+__all__ = ["Interrupted", "Point", "column_of", "fitting", "points_of", "run_point", "sweep"]
 
-Row = dict[str, Any]
-
-_RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "error")
+_OF_TRAINING: Final = (
+    "step_ns",
+    "tokens_per_s",
+    "mfu",
+    "peak_bytes",
+    "memory_limit_bytes",
+    "bubble",
+    "exposed_ns",
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -62,93 +49,47 @@ class Interrupted(KeyboardInterrupt):
         self.rows = rows
 
 
-def column_of(key: str) -> str:
-    """Return the name of the column that holds the values of a varied key.
+def fitting(
+    path: str,
+    points: Sequence[Point],
+    sets: Sequence[str] = (),
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> tuple[list[Point], dict[str, int]]:
+    """Return the points whose sizes fit one another, and how many do not, by reason.
 
-    Examples
-    --------
-    >>> column_of("workload.batch"), column_of("policy")
-    ('workload.batch', 'varied policy')
-    """
-    return f"varied {key}" if key in _RESULTS else key
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run of a sweep.
-
-    Attributes
-    ----------
-    settings : tuple of (str, str)
-        Key and value, as for ``--set``.
-    policy : str or None
-        See `scenarios.run.load.Scenario.case`.
-    """
-
-    settings: tuple[tuple[str, str], ...]
-    policy: str | None = None
-
-    @property
-    def key(self) -> str:
-        """What tells this point from the others."""
-        return json.dumps([list(map(list, self.settings)), self.policy])
-
-    def __str__(self) -> str:
-        """Return ``workload.batch=8, ready-queue``."""
-        parts = [f"{key}={value}" for key, value in self.settings]
-        return ", ".join([*parts, *([self.policy] if self.policy else [])])
-
-
-def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> list[Point]:
-    """Return every combination of values and policies, the last key varying fastest.
-
-    Parameters
-    ----------
-    vary : sequence of str
-        ``KEY=V1,V2,...``; commas inside brackets, braces or quotes belong to a value.
-    policies : sequence of str
+    Nothing is run or built. Workloads that do not know such sizes are asked for one point alone.
 
     Raises
     ------
     InputError
-        No ``=``, no value, or a key given twice.
-
-    Examples
-    --------
-    >>> [str(point) for point in points_of(["a=1,2", "b=[3,4],5"])]
-    ['a=1, b=[3,4]', 'a=1, b=5', 'a=2, b=[3,4]', 'a=2, b=5']
+        A point's settings make no scenario, or none of them fits.
     """
-    axes: dict[str, list[str]] = {}
-    for text in vary:
-        key, equals, values = text.partition("=")
-        if not equals or not key or not values:
-            raise InputError(f"--vary {text!r}: give KEY=V1,V2,... as in workload.batch=1,8,32")
-        if key in axes:
-            raise InputError(f"--vary {key} is given twice; put all its values behind one")
-        axes[key] = list(_split(values))
-        if "" in axes[key]:
-            raise InputError(f"--vary {text!r}: a value is empty")
-    at_most(MOST_RUNS, math.prod(map(len, axes.values())) * len(policies), "points")
-    combinations = itertools.product(*([(key, value) for value in values] for key, values in axes.items()))
-    return [Point(tuple(settings), policy) for settings in combinations for policy in policies]
+    from scenarios.run.load import scenario_of
+    from scenarios.work.workload import Workload
+
+    document = Document.read(path, allow_outside=allow_outside).with_settings(sets)
+    found: list[Point] = []
+    reasons: dict[str, int] = {}
+    for i, point in enumerate(points):
+        vary = [f"{key}={value}" for key, value in point.settings]
+        scenario = scenario_of(document.with_settings(vary, "--vary"), allow_code)
+        if not i and type(scenario.content.workload).misfit is Workload.misfit:
+            return list(points), {}
+        reason = scenario.case(point.policy).misfit()
+        if reason is None:
+            found.append(point)
+        else:
+            reasons[reason] = reasons.get(reason, 0) + 1
+    if points and not found:
+        raise InputError(f"none of the {len(points):,} points fits: {_counted(reasons)}")
+    return found, reasons
 
 
-def _split(text: str) -> Iterator[str]:
-    """Split at commas outside brackets and quotes."""
-    depth, quote, start = 0, "", 0
-    for i, c in enumerate(text):
-        if quote:
-            quote = "" if c == quote else quote
-        elif c in "'\"":
-            quote = c
-        elif c in "[{(":
-            depth += 1
-        elif c in "]})":
-            depth -= 1
-        elif c == "," and not depth:
-            yield text[start:i].strip()
-            start = i + 1
-    yield text[start:].strip()
+def _counted(reasons: Mapping[str, int]) -> str:
+    """Return reasons with their numbers, the most frequent first."""
+    ranked = sorted(reasons.items(), key=lambda item: -item[1])
+    return "; ".join(f"{count:,} {reason}" for reason, count in ranked)
 
 
 def run_point(
@@ -157,14 +98,19 @@ def run_point(
     sets: Sequence[str] = (),
     allow_code: bool = False,
     allow_outside: bool = False,
+    results: Sequence[str] = (),
 ) -> Row:
     """Run one point; return its settings and its numbers, or what went wrong.
+
+    `results` are wanted besides, by the names that ``expect:`` has for them. A run whose memory is short only
+    when all is over (a training step) has its numbers, and an error.
 
     Raises
     ------
     InputError
         The settings make no scenario: that is not this point's fault alone, and stops the sweep.
     """
+    from scenarios.fields.results import result_of_run
     from scenarios.run.execute import run_case
     from scenarios.run.load import load_scenario
     from sim.analysis.failed_ops import failure_text
@@ -174,7 +120,7 @@ def run_point(
     scenario = load_scenario(path, sets=sets, vary=vary, allow_code=allow_code, allow_outside=allow_outside)
     case = scenario.case(point.policy)
     try:
-        result = run_case(case)
+        result = run_case(case, fits=False)
     except InputError:
         raise
     except SimError as error:
@@ -192,8 +138,16 @@ def run_point(
         row[f"{name}.utilisation"] = link["utilisation"]
     for name, life in summary.get("training_run", {}).get("recovery", {}).items():
         row[f"{name}.goodput"] = life["goodput"]
-    unused = ", ".join(summary["unused_devices"])
-    return row | {"unused_devices": unused, "error": failure_text(result.trace) or None}
+    for number in _OF_TRAINING if "train" in summary else ():
+        row[f"train.{number}"] = summary["train"][number]
+    for name in results:
+        row[column_of_result(name)] = result_of_run(name, summary, result.trace)
+    row["unused_devices"] = ", ".join(summary["unused_devices"])
+    try:
+        case.work.fits(result.trace, False)
+    except RunError as error:
+        return row | {"error": str(error).partition("\n")[0]}
+    return row | {"error": failure_text(result.trace) or None}
 
 
 def sweep(
@@ -203,6 +157,7 @@ def sweep(
     sets: Sequence[str] = (),
     allow_code: bool = False,
     allow_outside: bool = False,
+    results: Sequence[str] = (),
     executor: Executor | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -219,6 +174,8 @@ def sweep(
         ``KEY=VALUE`` for all points.
     allow_code, allow_outside : bool
         As for `scenarios.run.load.load_scenario`.
+    results : sequence of str
+        What rows have besides; see `run_point`.
     executor : concurrent.futures.Executor, optional
         Where they run (processes, a Dask cluster); by default here, one after another.
     out : path, optional
@@ -237,17 +194,20 @@ def sweep(
         By Ctrl-C.
     """
     if out is not None and not force:
-        _check_same_table(out, points)
+        check_same_table(out, points)
     partial = None if out is None else Path(f"{out}.partial")
-    stamps = {} if partial is None else _stamps(path, points, sets, allow_outside)
-    rows = {} if partial is None else _finished(partial, stamps)
+    now = {} if partial is None else stamps(path, points, sets, allow_outside)
+    columns = [column_of_result(name) for name in results]
+    rows = {} if partial is None else finished(partial, now, columns)
     left = [point for point in points if point.key not in rows]
     try:
         done(len(rows), len(points))
-        for point, row in _run(path, left, (tuple(sets), allow_code, allow_outside), executor):
+        for point, row in _run(
+            path, left, (tuple(sets), allow_code, allow_outside, tuple(results)), executor
+        ):
             rows[point.key] = row
             if partial is not None:
-                _remember(partial, {"scenario": stamps[point.key], "point": point.key, "row": row})
+                remember(partial, {"scenario": now[point.key], "point": point.key, "row": row})
             done(len(rows), len(points))
     except KeyboardInterrupt:
         told = f"{len(rows)} of {len(points)} points are done"
@@ -256,58 +216,12 @@ def sweep(
         raise Interrupted([rows[point.key] for point in points if point.key in rows], told) from None
     ordered = [rows[point.key] for point in points]
     if out is not None and partial is not None:
-        table = _table(ordered, out)
-        if not force and Path(out).exists() and Path(out).read_bytes() != table.encode():
+        text = table(ordered, out)
+        if not force and Path(out).exists() and Path(out).read_bytes() != text.encode():
             raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
-        write_text(out, table)
+        write_text(out, text)
         partial.unlink(missing_ok=True)  # it has served
     return ordered
-
-
-def _stamps(path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool) -> dict[str, str]:
-    """Return a hash of what each point's results depend on, by its key.
-
-    These are the scenario (with what it extends and what is set), this program, and the files that the
-    scenario and the values of the point name.
-    """
-    document = Document.read(path, allow_outside=allow_outside).with_settings(sets)
-    plain = document.root.plain()
-
-    @cache
-    def content(name: str) -> bytes:
-        with suppress(InputError):  # most texts name no file
-            return hashlib.sha256(read_bytes(document.file(name), unpack=False)).digest()
-        return b""
-
-    base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim")]).encode())
-    for text in _texts(plain):
-        base.update(content(text))
-    stamps = {}
-    for point in points:
-        own = base.copy()
-        for _, value in point.settings:
-            with suppress(InputError):  # the run of the point says where it is wrong
-                for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
-                    own.update(content(text))
-        stamps[point.key] = own.hexdigest()
-    return stamps
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a tree that may name a file."""
-    if isinstance(value, dict | list):
-        for inside in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inside)
-    elif isinstance(value, str) and 0 < len(value) < 1000:
-        yield value
-
-
-def _remember(partial: Path, entry: Row) -> None:
-    try:
-        with partial.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(partial)) from None
 
 
 def _run(
@@ -317,7 +231,7 @@ def _run(
         for point in points:
             yield point, run_point(path, point, *how)
         return
-    with _without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
+    with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
         futures: dict[Future[Row], Point] = {
             executor.submit(run_point, path, point, *how): point for point in points
         }
@@ -331,104 +245,3 @@ def _run(
     finally:
         for future in futures:
             future.cancel()
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back while the block runs, where the system can."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]:
-    """Give an executor on so many processes, which are ended at once if something goes wrong here.
-
-    Parameters
-    ----------
-    jobs : int
-    begin : callable
-        What each process does first.
-    """
-    with ProcessPoolExecutor(jobs, get_context("spawn"), begin) as executor:
-        try:
-            yield executor
-        except BaseException:
-            for process in list((executor._processes or {}).values()):
-                process.terminate()
-            raise
-
-
-def _finished(partial: Path, stamps: Mapping[str, str]) -> dict[str, Row]:
-    """Return the rows in a partial file that are of these points as they are now, by the key of the point."""
-    found = {}
-    for line in partial.read_text(encoding="utf-8").splitlines() if partial.is_file() else ():
-        with suppress(ValueError, TypeError, KeyError):  # cut off when the sweep died, or of another point
-            entry = json.loads(line)
-            if entry["scenario"] == stamps[entry["point"]]:
-                found[entry["point"]] = entry["row"]
-    return found
-
-
-def _check_same_table(out: str | Path, points: Sequence[Point]) -> None:
-    """Refuse to write over a file that is not the table of the same points."""
-    path = Path(out)
-    if not path.exists() or not points:
-        return
-    keys = [column_of(key) for key, _ in points[0].settings]
-    found: list[Row] = []
-    with suppress(ValueError, TypeError, csv.Error):  # no table at all is refused below
-        text = read_bytes(path, unpack=False).decode()
-        found = list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else json.loads(text)
-        there = [[row.get(key) for key in keys] for row in found if "policy" in row]
-        if there == [[value for _, value in point.settings] for point in points]:
-            return
-    first: Any = found[0] if isinstance(found, list) and found else {}
-    columns = list(first) if isinstance(first, dict) else []
-    of = "something else"
-    if "policy" in columns:
-        varied = columns[: columns.index("policy")]
-        of = "other values of the same keys" if varied == keys else f"a table of {', '.join(varied)}"
-    raise InputError(f"{out}: is there already and is {of}; name another file, or replace it with --force")
-
-
-def _table(rows: Sequence[Row], path: str | Path) -> str:
-    """Return rows as ``.json``, else as CSV."""
-    if Path(path).suffix == ".json":
-        return json.dumps(list(rows), indent=1) + "\n"
-    columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
-    columns += ["error"] * any("error" in row for row in rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-@contextmanager
-def dask_executor(address: str) -> Iterator[Executor]:
-    """Give an executor on the Dask cluster at `address`, and leave the cluster afterwards.
-
-    Raises
-    ------
-    MissingExtraError
-        The extra ``dask`` is not installed.
-    InputError
-        `address` is none.
-    """
-    with extra("dask", "a sweep on a Dask cluster"):
-        from distributed import Client
-    try:
-        client = Client(address)
-    except ValueError as error:
-        raise InputError(
-            f"{address!r} is no address of a Dask scheduler (tcp://HOST:PORT): {error}"
-        ) from None
-    with client:
-        yield client.get_executor()

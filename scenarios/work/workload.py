@@ -26,13 +26,14 @@ class Work(NamedTuple):
     report : callable
         ``report(trace)`` returns what the summary of a run has besides, by key.
     fits : callable
-        ``fits(trace)`` raises a `RunError` when the run needs more than the machine has.
+        ``fits(trace, advise)`` raises a `RunError` when the run needs more than the machine has, and says,
+        if asked for advice, what would help.
     """
 
     graph: Graph
     machine: Machine
     report: Callable[[Trace], dict[str, Any]]
-    fits: Callable[[Trace], None]
+    fits: Callable[[Trace, bool], None]
 
 
 class Workload(Strict):
@@ -71,8 +72,11 @@ class Workload(Strict):
         """Return the policies that are schedules of this workload; none: any policy of the project."""
         return ()
 
-    def default_schedule(self) -> str | None:
-        """Return the schedule that is meant where a scenario names no policy; None: it must name one."""
+    def misfit(self, document: Document, policy: Policy) -> str | None:
+        """Return in a few words why sizes that are each right do not fit one another; None: they do.
+
+        A sweep asks before it runs anything, leaves such points out, and counts them by these words.
+        """
         return None
 
     def own_kinds(self) -> Collection[str]:

@@ -252,7 +252,7 @@ def _hosts(load: _Load) -> dict[str, int]:
 def _links(job: Job) -> dict[str, int]:
     """Bound each link by what must cross it.
 
-    A serial link is held by one transfer at a time, latency included. On a shared one only the bytes
+    A serial link is held by one transfer at a time, latency included. On a shared or fifo one only the bytes
     add up, and the last of them comes a latency after it was sent. On an independent one nothing adds up.
     """
     machine, graph = job.machine, job.graph
@@ -282,6 +282,7 @@ def _links(job: Job) -> dict[str, int]:
     for k in sorted(used):
         link, rate = machine.links[k], machine.links[k].bandwidth_bytes_per_s
         flowing = 0 if rate is None else -(-nbytes[k] * NS_PER_S // rate)
-        by_sharing = {"serial": held[k], "shared": link.latency_ns + flowing, "independent": longest[k]}
+        flows = link.latency_ns + flowing
+        by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
         out[link.name] = by_sharing[link.sharing]
     return out

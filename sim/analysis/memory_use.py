@@ -26,6 +26,7 @@ import numpy as np
 from sim.graph.csr import Csr
 from sim.graph.forwards import ANY, forwarded_inputs, forwarding
 from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.graph.views import storage_of
 from sim.job.tensor_places import crossing_reads
 from sim.record.dependencies import dependencies, unread
@@ -148,6 +149,9 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
 
     read, data = life_of(producer, carried)
     np.maximum.at(dies, read[data], over[consumer[data]])
+    keyed = np.isin(op, list(rendezvous_keys(graph).sends))  # what nobody asked for is offered to the end
+    keyed[producer[(producer < len(trace)) & (carried != UNSET)]] = False
+    dies[outputs.indptr[:-1][keyed]] = trace.makespan_ns
     waiting = unread(trace)
     dies[life_of(waiting.producer, waiting.tensor)[0]] = trace.makespan_ns  # for somebody who never ran
 

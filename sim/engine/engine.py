@@ -85,13 +85,12 @@ class Engine:
         flow = make_flow(job) if flow is None else flow
         self.flow = make_nodes(job, flow)
         self.memory = memory(job, self) if memory else None
-        watcher = self.memory.watcher if self.memory is not None else None
         self.failing = None
         if job.failures is not None:
             self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
         self.taken: list[tuple[int, int]] = []
         self.readiness, self.rendezvous, self.runs = make_readiness(
-            job, flow, self.flow, policy, self, watcher, self.taken, self.failing
+            job, flow, self.flow, policy, self, self.memory, self.taken, self.failing
         )
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
@@ -237,7 +236,7 @@ class Engine:
                 if task.group < 0:
                     self._carry(task)
                 else:
-                    self.touched.add(task.stream)
+                    self._try_again(task)
 
     def _now_ready(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; on no stream, only then is it issued, too.
@@ -354,7 +353,8 @@ class Engine:
         """Go on with what was refused before, what was parked, and what is paid for."""
         if self.retried or self.placed:
             for task in _drained(self.retried):
-                self._start(task)
+                if task.stream != BACKGROUND or self._events_there(task):
+                    self._start(task)
             for task in _drained(self.placed):
                 self._push(task)
         if self.recorded:
@@ -460,6 +460,8 @@ class Engine:
         if self.failing is not None:
             recv.status = recv.status or self.failing.verdict(recv)
         if not recv.status:
+            if not self._events_there(recv):
+                return
             if self.duration_of(recv):
                 self._start(recv)
                 return
@@ -475,6 +477,18 @@ class Engine:
         if self.gives_back:
             self._give_back([recv])
         self._pass_on(self._now_ready(recv), recv, True, by)
+
+    def _events_there(self, task: Task) -> bool:
+        """Whether all launched that a task on no stream follows has ended; if not, it tries again then."""
+        if not self.asynchronous or task.dead or self.executed[task.op]:
+            return True
+        if not self.readiness.may_start(task):
+            task.wait = Wait.EVENT
+            return False
+        if task.floor_ns > self.now_ns:
+            self._later(task.floor_ns - self.now_ns, self._try_again, task)
+            return False
+        return True
 
     # -- 3. ask --------------------------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class Memory(Protocol):
     def release(self, task: Task) -> bool:
         """`task` ended: free what nobody needs any more; return whether anything was freed."""
 
+    def met(self, send: Task, recv: Task) -> None:
+        """A Recv reads what a Send of its key offers, where that lies, until the Recv ends."""
+
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for, which was answered `WAIT`: how many bytes, where, and who has them."""
 

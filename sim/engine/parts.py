@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.engine.failing import Failing
+from sim.engine.hooks import Memory
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
@@ -15,7 +16,6 @@ from sim.readiness.counters import CounterReadiness, Readiness
 from sim.readiness.decided_outcomes import decided
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.runs_in_turn import RunsInTurn
-from sim.readiness.token_watcher import TokenWatcher
 from sim.readiness.tokens import TaggedTokenReadiness
 from sim.words.arrays import UNSET
 from sim.words.errors import InfeasibleError
@@ -35,7 +35,7 @@ def make_readiness(
     flow: Flow,
     policy: Policy,
     context: Context,
-    watcher: TokenWatcher | None,
+    memory: Memory | None,
     taken: list[tuple[int, int]],
     failing: Failing | None = None,
 ) -> tuple[Readiness, Rendezvous | None, RunsInTurn | None]:
@@ -50,8 +50,8 @@ def make_readiness(
         What `make_nodes` makes of it.
     policy : Policy
     context : Context
-    watcher : TokenWatcher or None
-        Told where tokens go.
+    memory : Memory or None
+        Told where tokens go, and who meets.
     taken : list
         Filled with what switches say: id of the task, and which of its outputs is live.
     failing : Failing or None
@@ -61,17 +61,21 @@ def make_readiness(
     readiness: Readiness
     if has_control_flow(job.graph):
         readiness = tokens = TaggedTokenReadiness(
-            job, flow, policy.synchronisation, decided(job, flow), watcher
+            job, flow, policy.synchronisation, decided(job, flow), memory.watcher if memory else None
         )
         tokens.sides = taken
     else:
-        readiness = CounterReadiness(job, flow, policy.synchronisation)
+        alone = keys.recvs if policy.asks_in_turn else ()
+        readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
     runs = rendezvous = None
     if policy.runs_in_turn and job.iterations > 1:
         readiness = runs = RunsInTurn(readiness, job, own)
     if keys.recvs:
         never = (lambda task: False) if failing is None else failing.aborted
-        readiness = rendezvous = Rendezvous(readiness, job, flow, keys, context, policy.asks_in_turn, never)
+        tell = (lambda send, recv: None) if memory is None else memory.met
+        readiness = rendezvous = Rendezvous(
+            readiness, job, flow, keys, context, policy.asks_in_turn, never, tell
+        )
     return readiness, rendezvous, runs
 
 

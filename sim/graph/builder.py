@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sim.graph.attributes import typed
 from sim.graph.csr import Csr, _indptr
+from sim.graph.forwards import forwarded_nbytes
 from sim.graph.graph import Graph, Role
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import GraphError, UnknownNameError, nearest
@@ -191,7 +192,7 @@ class GraphBuilder:
         after : iterable of str or (str, int)
             Ops that must end first, without data (control edges).
         outputs : int or sequence of int
-            Size in bytes of each output tensor.
+            Size in bytes of each output tensor; 0: of what control flow passes on, that of the input.
         duration_ns : int, optional
             Explicit duration on any device; otherwise the device's cost model is asked.
         duration_by_kind : mapping of str to int, optional
@@ -400,6 +401,7 @@ class GraphBuilder:
         nbytes = np.concatenate((external[:, 0], np.asarray(self._sizes)))
         outputs = Csr(bounds, np.arange(len(external), len(nbytes)))
         inputs, input_distance = self._inputs.csr(len(external))
+        nbytes = forwarded_nbytes(nbytes, self._kinds.words, kind, inputs, outputs)
         after, after_distance = self._after.csr(0)
         graph = Graph(
             name=self.name,

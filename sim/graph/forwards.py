@@ -7,21 +7,23 @@
 A switch, enter, exit, next_iteration and loop_cond pass on their first input, a merge whichever comes first,
 by reference and not as a copy (TensorFlow: ``tensorflow/core/kernels/control_flow_ops.cc``, where each sets
 an input as its output). What else a merge gives, the number of that input, is an output like any other.
+So what is passed on weighs as much as what it is (`forwarded_nbytes`), unless the graph says something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from sim.graph.csr import Csr
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 from sim.graph.views import storage_of
-from sim.words.arrays import UNSET, BoolArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
-__all__ = ["ANY", "forwarded_inputs", "forwarding"]
+__all__ = ["ANY", "forwarded_inputs", "forwarded_nbytes", "forwarding"]
 
 ANY: Final = -2
 """In place of an input: whichever comes first."""
@@ -60,4 +62,48 @@ def forwarded_inputs(graph: Graph) -> Mapping[int, tuple[int, list[int]]]:
         first = ANY if graph.kind(op) == "merge" else int(graph.inputs.row(op)[0])
         passed_on = first if own[tensor] else int(shared[tensor])
         found.setdefault(op, (passed_on, []))[1].append(tensor - int(graph.first_output[op]))
+    return found
+
+
+def forwarded_nbytes(
+    nbytes: IntArray, kinds: Sequence[str], kind_code: IntArray, inputs: Csr, outputs: Csr
+) -> IntArray:
+    """Return the sizes of tensors, where those of 0 bytes that are passed on weigh what they may be at most.
+
+    Parameters
+    ----------
+    nbytes : ndarray of int
+        Bytes of each tensor.
+    kinds : sequence of str
+    kind_code : ndarray of int
+        Of each op, which of `kinds` it is.
+    inputs, outputs : Csr
+        Op → tensors.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("switch")
+    >>> _ = b.op("x", outputs=100), b.op("p", outputs=1, attributes={"outcome": True})
+    >>> _ = b.op("switch", kind="switch", inputs=["x", "p"], outputs=(0, 0))
+    >>> b.build().tensor_nbytes.tolist()
+    [100, 1, 100, 100]
+    """
+    control = [code for code, kind in enumerate(kinds) if kind in CONTROL_FLOW_KINDS]
+    if not control:
+        return nbytes
+    becomes: dict[int, list[int]] = {}
+    for op in np.flatnonzero(np.isin(kind_code, control)).tolist():
+        kind, given, made = kinds[kind_code[op]], inputs.row(op), outputs.row(op)
+        for tensor in (made if kind == "switch" else made[:1]).tolist():
+            for source in (given if kind == "merge" else given[:1]).tolist() if not nbytes[tensor] else ():
+                becomes.setdefault(source, []).append(tensor)
+    found = nbytes.copy()
+    waiting = sorted(becomes, key=found.__getitem__)  # from the largest on, each tensor grows once
+    while waiting:
+        source = waiting.pop()
+        for tensor in becomes.get(source, ()):
+            if found[tensor] < found[source]:
+                found[tensor] = found[source]
+                waiting.append(tensor)
     return found

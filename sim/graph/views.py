@@ -5,7 +5,11 @@ Its op carries the attribute ``view_of: k``: output 0 shares the storage of inpu
 
     a ──100 B──► reshape (view_of: 0) ──100 B──► b        100 bytes in all, from a's start to b's end
 
-A view of an earlier iteration's tensor is a copy here: storage is followed within one iteration.
+A Send with a key (`sim.graph.rendezvous_keys`) offers its input and no copy of it, so its output is a view,
+too, if that input has a size. A view of an earlier iteration's tensor is a copy here: storage is followed
+within one iteration.
+
+Source of the Send's rule: ``SendOp::Compute`` in tensorflow/core/kernels/sendrecv_ops.cc.
 """
 
 from __future__ import annotations
@@ -37,6 +41,11 @@ def storage_of(graph: Graph) -> IntArray:
     [-1, 0]
     """
     shared = np.full(graph.n_tensors, UNSET)
+    for op in np.flatnonzero(graph.is_kind("send")).tolist():
+        row, first = graph.inputs.row(op), graph.inputs.indptr[op]
+        keyed = "key" in graph.attributes.get(op, {}) and len(row) > 0
+        if keyed and graph.tensor_nbytes[row[0]] and not graph.input_distance[first]:
+            shared[graph.first_output[op]] = row[0]
     for op, attributes in graph.attributes.items():
         if "view_of" not in attributes:
             continue

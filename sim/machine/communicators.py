@@ -24,12 +24,15 @@ class Call(NamedTuple):
         Its devices, in the order of the communicator; of a pair the sender first.
     root : int
         Device from which, or to which, all goes; -1: there is none.
+    communicator : str
+        The name of the communicator; empty where nobody asked for it.
     """
 
     kind: str
     nbytes: int
     ranks: tuple[int, ...]
     root: int = UNSET
+    communicator: str = ""
 
 
 class CollectiveModel(Protocol):

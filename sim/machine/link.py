@@ -24,7 +24,10 @@ class Link:
     bandwidth_bytes_per_s : int or None
         None is unlimited: a transfer takes the latency.
     sharing : str
-        ``"serial"``: transfers go one after another, in the order in which they became ready.
+        ``"serial"``: transfers go one after another, in the order in which they became ready, and hold their
+        whole route.
+        ``"fifo"``: each link sends chunks one after another, first come, first served, and hands each one on
+        when it has all of it (store and forward).
         ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
         ``"independent"``: each has the bandwidth for itself, as in the literature on list scheduling.
     on_request : bool
@@ -41,6 +44,9 @@ class Link:
     host_copies : bool
         Whether a thread of the sender's host copies the bytes, and does nothing else meanwhile
         (`sim.job.pageable`).
+    chunk_bytes : int or None
+        Of a link with ``sharing="fifo"``: the largest chunk; a message is cut into chunks as large as the
+        smallest of its route allows. None: messages stay whole.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Link:
     connection_bytes_per_s: int | None = None
     overhead_ns: int = 0
     host_copies: bool = False
+    chunk_bytes: int | None = None
 
 
 class Network(Protocol):

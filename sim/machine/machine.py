@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
+from sim.machine.folding import Folding
 from sim.machine.link import Link, Network
 from sim.machine.routing import SHORTEST, Router, Routing
 from sim.machine.task import Issuer
@@ -67,6 +68,8 @@ class Machine:
         say, as of other ops.
     routing : Routing
         Which of the links transfers take.
+    folding : Folding or None
+        Which devices each of these stands for; None: each for itself.
 
     Examples
     --------
@@ -81,6 +84,7 @@ class Machine:
     network: Callable[[Machine, Any], Network] | None = None
     collectives: CollectiveModel | None = None
     routing: Routing = SHORTEST
+    folding: Folding | None = None
 
     def __post_init__(self) -> None:
         """Refuse doubled and unknown names."""
@@ -115,7 +119,7 @@ class Machine:
         for link in self.links:
             if link.medium:
                 first = media.setdefault(link.medium, link)
-                for what in ("bandwidth_bytes_per_s", "latency_ns", "sharing"):
+                for what in ("bandwidth_bytes_per_s", "latency_ns", "sharing", "chunk_bytes"):
                     one, other = getattr(first, what), getattr(link, what)
                     if one != other:
                         raise InputError(

@@ -12,7 +12,9 @@ switch hashes what identifies a flow, so that all of its packets take one way; h
 same source, destination and flow number (of a transfer: that of its tensor). The name of the switch goes into
 the hash, because switches that hash alike would use a part of the ways only.
 
-Ways are looked for backwards from a destination when the first route to it is asked for, and only then.
+Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
+hardly anything is looked at but the switches between them. Once that has taken as much as looking at all
+links, the distances of all devices to the destination are computed, and kept.
 """
 
 from __future__ import annotations
@@ -33,8 +35,6 @@ __all__ = ["SHORTEST", "Router", "Routing", "hashed"]
 
 _MOST_KEPT: Final = 1 << 25
 """Entries of tables that are kept."""
-
-_FAR: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,17 @@ class Router:
         position = {name: i for i, name in enumerate(names)}
         self._from = np.array([position[link.source] for link in links], np.int64)
         self._to = np.array([position[link.destination] for link in links], np.int64)
-        self._latency_ns = np.array([link.latency_ns for link in links], np.int64)
-        self._to_list: list[int] = self._to.tolist()
-        self._links_from: list[list[int]] = [[] for _ in names]
-        for k, source in enumerate(self._from.tolist()):
-            self._links_from[source].append(k)
-        self._tables: dict[int, tuple[list[int], list[int]]] = {}
+        self._latency_ns = [link.latency_ns for link in links]
+        self._ends: tuple[list[int], list[int]] = self._from.tolist(), self._to.tolist()
+        self._links_at: tuple[list[list[int]], ...] = (
+            [[] for _ in names],
+            [[] for _ in names],
+        )  # out of it, into it
+        for links_at, ends in zip(self._links_at, self._ends, strict=True):
+            for k, device in enumerate(ends):
+                links_at[device].append(k)
+        self._looked_at: dict[int, int] = {}  # destination → links, on the way to it
+        self._tables: dict[int, list[int]] = {}
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._given = {
             (position[a], position[b]): self._through([position[name] for name in (a, *via, b)])
@@ -120,31 +125,84 @@ class Router:
         """Return the links from each device to the next one: of several the first with the least latency."""
         found = []
         for a, b in pairwise(devices):
-            between = [k for k in self._links_from[a] if self._to_list[k] == b]
+            between = [k for k in self._links_at[0][a] if self._ends[1][k] == b]
             if not between:
                 raise InfeasibleError(f"no link leads from {self._names[a]} to {self._names[b]}")
             found.append(min(between, key=lambda k: self._links[k].latency_ns))
         return tuple(found)
 
     def _walk(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
-        hops, latency_ns = self._table(destination)
-        if hops[source] < 0:
-            raise InfeasibleError(self._no_route(source, destination))
+        onward = self._onward(source, destination)
+        there = self._ends[1]
+        latency_ns = {destination: 0}
+        for at, links in reversed(onward.items()):
+            latency_ns[at] = min(self._latency_ns[k] + latency_ns[there[k]] for k in links)
         at, path = source, []
         while at != destination:
-            as_good = [
-                k
-                for k in self._links_from[at]
-                if hops[there := self._to_list[k]] == hops[at] - 1
-                and latency_ns[there] + self._links[k].latency_ns == latency_ns[at]
-            ]
+            left_ns = latency_ns[at]
+            as_good = [k for k in onward[at] if self._latency_ns[k] + latency_ns[there[k]] == left_ns]
             chosen = 0
             if self.by_flow and len(as_good) > 1:
                 ends = self._names[source], self._names[destination]
                 chosen = hashed(self._routing.seed, *ends, flow, self._names[at]) % len(as_good)
-            path.append(as_good[chosen])
-            at = self._to_list[as_good[chosen]]
+            path.append(sorted(as_good)[chosen])
+            at = there[path[-1]]
         return tuple(path)
+
+    def _onward(self, source: int, destination: int) -> dict[int, list[int]]:
+        """Return the links over which devices pass on, in the fewest hops, what goes there; nearest first.
+
+        Raises
+        ------
+        InfeasibleError
+            None lead there.
+        """
+        if self._looked_at.get(destination, 0) < len(self._links):
+            return self._from_both_ends(source, destination)
+        hops = self._table(destination)
+        if hops[source] < 0:
+            raise InfeasibleError(self._no_route(source, destination))
+        found: dict[int, list[int]] = {}
+        level = [source]
+        for left in reversed(range(hops[source])):
+            for at in level:
+                found[at] = [k for k in self._links_at[0][at] if hops[self._ends[1][k]] == left]
+            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in found[at]))
+        return found
+
+    def _from_both_ends(self, source: int, destination: int) -> dict[int, list[int]]:
+        """Return the same by two searches that meet in the middle."""
+        over: list[dict[int, list[int]]] = [{source: []}, {destination: []}]
+        """Of each search: device → the links over which it was reached, in as few hops as can be."""
+        rims = [[source], [destination]]
+        while not (middle := [at for at in rims[0] if at in over[1]]):
+            costs = [sum(len(self._links_at[side][at]) for at in rims[side]) for side in (0, 1)]
+            if not all(costs):
+                raise InfeasibleError(self._no_route(source, destination))
+            side = int(costs[1] < costs[0])
+            self._looked_at[destination] = self._looked_at.get(destination, 0) + costs[side]
+            reached: dict[int, list[int]] = {}
+            for at in rims[side]:
+                for k in self._links_at[side][at]:
+                    there = self._ends[1 - side][k]
+                    if there not in over[side]:
+                        reached.setdefault(there, []).append(k)
+            over[side] |= reached
+            rims[side] = list(reached)
+        before: list[dict[int, list[int]]] = []  # by hops, from the middle to the source
+        level = middle
+        while level != [source]:
+            before.append({})
+            for at in level:
+                for k in over[0][at]:
+                    before[-1].setdefault(self._ends[0][k], []).append(k)
+            level = list(before[-1])
+        found = {at: links for hop in reversed(before) for at, links in hop.items()}
+        level = middle
+        while level != [destination]:
+            found.update((at, over[1][at]) for at in level)
+            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in over[1][at]))
+        return found
 
     def _no_route(self, source: int, destination: int) -> str:
         most = 20
@@ -155,8 +213,8 @@ class Router:
             f"has {', '.join(known[:most])}{more}"
         )
 
-    def _table(self, destination: int) -> tuple[list[int], list[int]]:
-        """Return hops (-1: no way) and latency of the best way from every device to a destination."""
+    def _table(self, destination: int) -> list[int]:
+        """Return the hops from every device to a destination, -1: no way."""
         table = self._tables.get(destination)
         if table is None:
             if (len(self._tables) + 1) * len(self._names) > _MOST_KEPT:
@@ -164,15 +222,13 @@ class Router:
             table = self._tables[destination] = self._search(destination)
         return table
 
-    def _search(self, destination: int) -> tuple[list[int], list[int]]:
+    def _search(self, destination: int) -> list[int]:
         hops: IntArray = np.full(len(self._names), -1)
-        latency_ns: IntArray = np.full(len(self._names), _FAR)
-        hops[destination] = latency_ns[destination] = n = 0
+        hops[destination] = n = 0
         while True:
             into = np.flatnonzero((hops[self._to] == n) & (hops[self._from] < 0))
             if not len(into):
-                return hops.tolist(), latency_ns.tolist()
+                found: list[int] = hops.tolist()
+                return found
             n += 1
             hops[self._from[into]] = n
-            along = latency_ns[self._to[into]] + self._latency_ns[into]
-            np.minimum.at(latency_ns, self._from[into], along)

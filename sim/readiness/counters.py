@@ -14,7 +14,7 @@ them take different steps down; other graphs know nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
@@ -86,6 +86,8 @@ class CounterReadiness:
         Nodes and edges, transfers included.
     synchronisation : str
         When edges count.
+    alone : collection of int
+        Launched ops that will be on no stream: whoever needs them hears of their end from the host.
 
     Raises
     ------
@@ -95,7 +97,9 @@ class CounterReadiness:
         There is no such synchronisation.
     """
 
-    def __init__(self, job: Job, flow: Flow, synchronisation: str = "completion") -> None:
+    def __init__(
+        self, job: Job, flow: Flow, synchronisation: str = "completion", alone: Collection[int] = ()
+    ) -> None:
         self.job, self.flow = job, flow
         self.n = flow.n_nodes
         self.total = self.n * job.iterations
@@ -114,7 +118,7 @@ class CounterReadiness:
         self.running = self._counts(reaches & early)  # producers whose events are awaited
         self.refused: dict[int, Task] = {}
         self.free: list[Task] = []
-        self.hops_ns = self._hops(reaches & early)
+        self.hops_ns = self._hops(reaches & early, alone)
         self.floor_ns: dict[int, int] = {}
 
     def _edges(self, which: BoolArray) -> _Edges:
@@ -128,10 +132,11 @@ class CounterReadiness:
         step = np.where(to_non_strict, np.where(flow.carries[which] == UNSET, 2, 0), 1)
         return _Edges(offsets, Csr.group(producer, step, self.n).lists())
 
-    def _hops(self, which: BoolArray) -> list[list[int]] | None:
+    def _hops(self, which: BoolArray, alone: Collection[int]) -> list[list[int]] | None:
         """Return how long the event of each edge out of each node travels; None: all are there at once.
 
-        It travels from one stream to another, transfers being on none, and to a transfer it does not.
+        It travels from one stream to another, transfers and what is `alone` being on none, and to a transfer
+        it does not. What is `alone` sends none.
         """
         flow, job = self.flow, self.job
         event_ns = np.array([device.event_ns for device in job.machine.devices])
@@ -140,8 +145,10 @@ class CounterReadiness:
         transfers = np.zeros(flow.n_nodes - flow.n_ops, np.int64)
         hop_ns = np.concatenate((event_ns[job.device_of], transfers))
         stream = np.concatenate((job.stream_of, transfers + UNSET))
+        none = np.isin(np.arange(self.n), list(alone))
+        stream[none] = UNSET
         producer, consumer = flow.producer[which], flow.consumer[which]
-        hop = np.where(stream[producer] == stream[consumer], 0, hop_ns[consumer])
+        hop = np.where(none[producer] | (stream[producer] == stream[consumer]), 0, hop_ns[consumer])
         return Csr.group(producer, hop, self.n).lists()
 
     def _counts(self, edges: BoolArray) -> list[int]:

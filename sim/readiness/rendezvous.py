@@ -25,7 +25,7 @@ tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.cc.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,13 @@ from sim.machine.task import Task
 from sim.readiness.counters import Readiness
 from sim.words.errors import GraphError
 
-__all__ = ["Rendezvous", "with_keyed_transfers"]
+__all__ = ["Rendezvous", "transfers_of", "with_keyed_transfers"]
+
+
+def transfers_of(flow: Flow, sends: Collection[int]) -> dict[int, int]:
+    """Return Send → the transfer (node) that brings what it sends, for those that have one."""
+    edges = zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)
+    return {send: node for send, node in edges if send in sends and node >= flow.n_ops}
 
 
 def with_keyed_transfers(job: Job, flow: Flow, keys: RendezvousKeys) -> Flow:
@@ -101,6 +107,8 @@ class Rendezvous:
         Whether Recvs ask when they are taken, by `ask`; else as soon as they are eligible.
     aborted : callable
         ``aborted(task)``: whether the step of a task has been aborted. Then nobody meets in it any more.
+    tell : callable
+        ``tell(send, recv)``: told who meet where nothing has to travel.
 
     Attributes
     ----------
@@ -119,17 +127,14 @@ class Rendezvous:
         context: Context,
         in_turn: bool = False,
         aborted: Callable[[Task], bool] = lambda task: False,
+        tell: Callable[[Task, Task], None] = lambda send, recv: None,
     ) -> None:
-        self._aborted = aborted
+        self._aborted, self._tell = aborted, tell
         self.inner, self.asynchronous = inner, inner.asynchronous
         self.met: list[tuple[int, int]] = []
         self._context, self._recvs = context, keys.recvs
         n_ops = flow.n_ops
-        by_transfer = {
-            send: node
-            for send, node in zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)
-            if send in keys.sends and node >= n_ops
-        }
+        by_transfer = transfers_of(flow, keys.sends)
         self._transfers = {node: keys.sends[send] for send, node in by_transfer.items()}
         self._sends = {op: key for op, key in keys.sends.items() if op not in by_transfer}
         self.asked = frozenset(keys.recvs if in_turn else ())
@@ -266,6 +271,7 @@ class Rendezvous:
         self.met.append((source.id, recv.id))
         recv.dead = recv.dead or source.dead
         if source.op not in self._transfers:
+            self._tell(source, recv)
             self._hand_over(source, recv)
             return
         self._brings[source.id] = recv

@@ -6,6 +6,7 @@
     ├── InputError              the user's input is wrong            (exit status 2)
     │   ├── UnitError           a quantity that cannot be read
     │   ├── GraphError          a graph that cannot be built
+    │   ├── MisfitError         sizes that are each right and do not fit one another
     │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
     │   ├── UnknownOptionError  an option that is none of what was named
     │   ├── ScenarioError       a scenario file that breaks the schema (file:line:col)
@@ -34,6 +35,7 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "InvariantError",
+    "MisfitError",
     "MissingExtraError",
     "OutOfMemoryError",
     "RunError",
@@ -197,6 +199,29 @@ class UnknownOptionError(InputError):
 
 class ScenarioError(InputError):
     """A scenario file breaks the schema; the message begins with ``file:line:col:`` where known."""
+
+
+class MisfitError(InputError):
+    """Sizes that are each right do not fit one another: 3 ranks and 8 heads.
+
+    A sweep leaves such a combination out and counts it.
+
+    Parameters
+    ----------
+    message : str
+        With the sizes.
+    reason : str
+        Without them: what they have in common with others that do not fit for the same reason.
+
+    Examples
+    --------
+    >>> MisfitError("3 ranks cannot share 8 heads", reason="tp divides no heads").reason
+    'tp divides no heads'
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class MissingExtraError(InputError):

@@ -19,7 +19,17 @@ import numpy as np
 
 from sim.words.arrays import IntArray
 
-__all__ = ["Cover", "Intervals", "complement", "in_use", "levels", "most_at_once", "stacked", "union"]
+__all__ = [
+    "Cover",
+    "Intervals",
+    "complement",
+    "in_use",
+    "levels",
+    "most_at_once",
+    "most_in_use",
+    "stacked",
+    "union",
+]
 
 
 class Intervals(NamedTuple):
@@ -184,6 +194,26 @@ def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, 
     change = np.zeros(len(times), np.int64)
     np.add.at(change, which, np.concatenate((weight, -weight)))
     return times, np.cumsum(change)
+
+
+def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArray, n_groups: int) -> IntArray:
+    """Return the most that each group of intervals has in use at an instant.
+
+    Examples
+    --------
+    >>> group = np.array([0, 0, 1])
+    >>> most_in_use(np.array([0, 2, 3]), np.array([5, 6, 4]), np.array([1, 3, 7]), group, 3).tolist()
+    [4, 7, 0]
+    """
+    time, of = np.concatenate((start, end)), np.concatenate((group, group))
+    order = np.lexsort((time, of))
+    time, of = time[order], of[order]
+    last = np.ones(len(time), dtype=bool)  # of the changes of an instant
+    last[:-1] = (time[1:] != time[:-1]) | (of[1:] != of[:-1])
+    held = np.cumsum(np.concatenate((weight, -weight))[order])[last]  # 0 where a group is over
+    most = np.zeros(n_groups, np.int64)
+    np.maximum.at(most, of[last], held)
+    return most
 
 
 def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:

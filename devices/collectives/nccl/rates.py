@@ -5,7 +5,13 @@
     ring       launch + steps x hop + bytes on a link / channels x channel + own bytes x own
                LL: + bytes on a link x rate of LL;  Simple: + a longer start
     NVLS       start + (1 + 1/n) bytes x rate, the first 20 MB slower
-    exchange   start + bytes to others x rate, the first 20 MB slower, + bytes / channels x channel
+    exchange   start + peers x peer + bytes to others x rate, the first 20 MB slower,
+               + bytes / channels x channel + own bytes x copy
+
+"Own bytes" are those of a ring's one primitive more than it has steps on a link: of n ranks, an all-gather
+and a reduce-scatter run n of S/n, an all-reduce 2n - 1 (NCCL, ``src/device/all_gather.h``,
+``reduce_scatter.h``, ``all_reduce.h``). In an exchange a rank copies its own part in the same kernel, whose
+warps all peers share (``src/device/sendrecv.h``).
 
 NCCL's own estimate is right for which algorithm and protocol is taken, and off by some 15 % for how long that
 takes. Its choice gives the amounts on the right; the rates are fitted to measured times
@@ -42,6 +48,8 @@ RATES: Final[Mapping[str, str]] = {
     "nvls": "us per KB that a GPU sends and receives in it",
     "exchange start ll": "us of messages to all peers with protocol LL",
     "exchange start simple": "us of messages to all peers with protocol Simple",
+    "exchange peer": "us more of each peer",
+    "exchange own": "us per KB that a rank copies for itself",
     "exchange channel ll": "us per KB that a channel sends with protocol LL",
     "exchange channel simple": "us per KB that a channel sends with protocol Simple",
     "exchange first": "us per KB more, of the first 20 MB",
@@ -64,12 +72,14 @@ def amounts(kind: str, ranks: int, nbytes: int, choice: Choice) -> dict[str, flo
         raise InputError(f"nobody measured a {kind} by {choice.algorithm}, so nothing is fitted to it")
     n, kb, protocol = ranks, nbytes / 1000, choice.protocol
     if choice.algorithm == "direct":
-        peers = (n - 1) / n if kind == "all_to_all" else 1
-        sent = peers * kb
+        peers, own = (n - 1, kb / n) if kind == "all_to_all" else (1, 0)
+        sent = kb - own
         return {
             f"exchange start {protocol}": 1,
+            "exchange peer": peers,
+            "exchange own": own,
             f"exchange channel {protocol}": sent / choice.channels,
-            "exchange first": peers * min(kb, _FIRST_KB),
+            "exchange first": sent / kb * min(kb, _FIRST_KB) if kb else 0,
             "exchange": sent * (2 if protocol == "ll" else 1),
         }
     if choice.algorithm == "nvls":
@@ -81,7 +91,7 @@ def amounts(kind: str, ranks: int, nbytes: int, choice: Choice) -> dict[str, flo
         "launch": 1,
         f"hop {protocol}": rounds * (n - 1),
         f"channel {protocol}": sent / choice.channels,
-        "own": rounds * kb / n,
+        "own": kb / n,
     }
     more = {"ll": {"link ll": sent}, "simple": {"start simple": 1.0}}
     return found | more.get(protocol, {})

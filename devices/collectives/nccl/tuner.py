@@ -81,6 +81,8 @@ class Tuner:
         Of each node: how many ranks it has.
     nvls : bool
         Whether the switches may reduce, which they cannot do with sums of int8, for one.
+    version : (int, int)
+        Of NCCL: before 2.29 messages of 512 KiB still go by protocol LL. All else here is as in 2.30.
 
     Examples
     --------
@@ -94,6 +96,7 @@ class Tuner:
     gpu: Generation
     per_node: tuple[int, ...]
     nvls: bool = True
+    version: tuple[int, int] = (2, 30)
     found: Found = field(init=False)
 
     def __post_init__(self) -> None:
@@ -277,10 +280,15 @@ class Tuner:
         fewest = most
         while fewest * n > there and fewest > 1:
             fewest //= 2
+        # Network cards have no buffers for messages by LL. Before 2.29 all channels of a peer count for it.
+        by_ll = nodes == 1 and self.version < (2, 29) and message <= most * _LL_MESSAGE
+        if by_ll:
+            low, high = low >> 3, high >> 3
         channels = max(1, min(fewest, _ceil(message, low)))
         while max(low, _ceil(message, channels)) > high and channels <= most // 2:
             channels *= 2
-        p, of_rate = (0, 0.5) if message <= channels * _LL_MESSAGE else (2, 1.0)
+        by_ll |= nodes == 1 and self.version >= (2, 29) and message <= channels * _LL_MESSAGE
+        p, of_rate = (0, 0.5) if by_ll else (2, 1.0)
         latency = BASE_US["ring"][p] + HARDWARE_US["net" if nodes > 1 else "nvlink"]["ring"][p]
         sent = message * (n - 1 if kind == "all_to_all" else 1)
         taken = sent / (1000 * self.gpu.nvlink * of_rate)

@@ -102,6 +102,11 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
         media.setdefault((a, b), medium)
         if duplex:
             media.setdefault((b, a), medium)
+    sharing = values.get("sharing", "serial")
+    if "chunk" in values and sharing != "fifo":
+        raise InputError(
+            f"it takes effect only with sharing: fifo, and this link is {sharing}", path=("chunk",)
+        )
     name, only = values.get("name"), len(media) == 1
     carried = {**TRANSPORTS[values.get("transport", "local")], **values}
     bandwidth = values.get("bandwidth")
@@ -114,25 +119,33 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
             b,
             values.get("latency", 0),
             bandwidth,
-            values.get("sharing", "serial"),
+            sharing,
             values.get("on_request", False),
             medium,
             carried.get("connection_bandwidth"),
             carried.get("message_overhead", 0),
             carried.get("host_copies", False),
+            values.get("chunk"),
         )
         for (a, b), medium in media.items()
     ]
 
 
-def as_network(links: Iterable[Link], network: str) -> tuple[Link, ...]:
-    """Return links that all share in the same way: ``max-min``, ``fifo`` or ``instant``."""
+def as_network(links: Iterable[Link], network: tuple[str, int | None]) -> tuple[Link, ...]:
+    """Return links that all share alike: ``max-min``, ``fifo`` with its chunk, ``serial`` or ``instant``."""
+    word, chunk = network
     of_word: dict[str, dict[str, Any]] = {
-        "max-min": {"sharing": "shared"},
-        "fifo": {"sharing": "serial"},
-        "instant": {"sharing": "independent", "bandwidth_bytes_per_s": None, "connection_bytes_per_s": None},
+        "max-min": {"sharing": "shared", "chunk_bytes": None},
+        "fifo": {"sharing": "fifo", "chunk_bytes": chunk},
+        "serial": {"sharing": "serial", "chunk_bytes": None},
+        "instant": {
+            "sharing": "independent",
+            "bandwidth_bytes_per_s": None,
+            "connection_bytes_per_s": None,
+            "chunk_bytes": None,
+        },
     }
-    return tuple(replace(link, **of_word[network]) for link in links)
+    return tuple(replace(link, **of_word[word]) for link in links)
 
 
 def _list(specs: object) -> list[Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 ::
 
     mesh            every two devices, directly                       NVLink or HCCS within a board
-    ring, torus     neighbours, directly                              a HCCS ring; TPU-like clusters
+    ring, torus     neighbours, directly                              a HCCS ring; clusters of TPUs
     switch          all at one switch                                 NVSwitch; a small cluster
     pcie            devices at the socket of their CPU, behind        a host with one socket or more
                     switches or not; sockets among each other
@@ -177,8 +177,8 @@ def _ring(wires: Wires, link: LinkKeys = _DEFAULT) -> None:
     _torus(wires, (len(wires.ends),), link)
 
 
-def _torus(wires: Wires, shape: tuple[Count, ...], link: LinkKeys = _DEFAULT) -> None:
-    """Connect neighbours in each dimension, the last with the first; the last dimension counts fastest."""
+def _torus(wires: Wires, shape: tuple[Count, ...], link: LinkKeys = _DEFAULT, *, wrap: bool = True) -> None:
+    """Connect neighbours in each dimension, by `wrap` the last with the first; the last counts fastest."""
     ends = wires.ends
     if prod(shape) != len(ends):
         by = " x ".join(map(str, shape))
@@ -190,9 +190,10 @@ def _torus(wires: Wires, shape: tuple[Count, ...], link: LinkKeys = _DEFAULT) ->
         stride = 1
         for dimension in reversed(range(len(shape))):
             n = shape[dimension]
-            if n > 2 or (n == 2 and place[dimension] == 0):  # two are neighbours once
-                step = 1 if place[dimension] < n - 1 else 1 - n
-                pairs.append((ends[k], ends[k + step * stride]))
+            if place[dimension] < n - 1:
+                pairs.append((ends[k], ends[k + stride]))
+            elif wrap and n > 2:  # two are neighbours once
+                pairs.append((ends[k], ends[k + (1 - n) * stride]))
             stride *= n
     wires.connect(pairs, link)
 

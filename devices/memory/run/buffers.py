@@ -29,9 +29,11 @@ import numpy.typing as npt
 from sim.graph.csr import Csr
 from sim.graph.forwards import forwarding
 from sim.graph.graph import Role
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.graph.views import storage_of
 from sim.job.job import Job
 from sim.job.transfers import Flow
+from sim.readiness.rendezvous import transfers_of
 from sim.readiness.strictness import non_strict_ops
 from sim.words.arrays import IntArray
 
@@ -49,6 +51,8 @@ class Buffers(NamedTuple):
         Buffers it makes; offsets of those it reads (see the module), a tensor read twice once.
     resident : list of (device, nbytes, tensor)
         Parameters and graph inputs, once for each device that reads them.
+    offered : dict of int to int
+        Send → the buffer that it offers to a Recv by key, where no transfer reads it.
     """
 
     nbytes: IntArray
@@ -56,14 +60,16 @@ class Buffers(NamedTuple):
     writes: Csr
     reads: Csr
     resident: list[tuple[int, int, int]]
+    offered: dict[int, int]
 
     def uses(self, iterations: int) -> IntArray:
-        """Return how many tasks read each buffer, as (iterations, n_buffers)."""
+        """Return how many tasks read each buffer, Recvs by key among them, as (iterations, n_buffers)."""
         n = len(self.nbytes)
         distance = -(self.reads.indices // n)
         read = self.reads.indices + distance * n
         left = range(iterations, 0, -1)  # iterations from this one to the last
-        return np.array([np.bincount(read[distance < after], minlength=n) for after in left])
+        asked = np.bincount(list(self.offered.values()), minlength=n)
+        return np.array([asked + np.bincount(read[distance < after], minlength=n) for after in left])
 
     def writers(self, some: npt.NDArray[np.bool_]) -> dict[int, list[int]]:
         """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
@@ -127,7 +133,17 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
         Csr.group(made_by[written], made[written], n + n_transfers),
         Csr.group(*reads, n + n_transfers),
         [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
+        _offered(job, flow, own, external | (nbytes == 0)),
     )
+
+
+def _offered(job: Job, flow: Flow, own: IntArray | None, without: npt.NDArray[np.bool_]) -> dict[int, int]:
+    """Return Send → the buffer that it offers, but for those `without` one, or with a transfer."""
+    sends = rendezvous_keys(job.graph).sends
+    met = sorted(sends.keys() - transfers_of(flow, sends).keys())
+    outputs = {send: int(job.graph.first_output[send]) for send in met}
+    offered = outputs if own is None else {send: int(own[output]) for send, output in outputs.items()}
+    return {send: buffer for send, buffer in offered.items() if not without[buffer]}
 
 
 def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from devices.memory.blocks import FREE, Block
 from devices.memory.memory_description import MemorySpec
 from devices.memory.oom import largest_holders
 from devices.memory.run.device_memories import DeviceMemories, Recordings
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.machine.processor import WAIT
@@ -43,10 +44,11 @@ class TensorMemory:
 
     # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
     __slots__ = (
-        "_freed", "allocators", "at_issue", "awaited", "blocks", "by_stream", "calm", "charged", "context",
-        "device_of", "ended", "follows_ends", "granted", "home", "last_on_stream", "late", "launched", "log",
-        "looks", "memories", "n_buffers", "names", "nbytes", "outstanding", "paid_calls", "reads", "reserved",
-        "specs", "stream_of", "synchronising", "unread", "uses", "waits", "writes",
+        "_freed", "allocators", "at_issue", "awaited", "blocks", "by_stream", "calm", "charged",
+        "context", "device_of", "ended", "follows_ends", "granted", "home", "keyed", "last_on_stream",
+        "late", "launched", "log", "looks", "memories", "n_buffers", "names", "nbytes", "offered",
+        "outstanding", "paid_calls", "reads", "reserved", "specs", "stream_of", "synchronising",
+        "unread", "uses", "waits", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +74,8 @@ class TensorMemory:
         uses = buffers.uses(job.iterations)
         self.uses: list[int] = uses.ravel().tolist()
         self.writes, self.reads = buffers.writes.lists(), buffers.reads.lists()
+        self.offered = buffers.offered
+        self.keyed = bool(rendezvous_keys(job.graph).sends)
         # Node → what it writes, and nobody reads (in some iterations).
         self.unread = buffers.writers((uses == 0).any(axis=0))
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
@@ -80,7 +84,8 @@ class TensorMemory:
         self.ended = bytearray(flow.n_nodes * job.iterations)  # tasks, where a free may wait for one
         self.awaited: dict[int, list[tuple[Allocator, Block]]] = {}  # task → blocks that its end sets free
         self._freed = False  # whether a task that took something has let something else go
-        self.late: dict[int, list[int]] = {}  # task → what it reads that had not arrived when it was issued
+        # Task → what it reads that had not arrived when it was issued, or that it met by key.
+        self.late: dict[int, list[int]] = {}
         # Of each node (ops, then transfers): its device, its stream, and whether its reads count when it is
         # issued.
         self.device_of = [*job.device_of.tolist(), *flow.destination.tolist()]
@@ -100,7 +105,7 @@ class TensorMemory:
         self.charged = [costly[device] for device in self.device_of[: flow.n_ops]]
         self.charged += [False] * (flow.n_nodes - flow.n_ops)
         # Whether the end of what was launched is of no consequence.
-        self.calm = not self.looks and not any(costly)
+        self.calm = not self.looks and not any(costly) and not self.offered
         self.follows_ends = not (self.calm and all(self.launched))
         self.paid_calls = [_calls(allocator) for allocator in self.allocators]
 
@@ -206,16 +211,22 @@ class TensorMemory:
                 allocator.event_done(block)
             freed = True
         if not self.launched[task.op]:
-            return self._read(task, -1, now_ns) or freed
-        if self.charged[task.op]:
+            freed |= self._read(task, -1, now_ns)
+        elif self.charged[task.op]:
             self.outstanding[self.device_of[task.op]].discard(task.id)
         if self.late and task.id in self.late:
             for key in self.late.pop(task.id):
                 self.uses[key] -= 1
-                if not self.uses[key]:
+                if not self.uses[key] and self.blocks[key] is not NOWHERE:
                     self._free(key, task, -1, now_ns)
                     freed = True
         return freed
+
+    def met(self, send: Task, recv: Task) -> None:
+        """Let `recv` read what `send` offers until it ends; see `sim.engine.Memory`."""
+        if send.op in self.offered:
+            key = send.iteration * self.n_buffers + self.offered[send.op]
+            self.late.setdefault(recv.id, []).append(key)
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""
@@ -230,7 +241,14 @@ class TensorMemory:
         return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}"
 
     def columns(self) -> dict[str, IntArray]:
-        """Return the log: one row per allocation (change > 0) or free (change < 0), in order."""
+        """Return the log: one row per allocation (change > 0) or free (change < 0), in order.
+
+        What was offered to Recvs and nobody asked for goes with the run.
+        """
+        if self.keyed:
+            for key, block in enumerate(self.blocks):
+                if block is not NOWHERE:
+                    self._free(key, Task(0, 0, 0, 0), -1, self.context.now_ns)
         return self.log.columns()
 
     # -- lifetimes ---------------------------------------------------------------------------

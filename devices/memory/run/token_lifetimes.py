@@ -68,7 +68,7 @@ class TokenMemory(TensorMemory):
 
     __slots__ = (
         "_buffer_of", "_came", "_first", "_forwards", "_given", "_held", "_iteration_of", "_late", "_loose",
-        "_read_by", "_slot",
+        "_offers", "_read_by", "_slot",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +95,9 @@ class TokenMemory(TensorMemory):
         data = flow.carries != UNSET
         own = flow.producer < flow.n_ops
         buffer = np.where(own, flow.carries, graph.n_tensors - flow.n_ops + flow.producer)
-        self._read_by: list[int] = np.bincount(buffer[data], minlength=self.n_buffers).tolist()
+        self._read_by: list[int] = np.bincount(
+            np.append(buffer[data], [*self.offered.values()]).astype(np.int64), minlength=self.n_buffers
+        ).tolist()
         self.unread = buffers.writers(np.array(self._read_by) == 0)
         self._forwards = forwarded_inputs(graph)
         self._loose = set(np.flatnonzero(non_strict_ops(graph)).tolist())
@@ -105,6 +107,7 @@ class TokenMemory(TensorMemory):
             _Place, _Held
         ] = {}  # of tasks that did not wait for all their inputs, until they end
         self._given: set[int] = set()  # tasks that gave their tokens, and have not ended
+        self._offers: dict[int, int] = {}  # Send (task) → the key of what it offers
 
     @property
     def watcher(self) -> TokenWatcher | None:
@@ -140,6 +143,13 @@ class TokenMemory(TensorMemory):
             for slot in slots if passed_on else ():
                 held.gives[slot] = passed_on[0]
                 self.uses[passed_on[0]] += 1
+        self._make_keys(task, held)
+        if op in self.offered and 0 in held.gives:
+            self._offers[task.id] = held.gives[0]
+            self.uses[held.gives[0]] += 1
+
+    def _make_keys(self, task: Task, held: _Held) -> None:
+        op = task.op
         writes = self.writes[op]
         if not writes:
             return
@@ -162,6 +172,11 @@ class TokenMemory(TensorMemory):
             self._freed = True
 
     # -- what happens ------------------------------------------------------------------------
+
+    def met(self, send: Task, recv: Task) -> None:
+        """Let `recv` read what `send` offers until it ends; see `sim.engine.Memory`."""
+        if send.id in self._offers:
+            self.late.setdefault(recv.id, []).append(self._offers.pop(send.id))
 
     def release(self, task: Task) -> bool:
         """`task` ended; see `TensorMemory.release`."""

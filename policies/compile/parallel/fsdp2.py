@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.compile.parallel.accumulation import refuse_micro_batches
-from policies.compile.parallel.grid.combined import REPLICAS, data_parallel
+from policies.compile.parallel.grid.combined import REPLICAS, REPLICATE, DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
 from policies.compile.parallel.ranks import Ranks
@@ -45,7 +45,7 @@ _Prefetch = int | dict[str, list[str]]
 _COPY_IN: Final = "all_gather_copy_in"
 
 
-class FullyShard:
+class FullyShard(DataParallel):
     r"""Run a training step on ranks that share all parameters out.
 
     Parameters
@@ -105,15 +105,15 @@ class FullyShard:
                 whole("fsdp2", option, value, least=0)
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks: neighbours share parameters, every n-th sums what they reduced."""
-        sizes = {"dp": self.shard}
-        if self.shard < len(self.ranks):
-            sizes[REPLICAS] = len(self.ranks) // self.shard
-        return data_parallel(graph, self.ranks, self._program, sizes)
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Neighbours share parameters; every n-th sums what they reduced."""
+        if self.shard == len(self.ranks):
+            return {"dp": self.shard}
+        return {"dp": self.shard, REPLICAS: len(self.ranks) // self.shard}
 
-    def _program(self, graph: Graph, n: int) -> Graph:
-        """Return what one rank runs."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         host = _Host(self, TrainingStep(graph), n)
         host.run()
         return host.program.graph()
@@ -266,7 +266,7 @@ class _Host:
                 tensors,
                 shards,
                 stream="all_reduce",
-                communicator="replicate",
+                communicator=REPLICATE,
                 dimension=REPLICAS,
             )
         self.reduced = last

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
-from policies.compile.parallel.grid.combined import data_parallel
+from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
@@ -32,7 +32,7 @@ from sim.words.errors import InputError
 __all__ = ["MegatronDDP"]
 
 
-class MegatronDDP:
+class MegatronDDP(DataParallel):
     """Run a training step on replicas as Megatron-LM does.
 
     Parameters
@@ -84,12 +84,8 @@ class MegatronDDP:
         least = self.bucket_size if self.overlap and not self.pipeline_rank else max(1, sum(sizes) + 1)
         return [[order[k] for k in row] for row in closed_when_full(sizes, [least], dtypes)]
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
-        return data_parallel(graph, self.ranks, self._program)
-
-    def _program(self, graph: Graph, n: int) -> Graph:
-        """Return what one rank runs."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         program = Program(step, "Megatron DDP")
         parts = n if self.distributed else 1

@@ -26,7 +26,7 @@ from sim.words.limits import MOST_BUILT, at_most
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Ranks", "add_ranks", "on_ranks"]
+__all__ = ["OnRanks", "Ranks", "add_ranks", "on_ranks"]
 
 
 MOST_RANKS: Final = 100_000
@@ -60,6 +60,33 @@ class Ranks(tuple[str, ...]):
             message = "must be a number of GPUs or a list of devices, each once"
             raise InputError(f"{policy}: {option} {message}; found {given!r}", path=(option,))
         return Ranks(f"gpu{r}" for r in range(whole(policy, option, given, most=MOST_RANKS)))
+
+
+class OnRanks:
+    """A rewrite that puts one program on every rank: extend it and override `program`.
+
+    Attributes
+    ----------
+    ranks : Ranks
+    """
+
+    ranks: Ranks
+
+    def program(self, graph: Graph) -> Graph:
+        """Return what each rank runs."""
+        raise NotImplementedError(f"{type(self).__name__} must define program(graph)")
+
+    def communicator(self, name: str, rank: int) -> str:
+        """Return what the communicator that the program calls `name` is on a rank."""
+        return name
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the program on all ranks."""
+        return self.everywhere(self.program(graph))
+
+    def everywhere(self, program: Graph) -> Graph:
+        """Return the graph in which every rank runs a program."""
+        return on_ranks(program, self.ranks, self.communicator)
 
 
 def on_ranks(

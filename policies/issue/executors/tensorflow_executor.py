@@ -158,10 +158,10 @@ class TensorFlowExecutor(Policy):
         """Classify the ops, divide the threads, and make empty queues."""
         graph = job.graph
         costly = np.array([kind not in CHEAP_KINDS for kind in graph.kinds], bool)
-        self._expensive: list[bool] = (costly[graph.kind_code] & ~job.launched).tolist()
+        expensive = costly[graph.kind_code] & ~job.launched
         for op, attributes in graph.attributes.items():
             if "expensive" in attributes:
-                self._expensive[op] = attributes["expensive"]
+                expensive[op] = attributes["expensive"]
         self._estimate = [_FIRST_ESTIMATE] * len(graph)
         self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
         self._asynchronous = self.asynchronous_ops(job)
@@ -178,6 +178,7 @@ class TensorFlowExecutor(Policy):
         self._source_of = list(zip(self._pool_of_op, job.device_of.tolist(), sessions, strict=True))
         self._sources: dict[tuple[int, int, object], _Source] = {}
         self._inlined = self._by_caller(sessions, job.device_of.tolist())
+        self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
 
     def _by_caller(self, sessions: list[object], device_of: list[int]) -> list[bool]:
         """Return of each op whether the calling thread runs its session, which has one executor then."""
@@ -204,9 +205,7 @@ class TensorFlowExecutor(Policy):
         pools = [pool for pool, *_ in set(of_source)]
         if self.cycles_per_us or self._asynchronous or len(pools) > len(set(pools)):
             return None
-        if len(set(self._pool_of_op)) > 1 and job.iterations > 1:
-            return None  # ties between runs of several pools: SimPy defines them
-        cheap = 1 - np.array(self._expensive, np.int64) * ~np.array(self._inlined, bool)
+        cheap = 1 - np.array(self._expensive, np.int64)
         pool, of_issuer = np.array(self._pool_of_op), np.array(self._pool_of_thread)
         return Order("steal", cheap=cheap, pool=pool, pool_of_issuer=of_issuer)
 
@@ -245,16 +244,12 @@ class TensorFlowExecutor(Policy):
 
     def _done(self, now_ready: Sequence[Task], thread: int) -> None:
         """Hand on what an asynchronous kernel made ready: to the pool, or, without one, at once."""
-        if now_ready and self._inlined[now_ready[0].op]:
-            self._inline[thread] += [deque([t]) for t in reversed(now_ready)]
-        else:
-            self._pool[thread].extendleft(now_ready)
+        inlined = [t for t in now_ready if self._inlined[t.op]]
+        self._inline[thread] += [deque([t]) for t in reversed(inlined)]
+        self._pool[thread].extendleft(t for t in now_ready if not self._inlined[t.op])
 
     def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
         inline = self._current[thread]
-        if now_ready and self._inlined[now_ready[0].op]:
-            inline.extend(now_ready)
-            return
         last: Task | None = None
         for task in now_ready:
             if task.dead or not self._is_expensive(task.op):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from policies.pipeline.orders.action import Action
 from policies.pipeline.orders.pipeline_schedule import Schedule, bidirectional
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 
 __all__ = ["chimera"]
 
@@ -45,7 +45,7 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
 
     Raises
     ------
-    InputError
+    MisfitError
         `ranks` is odd.
 
     Examples
@@ -54,8 +54,9 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
     '0F0 1F1 1B1 0B0'
     """
     if ranks % 2:
-        raise InputError(
-            f"chimera needs an even number of ranks, not {ranks}: its pipelines cross in the middle"
+        raise MisfitError(
+            f"chimera needs an even number of ranks, not {ranks}: its pipelines cross in the middle",
+            reason="chimera has an odd number of ranks",
         )
     ticks: list[list[tuple[int, Action]]] = [[] for _ in range(ranks)]
     replica_of: list[int] = []

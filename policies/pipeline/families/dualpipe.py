@@ -36,7 +36,7 @@ from __future__ import annotations
 from policies.pipeline.orders.action import Phase, Slot
 from policies.pipeline.orders.pipeline_schedule import Schedule, bidirectional, v_pipeline
 from policies.pipeline.orders.rank_program import Lane, Program
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 
 __all__ = ["dualpipe", "dualpipe_v"]
 
@@ -46,7 +46,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
 
     Raises
     ------
-    InputError
+    MisfitError
         `ranks` or `micro_batches` is odd, or there are fewer than two micro-batches a rank.
 
     Examples
@@ -55,9 +55,10 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
     0F0 1F2 0F1 1B2 (1F3;0B0)OVERLAP_F_B 1B3 0I1 0W1
     """
     if ranks % 2 or micro_batches % 2 or micro_batches < 2 * ranks:
-        raise InputError(
+        raise MisfitError(
             f"dualpipe needs an even number of ranks, and an even number of micro-batches of at least twice "
-            f"the ranks: {ranks} ranks, {micro_batches} micro-batches"
+            f"the ranks: {ranks} ranks, {micro_batches} micro-batches",
+            reason="dualpipe has an odd number of ranks or micro-batches, or too few of these",
         )
     half = micro_batches // 2
     programs = []
@@ -77,7 +78,7 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     Raises
     ------
-    InputError
+    MisfitError
         There are not exactly two chunks, or fewer micro-batches than stages.
 
     Examples
@@ -86,13 +87,15 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     0F0 1F0 0F1 1B0 (1F1;0B0)OVERLAP_F_B 1B1 0I1 0W1
     """
     if chunks != 2:
-        raise InputError(
-            f"dualpipe-v needs exactly 2 stages a rank (as torch does), not {chunks}: set chunks to 2"
+        raise MisfitError(
+            f"dualpipe-v needs exactly 2 stages a rank (as torch does), not {chunks}: set chunks to 2",
+            reason="dualpipe-v has two stages a rank",
         )
     if micro_batches < 2 * ranks:
-        raise InputError(
+        raise MisfitError(
             f"dualpipe-v needs at least as many micro-batches as stages (as torch does): "
-            f"{micro_batches} micro-batches, {2 * ranks} stages"
+            f"{micro_batches} micro-batches, {2 * ranks} stages",
+            reason="dualpipe-v has fewer micro-batches than stages",
         )
     programs = (_steps(Lane(r), Lane(2 * ranks - 1 - r), ranks, r, micro_batches) for r in range(ranks))
     return v_pipeline("dualpipe-v", programs, ranks=ranks, micro_batches=micro_batches)

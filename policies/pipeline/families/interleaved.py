@@ -25,7 +25,7 @@ from itertools import count
 from policies.pipeline.families.one_f_one_b import actions, alternate
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 
 __all__ = ["interleaved", "interleaved_1f1b"]
 
@@ -35,7 +35,7 @@ def round_size(name: str, ranks: int, micro_batches: int) -> int:
 
     Raises
     ------
-    InputError
+    MisfitError
         The micro-batches cannot be split into equal rounds.
 
     Examples
@@ -49,9 +49,10 @@ def round_size(name: str, ranks: int, micro_batches: int) -> int:
     if micro_batches % rounds:
         below = next(m for m in count(micro_batches, -1) if m % _rounds(ranks, m) == 0)
         above = next(m for m in count(micro_batches) if m % _rounds(ranks, m) == 0)
-        raise InputError(
+        raise MisfitError(
             f"{name} needs micro-batches in equal rounds (as torch does): {ranks} ranks make {rounds} rounds "
-            f"of {micro_batches} micro-batches, which does not come out even; use {below} or {above}"
+            f"of {micro_batches} micro-batches, which does not come out even; use {below} or {above}",
+            reason=f"{name} makes no equal rounds of the micro-batches",
         )
     return micro_batches // rounds
 
@@ -83,7 +84,7 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
 
     Raises
     ------
-    InputError
+    MisfitError
         The micro-batches cannot be split into equal rounds.
 
     Examples

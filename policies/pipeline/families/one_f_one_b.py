@@ -25,7 +25,7 @@ from itertools import repeat
 
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 
 __all__ = ["actions", "alternate", "one_f_one_b"]
 
@@ -62,7 +62,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 
     Raises
     ------
-    InputError
+    MisfitError
         There are fewer micro-batches than ranks.
 
     Examples
@@ -71,9 +71,10 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     ['0F0 0F1 0B0 0F2 0B1 0B2', '1F0 1B0 1F1 1B1 1F2 1B2']
     """
     if micro_batches < ranks:
-        raise InputError(
+        raise MisfitError(
             f"1f1b needs at least as many micro-batches as stages (as torch's Schedule1F1B does): "
-            f"{micro_batches} micro-batches, {ranks} stages; use {ranks} or more, or gpipe"
+            f"{micro_batches} micro-batches, {ranks} stages; use {ranks} or more, or gpipe",
+            reason="1f1b has fewer micro-batches than stages",
         )
     ks = range(micro_batches)
     programs = (alternate(actions(r, "F", ks), actions(r, "B", ks), ranks - 1 - r) for r in range(ranks))

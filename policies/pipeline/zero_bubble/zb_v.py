@@ -28,7 +28,7 @@ from __future__ import annotations
 from policies.pipeline.orders.action import Slot
 from policies.pipeline.orders.pipeline_schedule import Schedule, v_pipeline
 from policies.pipeline.orders.rank_program import Lane, Program
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 
 __all__ = ["require_two_chunks", "zb_v"]
 
@@ -38,12 +38,13 @@ def require_two_chunks(name: str, chunks: int) -> None:
 
     Raises
     ------
-    InputError
+    MisfitError
         `chunks` is not 2.
     """
     if chunks != 2:
-        raise InputError(
-            f"{name} needs exactly 2 stages a rank, one on each arm of the V, not {chunks}: set chunks to 2"
+        raise MisfitError(
+            f"{name} needs exactly 2 stages a rank, one on each arm of the V, not {chunks}: set chunks to 2",
+            reason=f"{name} has two stages a rank",
         )
 
 
@@ -52,7 +53,7 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     Raises
     ------
-    InputError
+    MisfitError
         There are not exactly two chunks.
 
     Examples

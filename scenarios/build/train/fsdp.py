@@ -83,7 +83,7 @@ class _Writer:
 
     def micro_batch(self, k: int) -> None:
         """Write forward and backward of a micro-batch."""
-        n, full = len(self.units), self.of.recompute == "full"
+        n = len(self.units)
         root = self.gather("root", self.root, (), k)
         self.op("embedding", "embedding", self.first.forward.ns, (root,), k, "F")
         forwards: list[int] = []
@@ -106,8 +106,8 @@ class _Writer:
                 messages.append(self.gather_ns[self.bytes[i - 1]])
             if i + 1 < n:
                 messages.append(sum(self.scatter_ns[self.bytes[i + 1]]))
-            ns = unit.backward.ns + (unit.forward.ns if full else 0.0)
-            backwards.append(self.op(f"B{i}", "layer", self.beside(ns, *messages), (arrived,), k, "B"))
+            ns = self.beside(unit.backward.ns, *messages)
+            backwards.append(self.op(f"B{i}", "layer", ns, (arrived,), k, "B"))
             self.scatter(str(i), self.bytes[i], backwards[-1], k)
         last = self.op("embedding gradient", "embedding", self.first.backward.ns, (), k, "B")
         self.scatter("root", self.root, last, k)

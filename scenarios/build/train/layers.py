@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.kernels import Attention, Collective, CollectiveKind, Kernel, Pass, Piece, Product
 from scenarios.build.train.layout import Layout
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 
 __all__ = ["Batch", "RankWork"]
 
@@ -72,13 +72,24 @@ class RankWork:
         t, c = layout.tp, layout.cp
         for what, size in (("heads", model.heads), ("middle", model.middle)):
             if size % t:
-                raise InputError(f"tp: {t} ranks cannot share {size} {what}")
+                raise MisfitError(
+                    f"tp: {t} ranks cannot share {size} {what}", reason=f"tp does not divide the {what}"
+                )
         if batch.sequence % (t * c):
-            raise InputError(f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks")
+            raise MisfitError(
+                f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks",
+                reason="tp·cp does not divide the sequence",
+            )
         if c > 1 and batch.context == "all-to-all" and (model.heads // t) % c:
-            raise InputError(f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring")
+            raise MisfitError(
+                f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring",
+                reason="cp does not divide the heads of a rank",
+            )
         if model.experts % layout.ep:
-            raise InputError(f"ep: {layout.ep} ranks cannot share {model.experts} experts")
+            raise MisfitError(
+                f"ep: {layout.ep} ranks cannot share {model.experts} experts",
+                reason="ep does not divide the experts",
+            )
         self.model, self.layout, self.batch = model, layout, batch
         self.tokens = batch.samples * batch.sequence // c
         """Tokens of a micro-batch on this rank, before sequence parallelism splits them."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from policies.compile.parallel.grid.rank_grid import Grid
-from sim.words.errors import InputError, hint
+from sim.words.errors import InputError, MisfitError, hint
 
 __all__ = ["ORDER", "SHARDINGS", "Group", "Layout", "Sharding"]
 
@@ -96,9 +96,20 @@ class Layout:
             )
         beside = self.tp * self.cp * self.dp
         if beside % self.ep:
-            raise InputError(f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it")
+            raise MisfitError(
+                f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it",
+                reason="ep does not divide tp·cp·dp",
+            )
         if self.shard and (self.dp * self.cp) % self.shard:
-            raise InputError(f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}")
+            raise MisfitError(
+                f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}",
+                reason="shard does not divide dp·cp",
+            )
+        if self.chunks > 1 and self.pp == 1:
+            raise MisfitError(
+                f"vpp: {self.chunks} stages a rank need a pipeline, and pp is 1",
+                reason="vpp without a pipeline",
+            )
 
     @property
     def ranks(self) -> int:

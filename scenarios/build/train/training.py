@@ -19,8 +19,8 @@ core/distributed/param_and_grad_buffer.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, Final, Literal, NamedTuple
 
 from policies.pipeline import Schedule, StageTimes, generate
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
@@ -30,10 +30,10 @@ from scenarios.build.train.kernels import Attention, Collective, Kernel, Piece, 
 from scenarios.build.train.layers import Batch, RankWork
 from scenarios.build.train.layout import Group, Layout
 from scenarios.build.train.memory import Peak, StageMemory, Unit, rank_peak, stage_memory, weight_shapes
-from sim.words.errors import InputError
+from sim.words.errors import MisfitError
 from sim.words.units import round_half_up
 
-__all__ = ["Recompute", "Spent", "Training"]
+__all__ = ["Recompute", "Spent", "Training", "default_schedule"]
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -69,7 +69,10 @@ class Spent(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes."""
+    """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
+
+    What is recomputed is part of the gradient of the input.
+    """
 
     units: tuple[Unit, ...]
     parameters: int
@@ -82,6 +85,17 @@ class Part(NamedTuple):
     def backward(self) -> Spent:
         """Both halves."""
         return self.input_grad.plus(self.weight_grad)
+
+
+@lru_cache(maxsize=64)
+def _plain_schedule(name: str, ranks: int, micro_batches: int, chunks: int | None) -> Schedule:
+    """Return a schedule without options; layouts of a sweep share few of them."""
+    return generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+
+
+def default_schedule(chunks: int) -> str:
+    """Return the schedule that is meant where none is named, for so many stages a rank."""
+    return "interleaved-1f1b" if chunks > 1 else "1f1b"
 
 
 @dataclass(frozen=True)
@@ -134,20 +148,25 @@ class Training:
         """Refuse batches and stages that do not come out even."""
         replicas = self.layout.dp
         if self.global_batch % (replicas * self.micro_batch):
-            raise InputError(
+            raise MisfitError(
                 f"a global batch of {self.global_batch} cannot be shared by {replicas} replicas in "
-                f"micro-batches of {self.micro_batch}"
+                f"micro-batches of {self.micro_batch}",
+                reason="dp·micro_batch does not divide the global batch",
             )
         if self.stage_layers and (sum(self.stage_layers), len(self.stage_layers)) != (
             self.model.layers,
             self.stages,
         ):
-            raise InputError(
+            raise MisfitError(
                 f"stage_layers has {len(self.stage_layers)} stages of {sum(self.stage_layers)} layers, and "
-                f"there are {self.stages} of {self.model.layers}"
+                f"there are {self.stages} of {self.model.layers}",
+                reason="stage_layers has other stages or layers",
             )
         if self.stages > self.model.layers + 2:  # the first and the last may have none
-            raise InputError(f"{self.model.layers} layers cannot be shared by {self.stages} stages")
+            raise MisfitError(
+                f"{self.model.layers} layers cannot be shared by {self.stages} stages",
+                reason="more stages than layers",
+            )
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -244,10 +263,7 @@ class Training:
         parameters = expert = 0
         for unit in units:
             of = self.timed(unit)
-            again = of.forward if unit.checkpointed else Spent()
-            if self.recompute == "selective":
-                again = self.spent(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
-            parts = (of.forward, of.input_grad.plus(again), of.weight_grad)
+            parts = (of.forward, of.input_grad, of.weight_grad)
             spent = [whole.plus(part) for whole, part in zip(spent, parts, strict=True)]
             parameters, expert = parameters + of.parameters, expert + of.expert_parameters
         words = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
@@ -277,11 +293,19 @@ class Training:
                 parameters,
                 sum(size for of_experts, size in sizes if of_experts),
                 self.spent(tuple(forward)),
-                self.spent(tuple(others)),
+                self.spent(tuple(others)).plus(self._again(unit)),
                 self.spent(tuple(k for _, k in weights)),
             )
             self._timed[unit.pieces] = found
         return found
+
+    def _again(self, unit: Unit) -> Spent:
+        """Return where the time goes of what runs again, before the backward of a unit."""
+        if unit.checkpointed:
+            return self.spent(tuple(k for piece in unit.pieces for k in piece.forward))
+        if self.recompute == "selective":
+            return self.spent(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
+        return Spent()
 
     @cached_property
     def _timed(self) -> dict[tuple[Piece, ...], Part]:
@@ -337,20 +361,19 @@ class Training:
 
     # -- the pipeline -------------------------------------------------------------------------------------
 
-    @property
-    def default_schedule(self) -> str:
-        """The schedule that is meant where none is named."""
-        return "interleaved-1f1b" if self.layout.chunks > 1 else "1f1b"
-
     @cached_property
     def schedule(self) -> Schedule:
         """The default schedule."""
-        return self.schedule_of(self.default_schedule)
+        return self.schedule_of(default_schedule(self.layout.chunks))
 
-    def schedule_of(self, name: str, **options: object) -> Schedule:
+    def schedule_of(self, name: str, **options: Any) -> Schedule:
         """Return a schedule by name, with its options."""
-        chunks = {"chunks": self.layout.chunks} if self.layout.chunks > 1 else {}
-        return generate(name, ranks=self.layout.pp, micro_batches=self.micro_batches, **chunks, **options)  # type: ignore[arg-type]
+        chunks = self.layout.chunks if self.layout.chunks > 1 else None
+        if not options:
+            return _plain_schedule(name, self.layout.pp, self.micro_batches, chunks)
+        return generate(
+            name, ranks=self.layout.pp, micro_batches=self.micro_batches, chunks=chunks, **options
+        )
 
     @property
     def sent_nbytes(self) -> int:

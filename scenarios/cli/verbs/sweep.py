@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +21,26 @@ def sweep(
     ],
     policy: Policies = None,
     sets: Sets = None,
+    minimise: Annotated[
+        str | None,
+        typer.Option(
+            "--minimise",
+            metavar="RESULT",
+            help="Find the least of it: makespan, step_time, ... as in expect.",
+        ),
+    ] = None,
+    maximise: Annotated[
+        str | None,
+        typer.Option("--maximise", metavar="RESULT", help="Find the most of it: mfu, tokens_per_s."),
+    ] = None,
+    subject_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--subject-to",
+            metavar="LIMIT",
+            help="A limit of the answer: 'peak_memory.gpu0<=80GB', fits; may be given several times.",
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
     ] = 1,
@@ -43,8 +62,10 @@ def sweep(
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
-    With --out an interrupted sweep resumes where it stopped. A table of another sweep is replaced only with
-    --force. Exit status 1 if a point failed (out of memory, say); its row says why.
+    Points whose sizes do not fit one another are left out and counted. With --out an interrupted sweep
+    resumes where it stopped. A table of another sweep is replaced only with --force. Exit status 1 if a point
+    failed (out of memory, say); its row says why. With --minimise or --maximise the best point and its
+    runner-up are named, and exit status 1 means that there is none.
     """
     import sys
     from concurrent.futures import Executor
@@ -52,40 +73,48 @@ def sweep(
 
     from scenarios.cli.output import print_json
     from scenarios.cli.process.terminal import unescaped
+    from scenarios.cli.tables.sweep_tables import print_answer, print_left_out, print_rows
     from scenarios.cli.warned import show_warnings
+    from scenarios.fields.goals import read_goal
     from scenarios.report.outputs import check_path
     from scenarios.run import sweep as sweeps
+    from scenarios.run.sweeps.sweep_executors import dask_executor, process_executor
     from sim.words.errors import InputError
 
     if out is not None:
         check_path("out", out, (".csv", ".json"))
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
-    points = sweeps.points_of(vary, policy or [None])
+    goal = read_goal(minimise, maximise, subject_to or ())
+    how: dict[str, Any] = {"sets": sets or (), "allow_code": allow_code, "allow_outside": allow_outside}
+    points, left_out = sweeps.fitting(scenario, sweeps.points_of(vary, policy or [None]), **how)
+    settings = [sweeps.column_of(key) for key, _ in points[0].settings]
 
     def done(k: int, n: int) -> None:
         if sys.stderr.isatty():
             typer.echo(f"\r{k} of {n} points", nl=k == n, file=unescaped(sys.stderr))
 
-    def show(rows: list[dict[str, object]]) -> None:
+    def show(rows: list[dict[str, Any]]) -> None:
         if json:
-            print_json(rows)
+            print_json(rows if goal is None else goal.answer(rows) | {"left_out": left_out, "rows": rows})
+        elif goal is not None:
+            print_answer(rows, settings, goal, left_out)
         elif rows:
-            _print(rows, [sweeps.column_of(key) for key, _ in points[0].settings])
+            print_rows(rows, settings)
+            print_left_out(left_out)
 
     with ExitStack() as stack:
         executor: Executor | None = None
         if dask is not None:
-            executor = stack.enter_context(sweeps.dask_executor(dask))
+            executor = stack.enter_context(dask_executor(dask))
         elif jobs > 1:
-            executor = stack.enter_context(sweeps.process_executor(min(jobs, len(points)), show_warnings))
+            executor = stack.enter_context(process_executor(min(jobs, len(points)), show_warnings))
         try:
             rows = sweeps.sweep(
                 scenario,
                 points,
-                sets=sets or (),
-                allow_code=allow_code,
-                allow_outside=allow_outside,
+                **how,
+                results=() if goal is None else goal.results,
                 executor=executor,
                 out=out,
                 force=force,
@@ -97,33 +126,5 @@ def sweep(
     if out is not None:
         typer.echo(f"wrote {out}", err=True)
     show(rows)
-    if any(row["error"] for row in rows):
+    if any(row["error"] for row in rows) if goal is None else not goal.ranked(rows):
         raise typer.Exit(1)
-
-
-def _print(rows: list[dict[str, object]], settings: Sequence[str]) -> None:
-    """Print settings, policy, makespan, how far it is from the bound, and goodput if it is a training run."""
-    from scenarios.cli.text_tables import percent, print_table
-    from scenarios.cli.unused_notes import unused_notes
-    from sim.words.units import format_duration
-
-    table, failures = [], []
-    unused: dict[str, list[str]] = {}
-    goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
-    for row in rows:
-        cells = {key: str(row[key] or "") for key in (*settings, "policy")}
-        shares = {key: percent(float(str(row[key]))) if row.get(key) else "" for key in goodputs}
-        if row["error"]:
-            table.append({**cells, "makespan": "failed", "above bound": "", **shares})
-            failures.append(f"{', '.join(cells.values())}: {row['error']}")
-        else:
-            makespan, bound = int(str(row["makespan_ns"])), int(str(row["lower_bound_ns"]))
-            above = percent(makespan / bound - 1) if bound else ""
-            table.append({**cells, "makespan": format_duration(makespan), "above bound": above, **shares})
-            devices = str(row["unused_devices"])
-            unused[", ".join(cells.values())] = devices.split(", ") if devices else []
-    print_table(table, left=len(table[0]) - 2 - len(goodputs))
-    for note in unused_notes(unused):
-        typer.echo(note)
-    if failures:  # below the table: a long story in a column of its own would leave no room for the others
-        typer.echo("\n" + "\n".join(failures))

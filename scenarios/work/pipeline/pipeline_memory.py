@@ -23,6 +23,7 @@ from sim.analysis.memory_use import Lifetimes, lifetimes
 from sim.trace import Trace
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import OutOfMemoryError
+from sim.words.intervals import most_in_use
 from sim.words.units import format_bytes
 
 __all__ = ["BANDS", "band_of_tensors", "bands_over_time", "memory_bands", "reserved_bytes", "too_much"]
@@ -108,12 +109,11 @@ def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
     received[reader[crossing]] = bool(trace.job.machine.links)
     apart = elsewhere | (made & (band[lives.tensor] == _INPUTS) & received[op])
     pool = np.where(apart, graph.micro_batch[op], UNSET)
-    total = []
-    for name in devices:
-        mine = lives.device == trace.job.machine.device_index(name)
-        pools = (lives.of(mine & (pool == k)).levels()[1] for k in np.unique(pool[mine]).tolist())
-        total.append(sum(int(held.max(initial=0)) for held in pools))
-    return total
+    pools, which = np.unique(np.stack((lives.device, pool)), axis=1, return_inverse=True)
+    most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, which.reshape(-1), pools.shape[1])
+    total = np.zeros(len(trace.job.machine.devices), np.int64)
+    np.add.at(total, pools[0], most)
+    return [int(total[trace.job.machine.device_index(name)]) for name in devices]
 
 
 def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:

@@ -109,9 +109,16 @@ def pipeline_report(
 
 
 def check_memory(
-    trace: Trace, *, schedule: Schedule, stages: Sequence[PipelineStage], devices: Sequence[str]
+    trace: Trace,
+    advise: bool = True,
+    *,
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    devices: Sequence[str],
 ) -> None:
     """Refuse a run that needs more memory than a device has.
+
+    The error always says what would help (`advise`): it is found by formula.
 
     Raises
     ------

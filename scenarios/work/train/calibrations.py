@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ def calibration_names() -> list[str]:
     return sorted(Path(str(each)).stem for each in _FOLDER.iterdir() if str(each).endswith(".yaml"))
 
 
+@cache
 def named_calibration(name: str, precision: str = "bf16") -> Calibration:
     """Return one that comes with this project.
 

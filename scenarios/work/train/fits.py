@@ -11,7 +11,7 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,8 +89,16 @@ def changes_that_fit(training: Training) -> list[Change]:
     return sorted(found, key=lambda change: (change.step_ns, change.what))
 
 
-def check_fits(training: Training, peaks: list[Peak], step: int) -> None:
+def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> None:
     """Refuse a training that needs more memory than a GPU has.
+
+    Parameters
+    ----------
+    training : Training
+    peaks : sequence of Peak
+        Of each pipeline rank.
+    step : int or None
+        Its step, beside which other settings are tried; None: none is.
 
     Raises
     ------
@@ -107,8 +115,11 @@ def check_fits(training: Training, peaks: list[Peak], step: int) -> None:
     same = training.layout.ranks // len(peaks)
     message = (
         f"pipeline rank {rank} (each of its {same} GPUs) needs {_size(worst.nbytes)} of {_size(limit)}, "
-        f"at the {worst.when}: {shown}\n  "
+        f"at the {worst.when}: {shown}"
     )
+    if step is None:
+        raise OutOfMemoryError(message)
+    message += "\n  "
     changes = changes_that_fit(training)
     if not changes:
         raise OutOfMemoryError(

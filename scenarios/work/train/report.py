@@ -34,12 +34,14 @@ def peaks_of(training: Training, schedule: Schedule) -> list[Peak]:
     return [fsdp_peak(training)] if is_layered(training) else training.peaks(schedule)
 
 
-def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[str, Any]:
+def train_report(
+    trace: Trace, training: Training, schedule: Schedule, peaks: Sequence[Peak]
+) -> dict[str, Any]:
     """Return the key ``train`` of the summary of a run."""
     step, layout = trace.makespan_ns, training.layout
     seconds = step / NS_PER_S
-    peaks = peaks_of(training, schedule)
-    capacity = training.memory
+    capacity, most = training.memory, max(peak.nbytes for peak in peaks)
+    times = _times(trace, training, schedule)
     return {
         "step_ns": step,
         "tokens_per_s": training.tokens / seconds,
@@ -60,10 +62,13 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
         },
         "ranks": [
             {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
-            for of_rank, peak in zip(_times(trace, training, schedule), peaks, strict=True)
+            for of_rank, peak in zip(times, peaks, strict=True)
         ],
         "memory_limit_bytes": capacity,
-        "fits": capacity is None or max(peak.nbytes for peak in peaks) <= capacity,
+        "peak_bytes": most,
+        "exposed_ns": max(of["exposed_in_layers"] + of["exposed_around"] for of in times),
+        "bubble": sum(of["waits"] for of in times) / (len(times) * step),
+        "fits": capacity is None or most <= capacity,
     }
 
 

@@ -171,6 +171,9 @@ class TrainFields(Strict):
         Name | CalibrationFields, Field(description="what the GPU reaches: a name, a file, or numbers")
     ]
     parallel: Annotated[ParallelFields, Field(default_factory=ParallelFields)]
+    gpus: Annotated[
+        Count | None, Field(description="which the layout has to fill; dp, if left out, takes what is left")
+    ] = None
     node: Annotated[Size, Field(description="GPUs a node")] = 8
     sequence: Annotated[Count, Field(description="tokens of a sample")]
     micro_batch: Annotated[Size, Field(description="samples of a micro-batch")] = 1

@@ -11,15 +11,15 @@ names none.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from policies.pipeline import Schedule
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import is_layered, step_graph
-from scenarios.build.train.training import Training
+from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_report import pipeline_report
 from scenarios.work.train.calibrations import named_calibration, read_calibration, to_calibration
@@ -31,7 +31,7 @@ from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.trace import Trace
 from sim.words import plugins
-from sim.words.errors import InputError, ScenarioError, UnknownNameError
+from sim.words.errors import InputError, MisfitError, UnknownNameError, located
 
 if TYPE_CHECKING:
     from scenarios.fields.policy_fields import Policy
@@ -50,9 +50,20 @@ class Train(Workload):
         """Return the names of all schedules."""
         return plugins.names("sim.pipelines")
 
-    def default_schedule(self) -> str:
+    def default_policy(self) -> Mapping[str, Any]:
         """Return the schedule that is meant where a scenario names none."""
-        return "interleaved-1f1b" if self.train.parallel.vpp > 1 else "1f1b"
+        return {"name": default_schedule(self.train.parallel.vpp)}
+
+    def misfit(self, document: Document, policy: Policy) -> str | None:
+        """Return why sizes do not fit one another; what else is wrong is said by a run."""
+        try:
+            training = _training(self.train, document)
+            _schedule(training, policy)
+        except MisfitError as error:
+            return error.reason
+        except InputError:
+            pass
+        return None
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Refuse: without a schedule there is no graph."""
@@ -77,35 +88,40 @@ class Train(Workload):
                 ("machine",), "a training runs on what its calibration describes, and takes no machine"
             )
         training = training_of(self.train, document)
-        options = dict(policy.options)
-        assert policy.name is not None
         try:
-            schedule = training.schedule_of(policy.name, **options)
-            if schedule.stages != training.stages:
-                raise InputError(
-                    f"{policy.name} has {schedule.stages} stages, and pp·vpp = {training.stages}"
-                )
+            schedule = _schedule(training, policy)
             graph, devices = step_graph(training, schedule)
         except InputError as error:
             if error.path or isinstance(error, UnknownNameError):
                 raise document.wrong(error, loc) from error
             raise document.error(_HERE, str(error)) from error
 
+        peaks = peaks_of(training, schedule)
+        names = [device.name for device in devices.devices]
+
         def report(trace: Trace) -> dict[str, Any]:
-            told = {"train": train_report(trace, training, schedule)}
+            held = {name: {"peak_memory_bytes": of.nbytes} for name, of in zip(names, peaks, strict=True)}
+            told = {"train": train_report(trace, training, schedule, peaks), "devices": held}
             if is_layered(training):
                 return told
-            names = [device.name for device in devices.devices]
             stages = training.pipeline_stages
             return {**pipeline_report(trace, schedule=schedule, stages=stages, devices=names), **told}
 
-        return Work(
-            graph, devices, report, partial(_check, training=training, peaks=peaks_of(training, schedule))
+        def fits(trace: Trace, advise: bool) -> None:
+            check_fits(training, peaks, trace.makespan_ns if advise else None)
+
+        return Work(graph, devices, report, fits)
+
+
+def _schedule(training: Training, policy: Policy) -> Schedule:
+    assert policy.name is not None
+    schedule = training.schedule_of(policy.name, **policy.options)
+    if schedule.stages != training.stages:
+        raise MisfitError(
+            f"{policy.name} has {schedule.stages} stages, and pp·vpp = {training.stages}",
+            reason=f"{policy.name} has other stages than pp·vpp",
         )
-
-
-def _check(trace: Trace, training: Training, peaks: list[Any]) -> None:
-    check_fits(training, peaks, trace.makespan_ns)
+    return schedule
 
 
 def training_of(fields: TrainFields, document: Document) -> Training:
@@ -116,19 +132,22 @@ def training_of(fields: TrainFields, document: Document) -> Training:
     ScenarioError
         With the place: an unknown model or calibration, sizes that do not fit each other.
     """
-    part: Loc = _HERE
-    try:
-        part = (*_HERE, "model")
+    with document.placing(*_HERE):
+        return _training(fields, document)
+
+
+def _training(fields: TrainFields, document: Document) -> Training:
+    with located("model"):
         model = _architecture(fields.model)
-        part = (*_HERE, "calibration")
+    with located("calibration"):
         calibration = _calibration(fields, document)
-        part = (*_HERE, "parallel")
-        parallel = fields.parallel
+    parallel = fields.parallel
+    with located("parallel"):
         layout = Layout(
             tp=parallel.tp,
             cp=parallel.cp,
             pp=parallel.pp,
-            dp=parallel.dp,
+            dp=_replicas(fields),
             ep=parallel.ep,
             chunks=parallel.vpp,
             sequence_parallel=parallel.sequence_parallel,
@@ -137,31 +156,42 @@ def training_of(fields: TrainFields, document: Document) -> Training:
             order=tuple(parallel.order),
             node=fields.node,
         )
-        part = _HERE
-        training = Training(
-            model=model,
-            layout=layout,
-            calibration=calibration,
-            sequence=fields.sequence,
-            micro_batch=fields.micro_batch,
-            global_batch=fields.global_batch,
-            recompute=fields.recompute,
-            gradient_bytes=4 if fields.gradients == "fp32" else 2,
-            optimizer_bytes=fields.optimizer_bytes,
-            overlap=fields.overlap,
-            stage_layers=tuple(fields.stage_layers or ()),
-            context=parallel.context,
-            flash=fields.flash,
-            dropout=fields.dropout,
-            imbalance=fields.imbalance,
-            memory=fields.memory if fields.memory is not None else calibration.memory,
+    training = Training(
+        model=model,
+        layout=layout,
+        calibration=calibration,
+        sequence=fields.sequence,
+        micro_batch=fields.micro_batch,
+        global_batch=fields.global_batch,
+        recompute=fields.recompute,
+        gradient_bytes=4 if fields.gradients == "fp32" else 2,
+        optimizer_bytes=fields.optimizer_bytes,
+        overlap=fields.overlap,
+        stage_layers=tuple(fields.stage_layers or ()),
+        context=parallel.context,
+        flash=fields.flash,
+        dropout=fields.dropout,
+        imbalance=fields.imbalance,
+        memory=fields.memory if fields.memory is not None else calibration.memory,
+    )
+    training.work  # noqa: B018 - sizes that no rank can have are refused here
+    return training
+
+
+def _replicas(fields: TrainFields) -> int:
+    """Return dp: as it is given, or what is left of the GPUs."""
+    of = fields.parallel
+    if fields.gpus is None:
+        return of.dp
+    given, sizes = of.tp * of.cp * of.pp, "tp·cp·pp"
+    if "dp" in of.model_fields_set:
+        given, sizes = given * of.dp, f"{sizes}·dp"
+    if fields.gpus % given or ("dp" in of.model_fields_set and fields.gpus != given):
+        raise MisfitError(
+            f"{sizes} = {given} ranks do not fill {fields.gpus} GPUs",
+            reason=f"{sizes} does not fill the GPUs",
         )
-        training.work  # noqa: B018 - sizes that no rank can have are refused here
-        return training
-    except ScenarioError:
-        raise
-    except InputError as error:
-        raise document.error(part, str(error)) from error
+    return of.dp if "dp" in of.model_fields_set else fields.gpus // given
 
 
 def _architecture(fields: ModelFields) -> Architecture:

@@ -44,7 +44,8 @@ def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
     """Return what a collective asks the machine's model for."""
     kind = graph.kind(int(c.op[entry]))
     kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
-    return Call(kind, int(c.nbytes[entry]), c.members[int(c.party[entry])], int(c.root[entry]))
+    name = c.names[int(c.communicator[entry])]
+    return Call(kind, int(c.nbytes[entry]), c.members[int(c.party[entry])], int(c.root[entry]), name)
 
 
 def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:

@@ -20,16 +20,19 @@ from dataclasses import replace
 from typing import Any, Final
 
 from policies.compile.parallel.grid.rank_grid import DATA, MEGATRON, Grid, read_order
-from policies.compile.parallel.ranks import Ranks, add_ranks
+from policies.compile.parallel.ranks import OnRanks, Ranks, add_ranks
 from policies.compile.records import Edge, Records, read, write
 from sim import Graph, GraphBuilder
 from sim.words.arrays import UNSET
 from sim.words.errors import GraphError, InputError
 
-__all__ = ["REPLICAS", "RankOrder", "data_parallel", "multiplied", "on_each_rank", "programs_of"]
+__all__ = ["REPLICAS", "REPLICATE", "DataParallel", "RankOrder", "multiplied", "on_each_rank", "programs_of"]
 
 REPLICAS: Final = "replicas"
 """Dimension of groups that each share parameters out (HSDP)."""
+
+REPLICATE: Final = "replicate"
+"""Their communicator."""
 
 _ORDER: Final = (*MEGATRON[:4], REPLICAS, *MEGATRON[4:])
 
@@ -84,28 +87,41 @@ def multiplied(
     return _placed(placed, grid, ranks if old.ranks == 1 else Ranks.of("", grid.ranks))
 
 
-def data_parallel(
-    graph: Graph,
-    ranks: Ranks,
-    program: Callable[[Graph, int], Graph],
-    sizes: Mapping[str, int] | None = None,
-) -> Graph:
-    """Return replicas of every rank there is.
+class DataParallel(OnRanks):
+    """A rewrite that makes replicas of what there is, whose gradients are summed: override `step`.
 
-    Parameters
-    ----------
-    graph, ranks
-        As for `multiplied`.
-    program : callable
-        ``program(one, n)``: what a rank runs that sums its gradients with `n` - 1 others.
-    sizes : mapping of str to int, optional
-        Dimensions of the replicas; the first is that of ranks which share out parameters.
+    Ranks that have parts of one sequence (context parallelism) sum their gradients with the replicas'.
     """
 
-    def of_rank(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
-        return program(one, len(grid.members(DATA)))
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Dimensions of the replicas; the first is that of ranks which share parameters out."""
+        return {"dp": len(self.ranks)}
 
-    return multiplied(graph, ranks, sizes or {"dp": len(ranks)}, of_rank)
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return what a rank runs that sums its gradients with `n` - 1 others."""
+        raise NotImplementedError(f"{type(self).__name__} must define step(graph, n)")
+
+    def program(self, graph: Graph) -> Graph:
+        """Return what each rank runs, of the step of one device."""
+        return self.step(graph, self.sizes["dp"])
+
+    def communicator(self, name: str, rank: int) -> str:
+        """Return what a communicator of the program is on a rank, where there are no other dimensions."""
+        grid, dimension = Grid(self.sizes), REPLICAS if name == REPLICATE else DATA
+        return name if grid.groups(dimension) == 1 else f"{name} {grid.number(dimension, rank)}"
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the program of every rank there is on all its replicas."""
+        if not graph.in_communicators:
+            return self.everywhere(self.program(programs_of(graph)[1][0]))
+        return multiplied(
+            graph, self.ranks, self.sizes, lambda one, grid, at: self.step(one, len(grid.members(DATA)))
+        )
+
+    def everywhere(self, program: Graph) -> Graph:
+        """Return the graph in which every rank runs a program."""
+        return _placed([program] * len(self.ranks), Grid(self.sizes), self.ranks)
 
 
 def on_each_rank(graph: Graph, program: Callable[[Graph], Graph]) -> Graph:

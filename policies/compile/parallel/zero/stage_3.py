@@ -28,9 +28,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from policies.compile.parallel.accumulation import refuse_micro_batches
 from policies.compile.parallel.buckets import closed_before_overflow
-from policies.compile.parallel.grid.combined import data_parallel
+from policies.compile.parallel.grid.combined import DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import Module, Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.ranks import Ranks
@@ -43,7 +43,7 @@ from sim import Graph
 __all__ = ["ZeroThree"]
 
 
-class ZeroThree:
+class ZeroThree(DataParallel):
     """Run a training step on ranks that each keep a part of every parameter.
 
     Parameters
@@ -96,12 +96,8 @@ class ZeroThree:
         self.reuse = whole("zero-3", "max_reuse_distance", max_reuse_distance, least=0)
         self.overlap, self.first_step = overlap_comm, first_step
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
-        return data_parallel(graph, self.ranks, self._program)
-
-    def _program(self, graph: Graph, n: int) -> Graph:
-        """Return what one rank runs."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         host = _Coordinator(self, TrainingStep(graph), n)
         host.run()
         return host.program.graph()

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from policies.compile.parallel.accumulation import refuse_micro_batches
 from policies.compile.parallel.buckets import closed_before_overflow
-from policies.compile.parallel.grid.combined import data_parallel
+from policies.compile.parallel.grid.combined import DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.program import COMPUTE, Program
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
@@ -36,7 +36,7 @@ GROUP: Final = "data parallel"
 """The communicator of all ranks."""
 
 
-class ZeroOne:
+class ZeroOne(DataParallel):
     """Run a training step on ranks that each keep a part of the optimiser's states.
 
     Parameters
@@ -80,12 +80,8 @@ class ZeroOne:
         sizes = [each.elements for each in order]
         return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
-        return data_parallel(graph, self.ranks, self._program)
-
-    def _program(self, graph: Graph, n: int) -> Graph:
-        """Return what one rank runs."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         if self.stage == 2 or self.overlap_comm:
             refuse_micro_batches(step, "zero-2" if self.stage == 2 else "zero-1 with overlap_comm")

@@ -1,0 +1,1 @@
+"""What commands print of a sweep, of a training run: a table each."""

@@ -1,0 +1,156 @@
+"""A sweep as people read it: its rows, and the answer to what was sought in it.
+
+::
+
+    tp  pp  ...  makespan  tokens/s  MFU  memory      the ten best
+    best: tp=2, pp=4: step_time 2.39 s                and the one behind it, by how much
+    left out: 530 tp does not divide the heads        what was never run, by reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from scenarios.cli.text_tables import percent, print_table, size
+from scenarios.cli.unused_notes import unused_notes
+from scenarios.fields.goals import Goal
+from scenarios.fields.results import shown_result
+from sim.words.units import format_duration
+
+__all__ = ["print_answer", "print_left_out", "print_rows"]
+
+Row = Mapping[str, Any]
+
+_SHOWN: Final = 10
+"""Rows of a table of the best."""
+
+
+def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
+    """Print settings, policy, makespan, how far it is from the bound, and what else such runs have.
+
+    A training run has goodput; a training step tokens/s, MFU, memory of the fullest rank, bubble.
+    """
+    lines, failures = [], []
+    unused: dict[str, list[str]] = {}
+    goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
+    trains = any("train.step_ns" in row for row in rows)
+    for row in rows:
+        cells = {key: str(row[key] or "") for key in (*settings, "policy")}
+        more = {key: percent(row[key]) if row.get(key) else "" for key in goodputs}
+        more |= _of_training(row) if trains else {}
+        if row["error"]:
+            lines.append({**cells, "makespan": "failed", "above bound": "", **more})
+            failures.append(f"{', '.join(cells.values())}: {row['error']}")
+        else:
+            makespan, bound = row["makespan_ns"], row["lower_bound_ns"]
+            above = percent(makespan / bound - 1) if bound else ""
+            lines.append({**cells, "makespan": format_duration(makespan), "above bound": above, **more})
+            unused[", ".join(cells.values())] = (
+                row["unused_devices"].split(", ") if row["unused_devices"] else []
+            )
+    print_table(lines, left=len(settings) + 1)
+    for note in unused_notes(unused):
+        print(note)
+    if failures:  # below the table: a long story in a column of its own would leave no room for the others
+        print("\n" + "\n".join(failures))
+
+
+def print_answer(
+    rows: Sequence[Row], settings: Sequence[str], goal: Goal, left_out: Mapping[str, int]
+) -> None:
+    """Print the best rows, the best and its runner-up with what limits them, and what was no answer."""
+    ranked = goal.ranked(rows)
+    names = dict(zip(settings, _short(settings), strict=True))
+    if ranked:
+        best = [rows[i] for i in ranked[:_SHOWN]]
+        shown = [{names.get(key, key): value for key, value in row.items()} for row in best]
+        print_rows(shown, [*names.values()])
+        if len(ranked) > len(shown):
+            print(f"({_SHOWN} best of {len(ranked):,})")
+        print()
+        _print_best(shown, [*names.values()], goal)
+    else:
+        print("no point is an answer")
+    failed = sum(bool(row["error"]) for row in rows)
+    outside = len(rows) - failed - len(ranked)
+    told = f"{len(ranked):,} answers, {failed:,} failed, {outside:,} outside the limits"
+    print(f"{len(rows):,} points ran: {told}")
+    if not ranked:
+        for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
+            print(f"  {error}")
+    print_left_out(left_out)
+
+
+def print_left_out(left_out: Mapping[str, int]) -> None:
+    """Print how many points were never run, by reason."""
+    if left_out:
+        print(f"{sum(left_out.values()):,} points were left out, whose sizes do not fit one another:")
+        for reason, count in sorted(left_out.items(), key=lambda item: -item[1]):
+            print(f"  {count:>6,}  {reason}")
+
+
+def _print_best(shown: Sequence[Row], names: Sequence[str], goal: Goal) -> None:
+    best, second = shown[0], shown[1] if len(shown) > 1 else None
+    value = best[goal.column]
+    print(f"best: {_called(best, names)}: {goal.what} {shown_result(goal.what, value)}")
+    _print_limits(best, goal)
+    if second is None:
+        print("runner-up: none")
+        return
+    behind = second[goal.column]
+    far = f", {100 * (behind / value - 1):+.2f}%" if value else ""
+    print(f"runner-up: {_called(second, names)}: {goal.what} {shown_result(goal.what, behind)}{far}")
+    _print_limits(second, goal)
+
+
+def _print_limits(row: Row, goal: Goal) -> None:
+    """Print what limits a row: memory that is free, time that is lost, and limits that were asked for."""
+    told = []
+    if "train.step_ns" in row:
+        step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.memory_limit_bytes"]
+        if limit is not None:
+            free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
+            told.append(f"memory {size(peak)} of {size(limit)}, {free}")
+        lost = {"bubble": row["train.bubble"], "exposed communication": row["train.exposed_ns"] / step}
+        told += [f"{name} {percent(share)} of the step" for name, share in lost.items()]
+        most = max(lost, key=lambda name: lost[name])
+        told.append(f"most is lost to {most}")
+    for limit in goal.limits:
+        told.append(f"{limit.what} {shown_result(limit.what, row[limit.column])} ({limit})")
+    if told:
+        print("  " + "; ".join(told))
+
+
+def _of_training(row: Row) -> dict[str, str]:
+    if "train.step_ns" not in row:
+        return dict.fromkeys(("tokens/s", "MFU", "memory", "bubble", "exposed"), "")
+    return {
+        "tokens/s": f"{row['train.tokens_per_s']:,.0f}",
+        "MFU": percent(row["train.mfu"]),
+        "memory": size(row["train.peak_bytes"]),
+        "bubble": percent(row["train.bubble"]),
+        "exposed": percent(row["train.exposed_ns"] / row["train.step_ns"]),
+    }
+
+
+def _called(row: Row, names: Sequence[str]) -> str:
+    parts = [f"{name}={row[name]}" for name in names]
+    return ", ".join([*parts, str(row["policy"])])
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """Return the shortest ends of dotted keys that tell them apart.
+
+    Examples
+    --------
+    >>> _short(["workload.train.parallel.tp", "workload.train.parallel.pp", "seed"])
+    ['tp', 'pp', 'seed']
+    """
+    ends = []
+    for key in keys:
+        parts = key.split(".")
+        tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        others = [other for other in keys if other != key]
+        ends.append(next((t for t in tails if not any(f".{o}".endswith(f".{t}") for o in others)), key))
+    return ends

@@ -1,0 +1,135 @@
+"""What a search looks for, in the results of ``expect:``: the least or the most of one, and limits on others.
+
+::
+
+    --minimise step_time      --maximise tokens_per_s
+    --subject-to 'peak_memory.gpu0<=80GB'      --subject-to 'mfu>=40%'      --subject-to fits
+
+Of rows that failed (out of memory, say) none is ever the answer, so that ``fits`` is always meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from scenarios.fields.expect import holds
+from scenarios.fields.results import RESULTS, Value, column_of_result
+from sim.words.errors import InputError, hint
+
+__all__ = ["Goal", "Limit", "read_goal"]
+
+_SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
+
+
+class Limit(NamedTuple):
+    """A condition on a result: ``at_most``, ``at_least`` or ``equals`` to a value in base units."""
+
+    what: str
+    condition: Mapping[str, Value]
+
+    @property
+    def column(self) -> str:
+        """Where a row has it."""
+        return column_of_result(self.what)
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        """Whether it holds in a row of results."""
+        return holds(row[self.column], self.condition)
+
+    def __str__(self) -> str:
+        """Return ``peak_memory.gpu0 at most 80 GB``."""
+        words = {"at_most": "at most ", "at_least": "at least ", "equals": ""}
+        show = RESULTS[self.what.partition(".")[0]].unit.show
+        return ", ".join(f"{self.what} {words[key]}{show(value)}" for key, value in self.condition.items())
+
+
+class Goal(NamedTuple):
+    """The least, or the most, of a result, under some limits."""
+
+    what: str
+    most: bool = False
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The results that it asks for."""
+        return tuple(dict.fromkeys([self.what, *(limit.what for limit in self.limits)]))
+
+    @property
+    def column(self) -> str:
+        """Where a row has what is sought."""
+        return column_of_result(self.what)
+
+    def allows(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is an answer at all."""
+        return not row["error"] and all(limit.holds(row) for limit in self.limits)
+
+    def ranked(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return which rows are answers, the best first; of equal ones the first in the table."""
+        sign = -1 if self.most else 1
+        allowed = [i for i, row in enumerate(rows) if self.allows(row)]
+        return sorted(allowed, key=lambda i: sign * rows[i][self.column])
+
+    def answer(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the best row and its runner-up (None: there is none), and how many answers there are."""
+        ranked = self.ranked(rows)
+        best, second = ([*(rows[i] for i in ranked[:2]), None, None])[:2]
+        return {"answers": len(ranked), "best": best, "runner_up": second}
+
+
+def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[str] = ()) -> Goal | None:
+    """Read the words of the command line; None: nothing is sought.
+
+    Raises
+    ------
+    InputError
+        Both at once, limits alone, an unknown result, one that has no order, a value without its unit.
+
+    Examples
+    --------
+    >>> goal = read_goal("makespan", None, ["peak_memory.gpu0<=80GB", "fits"])
+    >>> goal.column, [str(limit) for limit in goal.limits]
+    ('makespan_ns', ['peak_memory.gpu0 at most 80 GB'])
+    """
+    if minimise is not None and maximise is not None:
+        raise InputError("give --minimise or --maximise, not both")
+    what = minimise if minimise is not None else maximise
+    if what is None:
+        if subject_to:
+            raise InputError("--subject-to is a limit on an answer: say what to --minimise or --maximise")
+        return None
+    option = "--minimise" if minimise is not None else "--maximise"
+    _check_known(what, option)
+    if not RESULTS[what.partition(".")[0]].is_amount:
+        raise InputError(f"{option} {what}: has no least and no most")
+    return Goal(what, maximise is not None, tuple(_limits(subject_to)))
+
+
+def _limits(texts: Sequence[str]) -> Iterator[Limit]:
+    for text in texts:
+        parts = re.fullmatch(r"\s*(.+?)\s*(?:(<=|>=|=)\s*(.+?)\s*)?", text)
+        if parts is None:
+            raise InputError(f"--subject-to {text!r}: give a result and its limit, as in 'mfu>=40%', or fits")
+        what, sign, value = parts.groups()
+        if what == "fits" and sign is None:
+            continue
+        _check_known(what, "--subject-to")
+        if sign is None:
+            raise InputError(f"--subject-to {text!r}: give its limit, too, as in '{what}<=...'")
+        try:
+            yield Limit(what, {_SIGNS[sign]: RESULTS[what.partition(".")[0]].read_text(value)})
+        except InputError as error:
+            raise InputError(f"--subject-to {text!r}: {error}") from None
+
+
+def _check_known(what: str, option: str) -> None:
+    kind, _, name = what.partition(".")
+    if kind not in RESULTS:
+        raise InputError(f"{option} {what}: unknown result {kind!r}{hint(kind, RESULTS)}")
+    of = RESULTS[kind].of
+    if of and not name:
+        raise InputError(f"{option} {what}: is of a {of}: write {kind}.NAME")
+    if name and not of:
+        raise InputError(f"{option} {what}: is of the whole run: write {kind}")

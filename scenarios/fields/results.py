@@ -1,0 +1,232 @@
+"""What may be asked of a run: results by name, in the units that people write, and where a summary has them.
+
+::
+
+    makespan              of the run            `RESULTS` lists all
+    peak_memory.gpu0      of a device           so do links, and recoveries of a training run
+    start.conv            of an op; conv[2] in the third iteration
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from sim.job.job import Job
+from sim.trace import Trace
+from sim.words.errors import InputError
+from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
+
+__all__ = [
+    "FLAG",
+    "ORDER",
+    "RESULTS",
+    "SHARE",
+    "WORD",
+    "Summary",
+    "Unit",
+    "Value",
+    "column_of_result",
+    "result_of_run",
+    "shown_result",
+    "task_names",
+]
+
+Summary = Mapping[str, Any]
+Value = int | float | str | list[str]
+
+
+class Unit(NamedTuple):
+    """How values of a sort are read from a scenario and shown to a reader: exactly, or rounded (`brief`)."""
+
+    read: Callable[[Any], Value]
+    show: Callable[[Any], str]
+    brief: Callable[[Any], str] | None = None
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{value!r} is not a whole number")
+    return value
+
+
+def _names(value: Any) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{value!r} is not a list of ops, as in [a, b, c]")
+    return [str(item) for item in value]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{value!r} is neither true nor false")
+    return value
+
+
+_DURATION = Unit(
+    lambda value: parse_duration(value, what=""),
+    lambda value: format_duration(value, digits=None),
+    format_duration,
+)
+_BYTES = Unit(
+    lambda value: parse_bytes(value, what=""),
+    lambda value: format_bytes(value, digits=None),
+    lambda value: format_bytes(value, iec=True),
+)
+SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
+_COUNT = Unit(_whole, str)
+_NUMBER = Unit(_number, lambda value: f"{value:.10g}")
+FLAG = Unit(_flag, lambda value: str(value).lower())
+WORD = Unit(str, str)
+ORDER = Unit(_names, lambda value: f"[{', '.join(value)}]")
+
+
+class _Result(NamedTuple):
+    """One thing that may be expected.
+
+    Attributes
+    ----------
+    unit : Unit
+    of : str
+        What must be named behind the dot: ``"device"``, ``"link"``, ``"op"``, ``"recovery"``, or nothing.
+    key : str
+        Where it is in the summary, or in that of the device, link or pipeline; of an op: the column.
+    """
+
+    unit: Unit
+    of: str
+    key: str
+
+    @property
+    def is_amount(self) -> bool:
+        """Whether one of it is more than another."""
+        return self.unit not in (ORDER, WORD, FLAG)
+
+    def read_text(self, text: str) -> Value:
+        """Return a value that is written as text, in base units.
+
+        Raises
+        ------
+        InputError
+            It has no unit, or another one.
+        """
+        plain = {"true": True, "false": False}.get(text) if self.unit is FLAG else _plain_number(text)
+        return self.unit.read(text if plain is None else plain)
+
+    def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
+        """Return what came out; None: the run has no such result."""
+        if self.unit is ORDER:
+            return _row_names(trace)
+        if self.of == "op":
+            names = _row_names(trace)
+            return int(trace.tasks[self.key][names.index(name)]) if name in names else None
+        found: Any = summary
+        if self.of == "recovery":
+            found = summary["training_run"]["recovery"][name]
+        elif self.of:
+            found = summary[f"{self.of}s"][name]
+        part, dot, key = self.key.rpartition(".")
+        return (found.get(part) or {}).get(key) if dot else found[key]
+
+
+RESULTS: Final[Mapping[str, _Result]] = {
+    "makespan": _Result(_DURATION, "", "makespan_ns"),
+    "lower_bound": _Result(_DURATION, "", "lower_bound_ns"),
+    "critical_path": _Result(_DURATION, "", "critical_path_ns"),
+    "tasks": _Result(_COUNT, "", "tasks"),
+    "failed": _Result(_COUNT, "", "failures.failed"),
+    "aborted": _Result(_COUNT, "", "failures.aborted"),
+    "never_ran": _Result(_COUNT, "", "failures.never_ran"),
+    "busy": _Result(_DURATION, "device", "busy_ns"),
+    "span": _Result(_DURATION, "device", "span_ns"),
+    "idle": _Result(_DURATION, "device", "idle_ns"),
+    "compute": _Result(_DURATION, "device", "time_ns.compute"),
+    "communicate": _Result(_DURATION, "device", "time_ns.communicate"),
+    "wait": _Result(_DURATION, "device", "time_ns.wait"),
+    "utilisation": _Result(SHARE, "device", "utilisation"),
+    "bubble": _Result(SHARE, "device", "bubble"),
+    "peak_memory": _Result(_BYTES, "device", "peak_memory_bytes"),
+    "peak_reserved": _Result(_BYTES, "device", "peak_reserved_bytes"),
+    "sent": _Result(_BYTES, "link", "bytes"),
+    "link_busy": _Result(_DURATION, "link", "busy_ns"),
+    "pipeline_bubble": _Result(SHARE, "", "pipeline.bubble"),
+    "makespan_bubble": _Result(SHARE, "", "pipeline.makespan_bubble"),
+    "span_bubble": _Result(SHARE, "", "pipeline.span_bubble"),
+    "bottleneck": _Result(WORD, "", "pipeline.bottleneck"),
+    "step_time": _Result(_DURATION, "", "train.step_ns"),
+    "tokens_per_s": _Result(_NUMBER, "", "train.tokens_per_s"),
+    "mfu": _Result(SHARE, "", "train.mfu"),
+    "step_memory": _Result(_BYTES, "", "train.peak_bytes"),
+    "step_bubble": _Result(SHARE, "", "train.bubble"),
+    "exposed": _Result(_DURATION, "", "train.exposed_ns"),
+    "fits": _Result(FLAG, "", "train.fits"),
+    "goodput": _Result(SHARE, "recovery", "goodput"),
+    "interruptions": _Result(_COUNT, "recovery", "interruptions"),
+    "run_end": _Result(_DURATION, "recovery", "end_ns"),
+    "run_steps": _Result(_COUNT, "recovery", "steps"),
+    "ready": _Result(_DURATION, "op", "ready_ns"),
+    "issue": _Result(_DURATION, "op", "issue_ns"),
+    "start": _Result(_DURATION, "op", "start_ns"),
+    "end": _Result(_DURATION, "op", "end_ns"),
+    "order": _Result(ORDER, "", "op"),
+}
+"""What may be expected: of the run, of ``.DEVICE``, ``.LINK``, ``.OP``, or of training ``.RECOVERY``."""
+
+
+def _plain_number(text: str) -> int | float | None:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return None
+
+
+def column_of_result(what: str) -> str:
+    """Return the column of a table of runs that has a result: ``makespan_ns``, ``gpu0.peak_memory_bytes``."""
+    kind, _, name = what.partition(".")
+    return f"{name}.{RESULTS[kind].key}" if name else RESULTS[kind].key
+
+
+def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
+    """Return a result of a run by its name.
+
+    Raises
+    ------
+    InputError
+        The run has no such result.
+    """
+    kind, _, name = what.partition(".")
+    found = None
+    with suppress(KeyError):  # a device, a link that this run has not
+        found = RESULTS[kind].get(summary, trace, name)
+    if found is None:
+        raise InputError(f"{what}: this run has no such result")
+    return found
+
+
+def shown_result(what: str, value: Value) -> str:
+    """Return a result as people read it, with its unit, and rounded."""
+    unit = RESULTS[what.partition(".")[0]].unit
+    return (unit.brief or unit.show)(value)
+
+
+def _row_names(trace: Trace) -> list[str]:
+    """Return what each row of the trace is called, in start order."""
+    names = task_names(trace.job)
+    tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
+    return [names[task] for task in tasks.tolist()]
+
+
+def task_names(job: Job) -> list[str]:
+    """Return what each task is called: the op, with the iteration if there are more than one."""
+    ops = job.graph.op_names
+    if job.iterations == 1:
+        return list(ops)
+    return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]

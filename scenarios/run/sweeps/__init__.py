@@ -1,0 +1,1 @@
+"""Sweeps: points, files, processes and clusters."""
