@@ -200,6 +200,36 @@ def test_a_backward_ring_runs_to_its_end() -> None:
         assert [by_stream(trace, f"gpu{r}")["compute"] for r in range(1, 4)] == [found] * 3
 
 
+def test_a_backward_worked_by_hand() -> None:
+    """Two ranks: kv and dkv are 120 bytes, so 120 ns; blocks take 40 forward, 100 backward.
+
+    The backward begins with the other's keys and values, which the forward left; its own come home meanwhile.
+    """
+    b = GraphBuilder("training")
+    b.input("x", 120), b.parameter("w", 40)
+    b.op("l", kind="matmul", inputs=["x", "w"], outputs=360, duration_ns=120, dtype="fp32")
+    b.op("a", kind="attention", inputs=["l"], outputs=120, duration_ns=160, dtype="fp32")
+    graph = DistributedDataParallel(1).apply(ContextParallel(2).apply(Training().apply(b.build())))
+    found = by_stream(run(graph, 2))
+    assert found["context parallel send"] == [
+        (60, 180, "a/send0"),
+        (300, 420, "a/grad/send0"),
+        (420, 540, "a/grad/send1"),
+    ]
+    assert found["compute"] == [
+        (0, 60, "l"),
+        (60, 100, "a/block0"),
+        (180, 220, "a"),
+        (220, 300, "a/loss_grad"),
+        (300, 400, "a/grad/block0"),
+        (420, 520, "a/grad/block1"),
+        (540, 540, "a/grad/sum1"),
+        (540, 540, "a/grad"),
+        (540, 600, "l/weight_grad"),
+        (680, 681, "w/update"),
+    ]
+
+
 # -- together -------------------------------------------------------------------------------------
 
 

@@ -83,8 +83,8 @@ def _recorded_in_vain(results: Sequence[Result]) -> list[tuple[str, str]]:
             also = f" and {others} other device{'s' * (others > 1)}" if others else ""
             under = f" under {result.policy}" if len(results) > 1 else ""
             note = (
-                f"ops of {job.machine.devices[first].name}{also} name {len(named[first])} streams ({shown}), which "
-                f"nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
+                f"ops of {job.machine.devices[first].name}{also} name {len(named[first])} streams ({shown}), "
+                f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
             )
             found.append((result.policy, note))
     return found

@@ -17,8 +17,10 @@ All other ops work on each token by itself, so that a rank has a part of their w
 whole, and their gradients sums over a rank's tokens: a rewrite for replicas, such as ddp (``ranks: 1`` if
 there are no others), sums them over the ranks of both.
 
-A send and a recv are one group call. What is received is added to what was computed; that two blocks' outputs
-are one, corrected by their softmax, takes no time here. Attention has to be one op.
+A send and a recv are one group call. It waits for what was issued before it on the stream of all, in the
+forward but for the last block (blocks of the forward are on two streams there). What is received is added to
+what was computed; that two blocks' outputs are one, corrected by their softmax, takes no time here. Attention
+has to be one op.
 
 Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py (``AttnFuncWithCPAndKVP2P``,
 ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``); Liu et al., "Ring Attention", arXiv
@@ -120,6 +122,8 @@ class _Tokens:
         self.old, self.c, self.rank, self.balanced = read(graph), c, rank, balanced
         self.records = Records(f"{graph.name} (context parallel)", {}, {})
         self.of_gradient, updates = self._gradients(graph)
+        self.last = ""
+        """What was issued last on the stream of all."""
         self.on_tokens: set[str] = set()
         """Tensors of which the rank has its tokens only."""
         for name, given in self.old.externals.items():
@@ -178,6 +182,8 @@ class _Tokens:
     def _work(self, record: Record) -> None:
         """Write an op that works on each token by itself."""
         tensors = list(dict.fromkeys(tensor for tensor, _ in record.inputs))
+        if record.attributes.get("stream", COMPUTE) == COMPUTE:
+            self.last = record.name
         if not any(tensor in self.on_tokens for tensor in tensors):
             self.records.ops[record.name] = replace(record, attributes=_on_compute(record.attributes))
             return
@@ -241,7 +247,7 @@ class _Tokens:
         **shape: int,
     ) -> str:
         """Write a part of an attention; a table of measurements knows it only if it has a shape."""
-        inputs = list(dict.fromkeys(reads))
+        self.last, inputs = name, list(dict.fromkeys(reads))
         kept = {key: value for key, value in of.attributes.items() if key not in _SHAPE}
         self.records.ops[name] = replace(
             _part(of, part),
@@ -257,6 +263,7 @@ class _Tokens:
     def joined(self, of: Record, reads: Sequence[str]) -> None:
         """Write, under the name of an op, that its outputs are there: parts that lie side by side."""
         outputs = tuple(self.nbytes(of.tensor(k)) for k in range(len(of.outputs)))
+        self.last = of.name
         self.records.ops[of.name] = replace(
             _part(of, Fraction(0)),
             kind="concat",
@@ -324,36 +331,38 @@ class _Parts:
 class _Ring(_Tokens):
     """Keys and values go round; in the backward their gradients follow them, the other way."""
 
-    def exchange(self, of: Record, k: int, way: int, reads: Sequence[str], outputs: Sequence[int]) -> str:
-        """Send to one neighbour and receive from the other; return what is received."""
-        makers = [self.records.producer(tensor) for tensor in dict.fromkeys(reads)]
-        common: dict[str, Any] = {
-            "group": f"{of.name}/{k}",
-            "after": [m.name for m in makers if m is not None],
-        }
-        to, source = (str((self.rank + step) % self.c) for step in (way, -way))
-        nbytes = sum(outputs)
-        send, recv = f"{of.name}/send{k}", f"{of.name}/recv{k}"
-        stream = f"{GROUP} send", f"{GROUP} recv"
-        self.collective(
-            of, send, "send", reads, nbytes, (), peer=to, **common | {"stream": stream[0], "after": ()}
+    def exchange(
+        self, of: Record, k: int, way: int, reads: Sequence[str], outputs: Sequence[int], after: str
+    ) -> str:
+        """Send to one neighbour and receive from the other, after an op; return what is received."""
+        sent = list(dict.fromkeys(reads))
+        makers = [self.records.producer(tensor) for tensor in sent]
+        waits = list(
+            dict.fromkeys([maker.name for maker in makers if maker is not None] + [after] * bool(after))
         )
-        return self.collective(
-            of, recv, "recv", (), nbytes, outputs, peer=source, **common | {"stream": stream[1]}
-        )
+        own = {maker.name for maker in makers if maker is not None}
+        nbytes, names = sum(outputs), (f"{of.name}/send{k}", f"{of.name}/recv{k}")
+        facts: dict[str, Any] = {"group": f"{of.name}/{k}"}
+        for name, peer, read_, made in zip(names, (way, -way), (sent, []), ((), outputs), strict=True):
+            kind = "recv" if peer == -way else "send"
+            facts |= {"peer": str((self.rank + peer) % self.c), "stream": f"{GROUP} {kind}"}
+            facts["after"] = [one for one in waits if kind == "recv" or one not in own]
+            self.collective(of, name, kind, read_, nbytes, made, **facts)
+        return names[1]
 
     def forward(self, a: Record) -> None:
-        """Write blocks, the exchange for the next one before each."""
+        """Write blocks, the exchange for the next one before each; it waits for the block before the last."""
         of, shares = _Parts(self, a), self.shares(a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
         owners = [(self.rank - k) % self.c for k in range(self.c)]
         last = max(k for k, owner in enumerate(owners) if shares[owner])
-        kv, before = [of.k, of.v], list[str]()
+        kv, before, issued = [of.k, of.v], list[str](), [self.last, self.last]
         for k, owner in enumerate(owners):
-            received = self.exchange(a, k, 1, kv, [of.kv_nbytes]) if k < self.c - 1 else ""
+            received = self.exchange(a, k, 1, kv, [of.kv_nbytes], issued[-2]) if k < self.c - 1 else ""
             if shares[owner]:
                 name = a.name if k == last else f"{a.name}/block{k}"
                 before = [self.compute(a, name, [of.q, *kv, *before], outputs, shares[owner])]
+            issued.append(self.last)
             kv = [received]
 
     def backward(self, g: Record) -> None:
@@ -364,10 +373,10 @@ class _Ring(_Tokens):
         for k in range(self.c):
             owner, n = (self.rank + 1 + k) % self.c, of.kv_nbytes
             sent, sizes = [*([kv] if k < self.c - 1 else []), *dkv], [n] * ((k < self.c - 1) + (k > 0))
-            received = self.exchange(g, k, -1, sent, sizes)
+            received = self.exchange(g, k, -1, sent, sizes, self.last)
             own: list[str] = []
             if shares[owner]:
-                reads = [dy, of.q, *([of.k, of.v] if owner == self.rank else [kv]), a.name, *dq]
+                reads = [dy, of.q, kv, a.name, *dq]
                 made = self.compute(g, f"{g.name}/block{k}", reads, (of.sizes[0], n), shares[owner])
                 dq, own = [made], [f"{made}:1"]
             kv = received
@@ -379,6 +388,7 @@ class _Ring(_Tokens):
     def _sum(self, g: Record, name: str, reads: Sequence[str], nbytes: int) -> str:
         """Add what is received to what was computed; without a cost where the op has a duration."""
         timed = g.duration_ns is not None or g.duration_by_kind
+        self.last = name
         self.records.ops[name] = replace(
             _part(g, Fraction(0)),
             name=name,
