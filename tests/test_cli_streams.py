@@ -49,8 +49,10 @@ def test_json_stays_as_it_is(path: Path) -> None:
 
 
 RECORDED = """\
-machine: {devices: {gpu: {kind: gpu, count: 2, streams: 2, cost: {fixed: 1us}}}, collectives: {model: formula,
-bandwidth: 1GB/s}} workload:
+machine:
+  devices: {gpu: {kind: gpu, count: 2, streams: 2, cost: {fixed: 1us}}}
+  collectives: {model: formula, bandwidth: 1GB/s}
+workload:
   inputs: {x: 4kB}
   parameters: {w: 40kB, v: 40kB}
   ops:
