@@ -165,12 +165,20 @@ def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
         run(write(records), 8)
 
 
+def test_only_the_first_stage_has_megatrons_buckets() -> None:
+    split = PipelineParallel(2, 2).apply(chain(2))
+    graph = MegatronDDP(2, bucket_size=1).apply(split)
+    sums = Counter(name[:4] for name in graph.op_names if "/all_reduce" in name)
+    assert sums == {"gpu0": 2, "gpu1": 2, "gpu2": 1, "gpu3": 1}
+
+
 def test_what_cannot_be_is_refused() -> None:
+    b = GraphBuilder("none")
+    b.input("x", 40), b.parameter("w", 40)
+    b.op("l0", kind="matmul", inputs=["x", "w"], outputs=40)
+    step = Training().apply(b.build())
     with pytest.raises(GraphError, match="op 'l0' says no stage, and the schedule has stages 0 to 1"):
-        b = GraphBuilder("none")
-        b.input("x", 40), b.parameter("w", 40)
-        b.op("l0", kind="matmul", inputs=["x", "w"], outputs=40)
-        PipelineParallel(2, 2).apply(Training().apply(b.build()))
+        PipelineParallel(2, 2).apply(step)
     with pytest.raises(GraphError, match=r"is of stage 2, and the schedule has stages 0 to 1"):
         PipelineParallel(2, 2).apply(chain(3))
     with pytest.raises(GraphError, match="has 2 stages, the schedule has 3"):

@@ -102,6 +102,10 @@ class DataParallel(OnRanks):
         """Return what a rank runs that sums its gradients with `n` - 1 others."""
         raise NotImplementedError(f"{type(self).__name__} must define step(graph, n)")
 
+    def on_stage(self, rank: int) -> DataParallel:
+        """Return the rewrite as it is on a pipeline rank."""
+        return self
+
     def program(self, graph: Graph) -> Graph:
         """Return what each rank runs, of the step of one device."""
         return self.step(graph, self.sizes["dp"])
@@ -115,9 +119,11 @@ class DataParallel(OnRanks):
         """Return the program of every rank there is on all its replicas."""
         if not graph.in_communicators:
             return self.everywhere(self.program(programs_of(graph)[1][0]))
-        return multiplied(
-            graph, self.ranks, self.sizes, lambda one, grid, at: self.step(one, len(grid.members(DATA)))
-        )
+
+        def of_rank(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+            return self.on_stage(at.get("pp", 0)).step(one, len(grid.members(DATA)))
+
+        return multiplied(graph, self.ranks, self.sizes, of_rank)
 
     def everywhere(self, program: Graph) -> Graph:
         """Return the graph in which every rank runs a program."""
