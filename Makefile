@@ -32,8 +32,8 @@ demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gant
 test: $(READY)  ## Run the tests (WORKERS=2 at a time), under two minutes
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
-test-all: test  ## ... then notebooks, published tables, whole sessions, and all examples of property tests
-	HYPOTHESIS_PROFILE=full $(PYTEST) $(PARALLEL) -m "slow or hypothesis"
+test-all: $(READY)  ## ... with notebooks, published tables, whole sessions, and all examples of property tests
+	HYPOTHESIS_PROFILE=full $(PYTEST) $(PARALLEL)
 
 # From PyPI this brings CUDA along; an index of CPU builds is named with
 # PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu".

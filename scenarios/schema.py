@@ -102,8 +102,8 @@ class ScenarioFile(Strict):
     fold: Annotated[
         Literal["auto"] | bool,
         Field(
-            description="simulate ranks that do the same at the same time once: auto: where all would have more "
-            "than two million ops; true: or say why that would not be exact"
+            description="simulate ranks that do the same at the same time once: auto: if there are more "
+            "than 1,024; true: or say why that would not be exact"
         ),
     ] = "auto"
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1

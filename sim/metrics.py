@@ -29,7 +29,9 @@ from sim.analysis.bounds import bounds
 from sim.analysis.core_use import cores_of, used_core_ns
 from sim.analysis.failed_ops import failure_report
 from sim.analysis.memory_use import peak_bytes
-from sim.analysis.transfers_on_links import transfers_on_links
+from sim.analysis.training.expert_load import expert_load
+from sim.analysis.training.staleness import staleness_report
+from sim.analysis.transfers_on_links import traffic_on_links
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.idle import idle_reasons
 from sim.explain.time_use import time_use
@@ -148,16 +150,15 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
 
 
 def link_use(trace: Record) -> dict[str, LinkUse]:
-    """Return how each link was used, by name, in machine order."""
-    row, link = transfers_on_links(trace)
-    n = len(trace.job.machine.links)
-    moved = trace.transfers
-    busy = union(moved["start_ns"][row], moved["end_ns"][row], link).lengths(n).tolist()
+    """Return how each link was used, by name, in machine order; messages of collectives count, too."""
+    moved = traffic_on_links(trace)
+    link, n = moved.link, len(trace.job.machine.links)
+    busy = union(moved.start_ns, moved.end_ns, link).lengths(n).tolist()
     nbytes = np.zeros(n, np.int64)
-    np.add.at(nbytes, link, moved["nbytes"][row])
+    np.add.at(nbytes, link, moved.nbytes)
     count = np.bincount(link, minlength=n).tolist()
     two = np.full(n, 2)
-    contended = stacked(moved["ready_ns"][row], moved["end_ns"][row], link, two).lengths(n).tolist()
+    contended = stacked(moved.ready_ns, moved.end_ns, link, two).lengths(n).tolist()
     return {
         each.name: LinkUse(
             each.name,
@@ -206,7 +207,9 @@ def summary(trace: Record) -> dict[str, Any]:
     tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
     Where ops may fail, there is a key ``failures`` (`sim.analysis.failed_ops.failure_report`); of a run in
-    which one did, the bounds are 0.
+    which one did, the bounds are 0. Where ranks share experts there is a key ``experts``
+    (`sim.analysis.training.expert_load`), and where workers push updates of their own ``staleness``
+    (`sim.analysis.training.staleness.staleness_report`).
 
     Returns
     -------
@@ -215,6 +218,7 @@ def summary(trace: Record) -> dict[str, Any]:
     """
     limits = bounds(trace)
     failures = {} if trace.on_failure is None else {"failures": failure_report(trace)}
+    parallel = {"experts": expert_load(trace), "staleness": staleness_report(trace)}
     folding = trace.job.machine.folding
     peak, reasons = _peaks(trace), idle_reasons(trace)
     time_ns = time_use(trace, reasons)
@@ -229,6 +233,7 @@ def summary(trace: Record) -> dict[str, Any]:
         "tasks": _tasks(trace),
         **({} if folding is None else {"folded": folding.report()}),
         **failures,
+        **{key: told for key, told in parallel.items() if told},
         "devices": {
             name: {
                 **{key: getattr(use, key) for key in _OF_DEVICES},
@@ -243,7 +248,7 @@ def summary(trace: Record) -> dict[str, Any]:
             name: {"bytes": use.nbytes, **{key: getattr(use, key) for key in _OF_LINKS}}
             for name, use in link_use(trace).items()
         },
-        "unused_devices": unused_devices(trace) if folding is None else folding.unused(),
+        "unused_devices": unused_devices(trace) if folding is None else list(folding.unused),
         "pipeline": None,
         "expect": [],
     }

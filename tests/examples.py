@@ -1,9 +1,9 @@
 """How many examples hypothesis draws: few and always the same ones, or many new ones.
 
-A property test says with `examples` how many it wants. ``HYPOTHESIS_PROFILE`` says how many it gets:
-``quick``, which is `make test`, a quarter of them, ``full``, which is `make test-all`, all of them, and
-``explore`` twenty times as many. The first two draw the same examples every time, so that a failure is
-one for everybody; the third looks for new counter-examples.
+A property test says with `examples` (or `seeds`) how many it wants. ``HYPOTHESIS_PROFILE`` says how many
+it gets: ``quick``, which is `make test`, a quarter of them, ``full``, which is `make test-all`, all of
+them, and ``explore`` twenty times as many. The first two draw the same examples every time, so that a
+failure is one for everybody; the third looks for new counter-examples.
 """
 
 from __future__ import annotations
@@ -37,4 +37,14 @@ def load_profile() -> None:
 
 def examples(n: int) -> settings:
     """Return the decorator of a test that wants `n` examples."""
-    return settings(max_examples=max(min(n, FEW), round(n * FACTORS[PROFILE])))
+    return settings(max_examples=drawn(n))
+
+
+def seeds(n: int) -> range:
+    """Return the seeds of a test that draws by itself and wants `n`: as many as it would get examples."""
+    return range(drawn(n))
+
+
+def drawn(n: int) -> int:
+    """Return how many draws a test gets that wants `n`."""
+    return max(min(n, FEW), round(n * FACTORS[PROFILE]))

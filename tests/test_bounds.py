@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from drawn_runs import draw_run
+from examples import seeds
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
@@ -137,7 +138,7 @@ def longest_by_definition(job: Job) -> int:
     return max(end(op, i) for op in range(len(graph_)) for i in range(job.iterations))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_the_critical_path_is_the_longest_chain(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = draw_run(seed, 14)
     assert bounds(trace.job).critical_path_ns == longest_by_definition(trace.job)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
 from cli_runner import sim
+
+from devices.collectives.by_name import make_collectives
+from devices.machine import make_machine
+from sim.machine.communicators import Call
 
 TABLE = "op,gpus,bytes,time_us\n" + "".join(
     f"all_reduce,8,{1 << k},{10 + (1 << k) / 1e5}\n" for k in range(10, 28)
@@ -73,6 +78,11 @@ def test_a_table_stands_beside(tmp_path: Path) -> None:
         (["--ranks", "9"], "1 node has 1 to 8 GPUs"),
         (["--ranks", "7", "--nodes", "2"], "the same number on every node"),
         (["--op", "send", "--ranks", "8"], "from one rank to one other"),
+        (["--op", "send", "--nodes", "3"], "--nodes 3: a message goes from one rank to one other"),
+        (
+            ["--machine", "tpu-v5p-cube", "--nodes", "2"],
+            "--nodes 2: machine.topology.shape: 4 x 4 x 4 are 64",
+        ),
         (["--bytes", "64"], "--bytes"),
         (["--json", "--csv"], "give one of them"),
         (["--plot", "x.gif"], ".png"),
@@ -86,6 +96,56 @@ def test_wrong_usage(options: list[str], words: str) -> None:
     assert done.exit_code == 2
     assert words in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.parametrize("machine", ["dgx-1v", "fire-flyer-2", "atlas-800", "tpu-v5p-cube"])
+@pytest.mark.parametrize("op", ["all-reduce", "all-to-all", "send"])
+def test_without_nvswitches_the_links_say_it(machine: str, op: str) -> None:
+    options = ("collectives", "--machine", machine, "--op", op, "--bytes", "1MB", "--ranks", "2")
+    done = sim(*options)
+    assert done.exit_code == 0
+    first, why, choice, *_ = done.stdout.splitlines()
+    assert first == f"{op} on 2 {'GPUs' if machine[0] in 'df' else 'NPUs'}, 1 node of {machine}"
+    assert "NCCL's choice is known for GPUs on NVSwitches only" in why
+    # 1 MB, half of it each way in two steps, or all of it at once; latency of a route (us) and rate (GB/s)
+    latency, rate = {
+        "dgx-1v": (1, 25), "fire-flyer-2": (4, 26.24), "atlas-800": (1, 30), "tpu-v5p-cube": (1, 100),
+    }[machine]  # fmt: skip
+    asked = json.loads(sim(*options, "--json").stdout)["asked"]
+    steps, part = {"all-reduce": (2, 0.5), "all-to-all": (1, 0.5), "send": (1, 1.0)}[op]
+    assert asked["links_ns"] == pytest.approx(steps * (latency * 1000 + part * 1e6 / rate), rel=1e-3)
+    assert asked["algorithm"] in choice
+    assert asked["protocol"] is asked["tuner_ns"] is asked["fitted_ns"] is None
+
+
+def test_over_several_nodes_hierarchical_is_among_the_algorithms() -> None:
+    """256 MB on 2 x 8 GPUs with one card a node: an eighth of it crosses in each of 8 rings."""
+    options = ("collectives", "--machine", "fire-flyer-2", "--nodes", "2", "--bytes", "256MB", "--json")
+    asked = json.loads(sim(*options).stdout)["asked"]
+    by_ring = make_collectives({"algorithm": "ring"})
+    machine = make_machine({"preset": "fire-flyer-2", "nodes": 2})
+    ranks = tuple(k for k, device in enumerate(machine.devices) if device.kind == "gpu")
+    assert asked["links_ns"] <= by_ring.time_ns(Call("all_reduce", 256_000_000, ranks), machine)
+    assert asked["algorithm"] in ("ring", "hierarchical")
+
+
+def test_on_a_torus_rings_go_along_its_rows() -> None:
+    """16 MB: 2 x 15 steps of a sixteenth along rows, 30 of a sixteenth of that across them, 1 us each."""
+    options = ("collectives", "--machine", "tpu-v5e-pod", "--bytes", "16MB", "--json")
+    asked = json.loads(sim(*options).stdout)["asked"]
+    assert asked["algorithm"] == "hierarchical"
+    inside, across = 2 * 15 * (1000 + 1e6 / 50), 30 * (1000 + 62_500 / 50)
+    assert asked["links_ns"] == pytest.approx(inside + across, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_ten_thousand_measured_sizes(tmp_path: Path) -> None:
+    rows = "".join(f"all_reduce,8,{1000 + 37 * k},{10 + k / 100}\n" for k in range(10_000))
+    (tmp_path / "t.csv").write_text("op,gpus,bytes,time_us\n" + rows)
+    started = time.process_time()
+    done = sim("collectives", "--table", tmp_path / "t.csv", "--csv")
+    assert time.process_time() - started < 2
+    assert len(done.stdout.splitlines()) == 10_001
 
 
 def test_a_table_that_lacks_what_is_asked(tmp_path: Path) -> None:

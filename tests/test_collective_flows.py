@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 from scenario_texts import write
 
 from devices.collectives.flows import Flows
+from devices.collectives.formulas import Formula
 from devices.machine import make_machine
 from policies.issue.in_order import InOrder
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder, Machine, Trace, simulate
+from sim.export.timeline import Timeline
 from sim.kernel.choose import NotOnKernelError
+from sim.machine.communicators import Call
+from sim.metrics import link_use
 from sim.words.errors import InputError
 
 
@@ -215,3 +220,42 @@ policy: {name: ready-queue, streams: recorded}
 def test_flows_are_plain_data() -> None:
     assert Flows("ring") == Flows("ring") != Flows("tree")
     assert np.isclose(Flows(latency_ns=5).latency_ns, 5)
+
+
+def test_links_count_the_messages_of_a_ring() -> None:
+    """6 steps of 1 MB on each port, each of 1 ms + 2 x 350 ns."""
+    trace = call("all_reduce", 4_000_000, 4, machine(4, {"model": "flows", "algorithm": "ring"}))
+    assert trace.makespan_ns == 6 * 1_000_700
+    share = 6_000_000 / trace.makespan_ns
+    for use in link_use(trace).values():
+        expected = (6_000_000, trace.makespan_ns, 6, 0, share)
+        assert (
+            use.nbytes,
+            use.busy_ns,
+            use.transfers,
+            use.contended_ns,
+            use.bandwidth_utilisation,
+        ) == expected
+    counters = {each.title: each for each in Timeline(trace).counters() if "rate" in each.title}
+    assert len(counters) == 8
+    assert max(counters["gpu0->switch rate"].values) == 10**9
+    assert not len(trace.transfers["id"])
+
+
+def test_contention_of_messages_is_counted() -> None:
+    """Both communicators send 1 MB each way over the one link with a bandwidth, for 2 ms."""
+    for name, use in link_use(two_communicators("flows")).items():
+        both = "gpu" not in name
+        assert (use.nbytes, use.contended_ns) == ((2_000_000, 2_000_000) if both else (1_000_000, 0))
+        assert use.bandwidth_utilisation == (1.0 if both else None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
+def test_bytes_on_links_are_those_of_the_schedule(kind: str, algorithm: str) -> None:
+    trace = call(kind, 1_000_001, 5, machine(5, {"model": "flows", "algorithm": algorithm}))
+    steps = Formula(algorithm).best(Call(kind, 1_000_001, tuple(range(5)), 0), trace.job.machine)
+    sent = np.zeros(5, np.int64)
+    for step in steps:
+        np.add.at(sent, step.source, step.times * ceil(step.share * 1_000_001))
+    assert [link_use(trace)[f"gpu{r}->switch"].nbytes for r in range(5)] == sent.tolist()

@@ -64,6 +64,21 @@ def test_fitted_times_hold_within_a_node() -> None:
         Nccl(gpu="b200", times="fitted")
 
 
+def test_gpus_on_pcie_are_not_taken_for_those_on_nvswitches() -> None:
+    machine = make_machine({"preset": "fire-flyer-2", "nodes": 2})
+    ranks = tuple(machine.device_index(f"node1/gpu{k}") for k in range(8))
+    call = Call("all_reduce", 1 << 20, ranks)
+    with pytest.raises(InputError, match="node1/gpu0 reaches node1/gpu1 over node1/cpu0; say gpu: a100 if"):
+        Nccl().time_ns(call, machine)
+    assert Nccl(gpu="a100").time_ns(call, machine) > 0
+    dgx = make_machine({"preset": "dgx-a100"})
+    assert Nccl().time_ns(call._replace(ranks=ranks_of(dgx)), dgx) > 0
+
+
+def ranks_of(machine: Machine) -> tuple[int, ...]:
+    return tuple(k for k, device in enumerate(machine.devices) if device.kind == "gpu")
+
+
 def test_rates_are_counted_by_hand() -> None:
     choice = Tuner(GENERATIONS["h100"], (8,)).choose("all_reduce", 4000)
     assert amounts("all_reduce", 8, 4000, choice) == {
@@ -205,7 +220,8 @@ def test_elements_and_ms_and_choices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("", {}, "which column is op"),
+        ("", {}, "t.csv: is empty"),
+        ("a,b\n", {}, "which column is op"),
         ("\x01\x02,a\n", {}, "is no table; its first line should name the columns"),
         ("op,gpus,bytes\n", {}, "which column is time_us or time_ms"),
         ("op,gpus,elements,time_us\n", {}, "sizes count elements, and no column says their type"),

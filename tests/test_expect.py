@@ -153,6 +153,7 @@ def test_to_json_has_base_units(tmp_path: Path) -> None:
 
 
 OF_FAILURES = ("failed", "aborted", "never_ran")
+OF_PARALLEL = ("imbalance", "fullest", "dropped", "mean_staleness", "max_staleness")
 OF_TRAINING = ("step_time", "tokens_per_s", "mfu", "step_memory", "step_bubble", "exposed", "fits")
 OF_PIPELINES = ("pipeline_bubble", "makespan_bubble", "span_bubble", "bottleneck")
 
@@ -164,5 +165,5 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     for kind, row in RESULTS.items():
         if row.of not in ("link", "recovery"):
             value = row.get(result.summary, result.trace, names[row.of])
-            others = (*OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, "peak_reserved")
+            others = (*OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
             assert value is not None or kind in others

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from drawn_runs import draw_run
+from examples import seeds
 
 from devices.memory.memory_description import MemorySpec
 from devices.memory.run.tensors import tensor_memory
@@ -245,7 +246,7 @@ def test_resources() -> None:
 # -- for every run ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_every_idle_nanosecond_has_one_reason(seed: int) -> None:
     trace = draw_run(seed)
     reasons = idle_reasons(trace)
@@ -259,7 +260,7 @@ def test_every_idle_nanosecond_has_one_reason(seed: int) -> None:
         assert not any("policy" in idle for idle in reasons.values())
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_the_path_covers_the_makespan(seed: int) -> None:
     trace = draw_run(seed)
     path = executed_path(trace)
@@ -276,7 +277,7 @@ def test_the_path_covers_the_makespan(seed: int) -> None:
             assert step.reason != "policy"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_every_run_can_be_told(seed: int) -> None:
     trace = draw_run(seed)
     text = explain_text(trace)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from chrome_helpers import chrome_events
 from drawn_runs import draw_run
+from examples import seeds
 from trace_examples import two_streams
 
 from devices.network import make_network
@@ -72,7 +73,7 @@ def ns(event: dict[str, Any]) -> tuple[int, int]:
     return begin, begin + length
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_slices_of_a_thread_follow_one_another_and_flows_end_in_slices(seed: int) -> None:
     run = draw_run(seed)
     events = list(chrome_events(run))
@@ -96,7 +97,7 @@ def test_slices_of_a_thread_follow_one_another_and_flows_end_in_slices(seed: int
     assert starts == ends or sorted(starts) == sorted(ends)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_counters_count_what_runs(seed: int) -> None:
     run = draw_run(seed)
     for d, device in enumerate(run.job.machine.devices):

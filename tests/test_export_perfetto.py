@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from chrome_helpers import chrome_events
 from drawn_runs import draw_run
+from examples import seeds
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
@@ -117,7 +118,7 @@ def pairs(timeline: Timeline) -> Iterator[tuple[Slice, Slice]]:
         yield source, ends[flow]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_both_formats_show_the_same(seed: int, tmp_path: Path) -> None:
     """Slices, arrows and counters are those of the Chrome JSON, whose times are µs with three decimals."""
     pytest.importorskip("perfetto")

@@ -28,7 +28,7 @@ from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.build.side_by_side import Session, side_by_side
 from scenarios.ops.control_flow import while_loop
-from scenarios.run.compiling import pinned
+from scenarios.run.rewriting.compiling import pinned
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.analysis.failed_ops import failed_tasks, failure_report, failure_text, never_ran
 from sim.analysis.memory_use import memory_use

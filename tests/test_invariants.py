@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 from drawn_runs import draw_policy, draw_run
+from examples import seeds
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
@@ -232,7 +233,7 @@ def test_serial_links_carry_one_transfer_at_a_time() -> None:
         trace.check()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_drawn_runs_keep_every_invariant(seed: int) -> None:
     draw_run(seed).check()
 
@@ -258,7 +259,7 @@ def branches_and_loops(rng: np.random.Generator) -> Graph:
     return b.build()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_control_flow_keeps_the_invariants(seed: int) -> None:
     rng = np.random.default_rng(seed)
     graph, links = branches_and_loops(rng), bool(rng.integers(0, 2))
@@ -282,7 +283,7 @@ def run_with_edges(seed: int) -> tuple[Trace, IntArray]:
     return trace, np.flatnonzero(trace.job.graph.edges.distance < trace.job.iterations)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_no_task_can_be_moved_to_its_inputs_past(seed: int) -> None:
     """Moving any task to start before one of its producers' ends is found, whatever the graph."""
     trace, reached = next(drawn for more in count() if len((drawn := run_with_edges(seed + 100 * more))[1]))

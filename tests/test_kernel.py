@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from examples import examples
+from examples import examples, seeds
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -467,7 +467,7 @@ class Deques:
 
 
 @pytest.mark.parametrize("stealing", [stealing, load("stealing")])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_queues_and_deques_in_two_columns_are_those_in_lists(stealing: Any, seed: int) -> None:
     draw, n, pool_of = random.Random(seed), 60, [0, 0, 0, 1, 1]
     cheap = [int(draw.random() < 0.3) for _ in range(n)]

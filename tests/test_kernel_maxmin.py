@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from examples import PROFILE
+from examples import drawn
 from network_helpers import GB, Transfer, machine_of
 
 from devices.network import make_network
@@ -31,7 +31,7 @@ from sim.machine.task import Task
 from sim.native.compiled import load
 from tests.kernel_helpers import KERNELS
 
-SEQUENCES = 10_000 if PROFILE == "explore" else 300
+SEQUENCES = drawn(500)
 """How many random sequences of changes are drawn."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from allocator_helpers import verify_segments
+from examples import seeds
 
 from devices.memory import Block, CachingAllocator
 from sim.words.errors import InputError
@@ -225,7 +226,7 @@ class Literal:
         self.segments = [s for s in self.segments if not (len(s) == 1 and s[0].state == "unmapped")]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_same_places_as_a_literal_reading(seed: int) -> None:
     """Relative to the first address of each segment, as only addresses of new segments may differ."""
     draw = random.Random(seed)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy, draw_run
+from examples import seeds
 
 from devices.memory.run.tensors import MemorySpec, tensor_memory
 from devices.network import make_network
@@ -97,7 +98,7 @@ def test_an_empty_device_and_a_graph_without_bytes() -> None:
     assert (use.peak_bytes, use.peak_ns, use.holders, len(use.times_ns)) == (0, 0, (), 0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_it_is_what_an_exact_allocator_gives_out(seed: int) -> None:
     """At the end of every instant; the allocator's log has the states in between, too.
 
@@ -131,7 +132,7 @@ def test_it_is_what_an_exact_allocator_gives_out(seed: int) -> None:
         assert use.peak_bytes == max(given_out.values(), default=0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_no_tensor_dies_before_its_readers(seed: int) -> None:
     trace = draw_run(seed)
     lives = lifetimes(trace)
@@ -203,7 +204,7 @@ def test_a_view_of_something_that_is_no_input_is_refused() -> None:
         memory_use(trace)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_views_agree_with_an_exact_allocator(seed: int) -> None:
     """Random graphs in which every third op is a view of its first input, over two devices."""
     rng = np.random.default_rng([seed, 7])

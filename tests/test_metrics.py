@@ -6,6 +6,7 @@ import json
 
 import pytest
 from drawn_runs import draw_run
+from examples import seeds
 
 from devices.memory.run.tensors import tensor_memory
 from devices.network import make_network
@@ -74,7 +75,7 @@ def test_links_count_every_hop() -> None:
     assert use["xy"].utilisation == 55 / 70
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_busy_and_idle_by_definition(seed: int) -> None:
     trace = draw_run(seed)
     for d, use in enumerate(device_use(trace).values()):
@@ -167,7 +168,7 @@ def test_oversubscribed_cores_are_all_used_and_no_more() -> None:
     assert use_of(Device("cpu0", "cpu", workers=4, cores=2), 1, 1, 1, 1) == (60, 1.0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_core_time_is_the_sum_of_what_workers_execute(seed: int) -> None:
     trace = draw_run(seed)
     for d, (device, use) in enumerate(

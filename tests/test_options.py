@@ -89,8 +89,10 @@ def test_no_option_of_a_built_in_decision_ends_in_a_traceback(group: str, tmp_pa
             option = parameter.removesuffix("_ns").removesuffix("_bytes")
             for value in PLAIN:
                 text = written(group, name, option, value)
-                file = write(tmp_path, changed("policy: {name: ready-queue}", f"policy: {text}"))
                 tried += 1
+                file = write(
+                    tmp_path, changed("policy: {name: ready-queue}", f"policy: {text}"), f"{tried}.yaml"
+                )
                 try:
                     load_scenario(file).case()
                 except ScenarioError as error:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
+from pathlib import Path
 
 import pytest
+from cli_runner import sim
 from parallel_helpers import by_stream, layers, run
 
 from devices.cost.cost_models import FixedCost
@@ -16,7 +19,7 @@ from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.training.training_step import Training
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.analysis.staleness import staleness
+from sim.analysis.training.staleness import staleness
 from sim.job.noise import Noise
 from sim.words.errors import InputError
 
@@ -118,6 +121,44 @@ def test_asynchronous_workers_do_not_and_are_stale() -> None:
     assert found == {"gpu0": [0, 1, 0, 1], "gpu1": [1, 2, 1, 0]}
 
 
+ASYNCHRONOUS = """
+name: two workers, one half as fast
+machine:
+  devices: {gpu0: {kind: gpu}, gpu1: {kind: npu}, ps: {kind: cpu, cores: 1, bandwidth: 40GB/s}}
+iterations: 4
+workload:
+  inputs: {x: 40B}
+  parameters: {w0: 40B}
+  ops:
+    l0: {kind: matmul, inputs: [x, w0], output: 40B, duration: {gpu: 100ns, npu: 200ns}}
+policy:
+  name: ready-queue
+  compile: [training, {name: parameter-server, workers: [gpu0, gpu1], servers: [ps], asynchronous: true}]
+expect: {mean_staleness: {at_least: 0.5, at_most: 1.5}, max_staleness: 2}
+"""
+
+
+def test_a_run_says_how_stale_updates_were(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(ASYNCHRONOUS, encoding="utf-8")
+    shown = sim("run", str(tmp_path / "s.yaml"))
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(sim("run", str(tmp_path / "s.yaml"), "--json").stdout)["staleness"]
+    assert (told["updates"], sum(told["counts"]), told["max"]) == (8, 8, len(told["counts"]) - 1)
+    assert told["mean"] == sum(k * n for k, n in enumerate(told["counts"])) / 8
+    assert told["workers"]["gpu1"]["mean"] > told["workers"]["gpu0"]["mean"]
+    rows = [line.split() for line in shown.output.splitlines()]
+    assert ["staleness", "updates", "share"] in rows
+    assert ["2", str(told["counts"][2]), f"{100 * told['counts'][2] / 8:.1f}%"] in rows
+
+
+def test_synchronous_workers_are_not_stale(tmp_path: Path) -> None:
+    text = ASYNCHRONOUS.replace("asynchronous: true", "asynchronous: false").partition("expect")[0]
+    (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
+    assert "staleness" not in json.loads(sim("run", str(tmp_path / "s.yaml"), "--json").stdout)
+    (tmp_path / "s.yaml").write_text(f"{text}expect: {{max_staleness: 0}}\n", encoding="utf-8")
+    assert "this run has no such result" in sim("run", str(tmp_path / "s.yaml")).output
+
+
 def test_pushes_and_pulls_go_over_the_links() -> None:
     """40 bytes at 1 GB/s, a link each: a step pulls 40 ns, computes, pushes 40 ns, sums and updates."""
     trace = serve([1, 1], 2, asynchronous=False, links=True)
@@ -137,7 +178,8 @@ def test_servers_take_parameters_in_turn() -> None:
     [
         "policies.compile.parallel.megatron_ddp",
         "policies.compile.parallel.parameter_server",
-        "sim.analysis.staleness",
+        "sim.analysis.training.expert_load",
+        "sim.analysis.training.staleness",
     ],
 )
 def test_examples(name: str) -> None:

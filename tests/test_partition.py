@@ -21,9 +21,9 @@ from policies.issue.executors.sequential import Sequential
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
-from scenarios.run.compiling import pinned
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from scenarios.run.rewriting.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
 from sim.words.errors import InputError
 

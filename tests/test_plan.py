@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from drawn_runs import draw_run
+from examples import seeds
 
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
@@ -69,7 +70,7 @@ def test_iterations_and_distances() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_streams_and_waits_imply_every_edge(seed: int) -> None:
     """Whoever starts each stream's tasks in order, and keeps the waits, keeps the graph's order."""
     trace = draw_run(seed)
@@ -90,7 +91,7 @@ def test_streams_and_waits_imply_every_edge(seed: int) -> None:
             assert producer in over[number[graph.op_names[c], iteration]]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_streams_wait_for_one_another_in_order(seed: int) -> None:
     """A second wait of one stream for another is for something later: the rest is implied."""
     plan = draw_run(seed, 15).plan()

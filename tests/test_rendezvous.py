@@ -28,7 +28,7 @@ from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
-from scenarios.run.compiling import pinned
+from scenarios.run.rewriting.compiling import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
 from sim.analysis.memory_use import memory_use
 from sim.explain.path import executed_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from hashlib import blake2b
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from network_helpers import GB, Transfer, moved, run
 
 from devices.machine import make_machine
 from sim import Device, Link, Machine
-from sim.machine.routing import Routing, hashed
+from sim.machine.routing import Router, Routing, hashed
 from sim.metrics import link_use
 from sim.words.arrays import distinct_rows
 from sim.words.errors import InfeasibleError, InputError, SimError
@@ -86,6 +87,28 @@ def test_routes_are_the_shortest(machine: Machine) -> None:
                 assert plain.route(a, b) == expected
                 flows = {machine.route(a, b, flow) for flow in range(8)}
                 assert flows <= shortest_ways(machine, a, b)
+
+
+@examples(30)
+@given(machines(), st.sampled_from(["shortest", "ecmp"]))
+def test_routes_from_counted_hops_are_those_of_searches(machine: Machine, kind: str) -> None:
+    """A router counts the hops to a destination once it has looked at as many links as there are."""
+    names = [device.name for device in machine.devices]
+    searching, counting = (Router(names, machine.links, Routing(kind, 3)) for _ in range(2))
+    for a, b in product(range(len(names)), repeat=2):
+        if a == b:
+            continue
+        searching._looked_at.clear()
+        counting._looked_at[b] = len(machine.links)
+        assert reached(searching, a, b) == reached(counting, a, b)
+
+
+def reached(router: Router, a: int, b: int) -> tuple[int, ...] | None:
+    """Return a route, None where there is none."""
+    try:
+        return router.route(a, b)
+    except InfeasibleError:
+        return None
 
 
 def leaf_spine(seed: int, spines: int = 4) -> Machine:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from devices.describe.field_types import quantity_schema
+from devices.describe.field_types import TYPES, quantity_schema
 from scenarios.file.yaml_read import read_yaml
 from scenarios.run.execute import job_of
 from scenarios.run.load import load_scenario
 from scenarios.schema import json_schema, json_schema_text
 from sim.words.dimensions import BYTES, DIMENSIONS, DURATION
-from sim.words.errors import ScenarioError
+from sim.words.errors import InputError, ScenarioError
 
 
 def failure(folder: Path, text: str) -> str:
@@ -24,6 +24,23 @@ def failure(folder: Path, text: str) -> str:
     with pytest.raises(ScenarioError) as caught:
         job_of(load_scenario(path).case())
     return str(caught.value).replace(f"{folder}/", "")
+
+
+EDGES = [
+    (name, edge, schema[edge])
+    for name, schema in ((name, type.schema) for name, type in TYPES.items())
+    for edge in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    if edge in schema
+]
+
+
+@pytest.mark.parametrize(("name", "edge", "number"), EDGES)
+def test_a_number_is_read_up_to_the_edge_that_the_schema_shows(name: str, edge: str, number: int) -> None:
+    inwards = 1 if "inimum" in edge else -1
+    first = number + inwards if "exclusive" in edge else number
+    assert TYPES[name].read(first) == first
+    with pytest.raises(InputError):
+        TYPES[name].read(first - inwards)
 
 
 def test_a_good_one(tmp_path: Path) -> None:

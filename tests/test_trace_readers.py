@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from chrome_helpers import chrome_events
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_policy
+from examples import seeds
 
 from devices.machine import make_machine
 from devices.memory.run.tensors import tensor_memory
@@ -59,7 +60,7 @@ def draw_shared_run(seed: int) -> Trace:
     )
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_a_run_is_sound_and_fully_explained(seed: int) -> None:
     try:
         trace = draw_shared_run(seed)

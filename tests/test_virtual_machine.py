@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from policies.issue.executors.sequential import Sequential
 from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
 from policies.linearize.jumps.instructions import Goto, If, Ret
-from policies.linearize.jumps.program_with_jumps import compile_program
+from policies.linearize.jumps.program_with_jumps import _common, _Free, compile_program
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 
@@ -157,3 +158,18 @@ def test_the_same_ops_run_as_under_the_executor_and_take_as_long_as_one_thread(g
         if isinstance(instruction, Goto):
             assert 0 <= pc + instruction.offset < n
             assert instruction.offset
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_comes_next_is_under_the_most_open_guards_and_then_the_first(seed: int) -> None:
+    draw = random.Random(seed)
+    free, left = _Free(), dict[int, tuple[tuple[int, int], ...]]()
+    for item in draw.sample(range(60), 60):
+        guard = tuple((p, draw.randint(0, 1)) for p in range(draw.randint(0, 3)))
+        free.add(item, item, guard)
+        left[item] = guard
+        if draw.random() < 0.6:
+            opened = [(p, draw.randint(0, 1)) for p in range(draw.randint(0, 3))]
+            best = max(left, key=lambda each: (_common(left[each], opened), -each))
+            assert free.take(opened) == best
+            del left[best]

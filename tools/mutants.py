@@ -5,9 +5,9 @@
     a line is drawn ─► one of Cosmic Ray's operators, or the statement is dropped ─► tests of its folder
                                                                           fail: caught ◄─┴─► pass: survived
 
-The changes are made in a copy of the repository. Files are drawn by their length, lines evenly; what a
-change leaves the same but for annotations and docstrings is none. Tests that run longer than `PATIENCE_S`
-have caught it: it made an endless loop. Meant for nightly runs and for a look at one file::
+The changes are made in a copy of the repository. Files are drawn by their length, lines evenly; what
+means the same to whoever runs it is no change. Tests that run longer than `PATIENCE_S` have caught one: it
+made an endless loop. Meant for nightly runs and for a look at one file::
 
     python tools/mutants.py --sample 200 --seconds 900 --seed 7 policies/issue
 """
@@ -37,21 +37,24 @@ PATIENCE_S: Final = 120
 
 TESTS: Final = {
     "sim/engine": "engine order_of_ties launch tensor_memory issue_* control_flow pageable rendezvous "
-    "random_triples explain column_writer failures",
+    "random_triples explain column_writer failures kernel kernel_memory kernel_communicators",
     "sim/kernel": "kernel kernel_* order_of_ties",
     "devices/memory": "memory_* tensor_memory allocator_table scenario_memory",
     "devices/processor": "processor_* bounds",
     "devices/sharing": "processor_* network_*",
     "devices/network": "network_* pipeline_devices",
     "devices/cost": "cost_* import_costs presets npu_tiles",
+    "devices/collectives": "collective_* nccl_choice communicators kernel_communicators cli_collectives",
+    "devices/describe": "devices_* presets units options link_options routing topologies memory_oom schema",
     "devices": "devices_* presets launch units npu_tiles kernels options bounds",
     "policies/issue": "issue_* executor_orders tfrt_streams virtual_machine order_of_ties runtimes "
-    "control_flow_scenarios",
+    "control_flow_scenarios data_loader",
     "policies/linearize": "linearize virtual_machine",
     "policies/streams": "streams recorded_workloads",
     "policies/placement": "placement_*",
     "policies/pipeline": "pipeline_*",
-    "policies/compile": "rewrite compile training partition",
+    "policies/compile": "rewrite compile training partition parallel parallel_*",
+    "policies/recovery": "training_run training_run_scenarios",
     "policies": "runtimes policy_names options",
 }
 """Folder → the tests that hold what is in it; the longest folder that fits is taken."""
@@ -73,7 +76,10 @@ class Mutant(NamedTuple):
 
 
 def meaning(text: str) -> str | None:
-    """Return the program without annotations and docstrings; None where it does not compile."""
+    """Return the program without what a test cannot see; None where it does not compile.
+
+    Those are annotations, docstrings, how arguments have to be given, and whether lengths are compared.
+    """
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -83,6 +89,12 @@ def meaning(text: str) -> str | None:
             node.annotation = ast.Constant(None)  # type: ignore[assignment]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
+        if isinstance(node, ast.arguments):  # a star for a slash: callers give names all the same
+            node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+            node.defaults = [*node.defaults, *filter(None, node.kw_defaults)]
+            node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # of `zip`: an assertion
+            node.value = ast.Constant(None)
         body = getattr(node, "body", None)
         if (
             isinstance(body, list)

@@ -90,7 +90,7 @@ class _Part:
     """The messages of each rank in a step, as sender and as receiver: which they are, by their place."""
 
     def __init__(self, step: Step, nbytes: int) -> None:
-        self.nbytes = ceil(step.share * nbytes)
+        self.nbytes = [ceil(share * nbytes) for share in step.shares]
         self.ends = list(zip(step.source.tolist(), step.destination.tolist(), strict=True))
         self.of: dict[int, list[int]] = defaultdict(list)
         for k, ends in enumerate(self.ends):
@@ -128,7 +128,7 @@ class _Run:
         for number, k in messages:
             part = self._parts[number]
             source, destination = (self._ranks[end] for end in part.ends[k])
-            self._send(source, destination, part.nbytes, partial(self._arrived, *part.ends[k]))
+            self._send(source, destination, part.nbytes[k], partial(self._arrived, *part.ends[k]))
 
     def _enter(self, rank: int) -> None:
         """Begin the next step in which a rank has messages; each goes when its other end is there, too."""

@@ -27,7 +27,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from annotated_types import Ge
 
-from devices.collectives.schedules import ALGORITHMS, Step, Steps, steps_of
+from devices.collectives.schedules import ALGORITHMS, Step, Steps, steps_of, uneven
 from devices.describe.field_types import Bandwidth
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
@@ -40,24 +40,26 @@ __all__ = ["Formula"]
 class _Part(NamedTuple):
     """What may be slowest in a step: latency, ns per byte of the call, and what the first chunk takes again.
 
-    That is `again` for each byte of a message, of which there are at most `first`, the size of a chunk.
+    That is `again` for each byte of a message, of which there are at most `first`, the size of a chunk; a
+    message has `share` of the call's bytes.
     """
 
     latency_ns: int
     per_byte: Fraction
     again: Fraction = Fraction(0)
     first: int | None = None
+    share: Fraction = Fraction(0)
 
-    def ns(self, nbytes: int, share: Fraction) -> Fraction:
-        """Return how long it takes in a call of `nbytes`, whose messages have this share of them."""
+    def ns(self, nbytes: int) -> Fraction:
+        """Return how long it takes in a call of `nbytes`."""
         ns = self.latency_ns + self.per_byte * nbytes
         if self.again:
-            message = share * nbytes
+            message = self.share * nbytes
             ns += self.again * (message if self.first is None else min(message, Fraction(self.first)))
         return ns
 
 
-_Times = list[tuple[Step, int, list[_Part]]]
+_Times = list[tuple[int, list[_Part]]]
 """Of each step: how often it comes, and what may be slowest in it."""
 
 _ALL: Final = "auto"
@@ -131,17 +133,26 @@ class Formula:
 
     def best(self, call: Call, machine: Machine) -> Steps:
         """Return the steps of a call by the algorithm that `time_ns` is of."""
+        return self._best(call, machine)[1]
+
+    def name_of(self, call: Call, machine: Machine) -> str:
+        """Return the algorithm that `time_ns` is of; a message goes directly by any."""
+        return "direct" if call.kind in ("send", "recv") else self._best(call, machine)[0]
+
+    def _best(self, call: Call, machine: Machine) -> tuple[str, Steps]:
         ns = [_total(times, call.nbytes) for times in self._ways_ns(call, machine)]
-        return self.ways(call)[ns.index(min(ns))][1]
+        return self.ways(call)[ns.index(min(ns))]
 
     def _ways_ns(self, call: Call, machine: Machine) -> list[_Times]:
-        key = (id(machine), call.kind, call.ranks, call.root)
+        key = (id(machine), call.kind, call.ranks, call.root, call.sends)
         if key not in self._known:
             self._known[key] = machine, [self._times(steps, call, machine) for _, steps in self.ways(call)]
         return self._known[key][1]
 
     def ways(self, call: Call) -> list[tuple[str, Steps]]:
         """Return the algorithms that may run a call, and the steps of each."""
+        if call.sends:
+            return [("direct", uneven(call.sends, call.nbytes))]
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
         names: tuple[str, ...] = (self.algorithm,)
         if self.algorithm == _ALL:
@@ -167,52 +178,71 @@ class Formula:
         alike = Counter(id(step) for step in steps)
         different = {id(step): step for step in steps}.values()
         return [
-            (step, alike[id(step)] * step.times, self._slowest(step, call.ranks, machine))
-            for step in different
+            (alike[id(step)] * step.times, self._slowest(step, call.ranks, machine)) for step in different
         ]
 
     def _slowest(self, step: Step, ranks: tuple[int, ...], machine: Machine) -> list[_Part]:
         """Return what may be slowest: each message of a step, and each link that they crowd."""
-        found: set[_Part] = set()
+        found: dict[Hashable, _Part] = {}  # by the numbers of which they are made: most messages are alike
         users: dict[Hashable, list[_Part]] = {}
-        for a, b in zip(step.source.tolist(), step.destination.tolist(), strict=True):
-            route = machine.route(ranks[a], ranks[b])
-            rates: dict[Hashable, int | None] = {
-                machine.channels[k]: machine.links[k].bandwidth_bytes_per_s for k in route
+        even = not isinstance(step.share, tuple)
+        for a, b, share in zip(step.source.tolist(), step.destination.tolist(), step.shares, strict=True):
+            links = [(k, machine.links[k]) for k in machine.route(ranks[a], ranks[b])]
+            rates: dict[Hashable, int] = {
+                machine.channels[k]: link.bandwidth_bytes_per_s
+                for k, link in links
+                if link.bandwidth_bytes_per_s is not None
             }
-            rates |= {("out", a): self.bandwidth, ("in", b): self.bandwidth}
-            slowest = min((rate for rate in rates.values() if rate is not None), default=None)
-            latency_ns = self.latency_ns + machine.latency_ns(route)
-            alone = _Part(latency_ns, Fraction(0) if slowest is None else step.share * NS_PER_S / slowest)
-            queues = [machine.links[k] for k in route if machine.links[k].sharing == "fifo"]
-            each = [Fraction(NS_PER_S, q.bandwidth_bytes_per_s) for q in queues if q.bandwidth_bytes_per_s]
-            if len(each) > 1:
-                chunks = (queue.chunk_bytes for queue in queues)
-                first = min((chunk for chunk in chunks if chunk is not None), default=None)
-                alone = alone._replace(again=sum(each, Fraction(0)) - max(each), first=first)
-            found.add(alone)
-            for what, rate in rates.items():
-                if rate is not None:
-                    users.setdefault(what, []).append(alone)
+            if self.bandwidth is not None:
+                rates["out", a] = rates["in", b] = self.bandwidth
+            slowest = min(rates.values(), default=None)
+            latency_ns = self.latency_ns + machine.latency_ns([k for k, _ in links])
+            queues = tuple(
+                [
+                    (link.bandwidth_bytes_per_s, link.chunk_bytes)
+                    for _, link in links
+                    if link.sharing == "fifo"
+                ]
+            )
+            key = latency_ns, slowest, queues, None if even else share
+            if key not in found:
+                found[key] = _alone(latency_ns, slowest, queues, share)
+            for what in rates:
+                users.setdefault(what, []).append(found[key])
         for what, messages in users.items():
             sharing = machine.links[what].sharing if isinstance(what, int) else "shared"
             if len(messages) > 1 and sharing == "serial":  # one after the other, latencies included
                 whole = sum((each.per_byte for each in messages), Fraction(0))
-                found.add(_Part(sum(each.latency_ns for each in messages), whole))
+                found[what] = _Part(sum(each.latency_ns for each in messages), whole)
             elif len(messages) > 1 and sharing in ("shared", "fifo"):
                 rate = machine.links[what].bandwidth_bytes_per_s if isinstance(what, int) else self.bandwidth
-                per_byte = len(messages) * step.share * NS_PER_S / Fraction(rate or 1)
-                latest = max(messages, key=lambda each: (each.latency_ns, each.again))
-                found.add(latest._replace(per_byte=per_byte))
-        return list(found)
+                different = {id(each): each for each in messages}.values()
+                latest = max(different, key=lambda each: (each.latency_ns, each.again))
+                crowd = id(latest), rate, len(messages) if even else what
+                if crowd not in found:
+                    if even:
+                        shares = len(messages) * latest.share
+                    else:
+                        shares = sum((each.share for each in messages), Fraction(0))
+                    found[crowd] = latest._replace(per_byte=shares * NS_PER_S / Fraction(rate or 1))
+        return list(found.values())
+
+
+def _alone(
+    latency_ns: int, slowest: int | None, queues: tuple[tuple[int | None, int | None], ...], share: Fraction
+) -> _Part:
+    """Return how long a message takes that meets no other; `queues` have (bytes/s, bytes of a chunk)."""
+    per_byte = Fraction(0) if slowest is None else share * NS_PER_S / slowest
+    each = [Fraction(NS_PER_S, rate) for rate, _ in queues if rate]
+    if len(each) < 2:
+        return _Part(latency_ns, per_byte, share=share)
+    first = min((chunk for _, chunk in queues if chunk is not None), default=None)
+    return _Part(latency_ns, per_byte, sum(each, Fraction(0)) - max(each), first, share)
 
 
 def _total(times: _Times, nbytes: int) -> Fraction:
     """Return the ns of all steps."""
     return sum(
-        (
-            n * max((part.ns(nbytes, step.share) for part in slowest), default=Fraction(0))
-            for step, n, slowest in times
-        ),
+        (n * max((part.ns(nbytes) for part in slowest), default=Fraction(0)) for n, slowest in times),
         Fraction(0),
     )

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, isfinite, log
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal
 
@@ -83,6 +84,8 @@ def read_measurements(
     """
     lines = _lines(path)
     header = [name.strip() for name in next(lines, [])]
+    if not header:
+        raise InputError(f"{path}: is empty; a table has a line of names and one for each measurement")
     if not all(name.isprintable() for name in header):
         raise InputError(f"{path}: is no table; its first line should name the columns")
     at = _columns(path, header, columns or {})
@@ -248,6 +251,11 @@ class MeasuredTable:
         """Yield the sizes that were measured, and the us of each."""
         yield from self._measured.get((kind, ranks), ())
 
+    def spans(self, kind: str, ranks: int, nbytes: int) -> bool:
+        """Return whether a size was measured, or lies between two that were."""
+        points = self._measured.get((kind, ranks))
+        return points is not None and points[0][0] <= nbytes <= points[-1][0]
+
     def time_us(self, kind: str, ranks: int, nbytes: int) -> float:
         """Return the us of a size that was measured, or lies between two that were.
 
@@ -263,9 +271,8 @@ class MeasuredTable:
                 raise InputError(f"{self.file} has no {kind}; it has {', '.join(kinds)}")
             numbers = ", ".join(str(n) for one, n in sorted(self._measured) if one == kind)
             raise InputError(f"{self.file} has no {kind} on {ranks} ranks; it has those on {numbers}")
-        sizes = [size for size, _ in points]
-        k = bisect_left(sizes, nbytes)
-        if k == len(sizes):
+        k = bisect_left(points, nbytes, key=itemgetter(0))
+        if k == len(points):
             largest, us = points[-1]
             if self.beyond == "bandwidth":
                 return us * nbytes / largest
@@ -273,7 +280,7 @@ class MeasuredTable:
                 f"the largest {kind} on {ranks} ranks in {self.file} has {format_bytes(largest)}, and this "
                 f"one {format_bytes(nbytes)}; beyond: bandwidth keeps the bandwidth of the largest"
             )
-        if k == 0 or sizes[k] == nbytes:
+        if k == 0 or points[k][0] == nbytes:
             return points[k][1]
         (low, us), (high, more_us) = points[k - 1], points[k]
         if low == 0:

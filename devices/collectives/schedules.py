@@ -21,7 +21,7 @@ algorithms for clusters of workstations", JPDC 69(2), 2009 (ring); Cho et al., "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
@@ -30,7 +30,7 @@ import numpy as np
 from devices.collectives.two_trees import rounds_of
 from sim.words.arrays import IntArray
 
-__all__ = ["ALGORITHMS", "Step", "Steps", "steps_of"]
+__all__ = ["ALGORITHMS", "Step", "Steps", "steps_of", "uneven"]
 
 ALGORITHMS: Final = ("ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree")
 
@@ -42,16 +42,21 @@ class Step(NamedTuple):
     ----------
     source, destination : arrays of int64
         Positions of ranks.
-    share : Fraction
-        Part of the call's bytes in each message.
+    share : Fraction, or tuple of Fraction
+        Part of the call's bytes in each message, or in each one by itself.
     times : int
         How often the step is repeated.
     """
 
     source: IntArray
     destination: IntArray
-    share: Fraction
+    share: Fraction | tuple[Fraction, ...]
     times: int = 1
+
+    @property
+    def shares(self) -> tuple[Fraction, ...]:
+        """The part of the call's bytes in each message."""
+        return self.share if isinstance(self.share, tuple) else (self.share,) * len(self.source)
 
     @property
     def reversed(self) -> Step:
@@ -99,6 +104,29 @@ def steps_of(
     if algorithm == "double-tree":
         return _double_tree(kind, ranks, root, pieces)
     return _FORMS[algorithm](kind, ranks, root)
+
+
+def uneven(sends: Sequence[Sequence[int]], nbytes: int) -> Steps:
+    """Return the step of an all_to_all whose messages differ; those of nothing are not sent.
+
+    Parameters
+    ----------
+    sends : sequence of sequence of int
+        Bytes from each rank to each.
+    nbytes : int
+        Of the call.
+
+    Examples
+    --------
+    >>> [step] = uneven([[0, 30], [0, 5]], 60)
+    >>> step.source.tolist(), step.destination.tolist(), str(step.share[0])
+    ([0], [1], '1/2')
+    """
+    ends = [(a, b) for a, row in enumerate(sends) for b, size in enumerate(row) if size and a != b]
+    if not ends:
+        return []
+    source, destination = np.array(ends).T
+    return [Step(source, destination, tuple(Fraction(sends[a][b], nbytes) for a, b in ends))]
 
 
 def _ring(kind: str, n: int, root: int) -> Steps | None:

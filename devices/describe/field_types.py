@@ -371,7 +371,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
     "link sharing": one_of("serial", "shared", "fifo", "independent"),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
-    "network": Type(_network, "max-min, fifo, serial or instant, or {fifo: {chunk: 1MiB}}", _NETWORK),
+    "network": Type(_network, "max-min, or fifo, serial, instant, {fifo: {chunk: 1MiB}}", _NETWORK),
     "transport": one_of("local", "rdma", "tcp"),
     "routing": Type(_routing, "shortest or ecmp or {ecmp: {seed: 1}}", _ROUTING),
     "host memory": one_of("pinned", "pageable"),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from devices.network.chunks import ChunkQueues
@@ -39,6 +40,7 @@ from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.kernel.layout.routes import Routes
+from sim.machine.link import Message
 from sim.machine.machine import Machine
 from sim.machine.task import Task
 
@@ -48,14 +50,17 @@ __all__ = ["Carrier", "make_network"]
 class _Message:
     """What travels and is no transfer of a tensor."""
 
-    __slots__ = ("arrived", "nbytes", "way")
+    __slots__ = ("arrived", "ends", "nbytes", "ready_ns", "start_ns", "way")
 
-    def __init__(self, way: Way, nbytes: int, arrived: Callable[[], None]) -> None:
-        self.way, self.nbytes, self.arrived = way, nbytes, arrived
+    def __init__(
+        self, way: Way, ends: tuple[int, int], nbytes: int, arrived: Callable[[], None], ready_ns: int
+    ) -> None:
+        self.way, self.ends, self.nbytes, self.arrived = way, ends, nbytes, arrived
+        self.ready_ns = self.start_ns = ready_ns
 
 
 class Carrier:
-    """A `sim.machine.link.Network` of serial and shared links; `make_network` makes one.
+    """A `sim.machine.link.Network` of links of any sort; `make_network` makes one.
 
     Parameters
     ----------
@@ -74,7 +79,15 @@ class Carrier:
         self._ways_of_messages: dict[tuple[int, int], Way] = {}
         self._turnstile: Turnstile[Task | _Message] = Turnstile()
         self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived)
-        self._queues = ChunkQueues(context, _rates(machine), self._arrived)
+
+    @cached_property
+    def _queues(self) -> ChunkQueues:
+        """What carries chunks, once a link is a queue of them."""
+        links, devices = self._context.job.machine.links, self._context.job.machine.devices
+        rates = {link.bandwidth_bytes_per_s for link in links}
+        rates |= {link.connection_bytes_per_s for link in links}
+        rates |= {device.staging_bytes_per_s for device in devices}
+        return ChunkQueues(self._context, {rate for rate in rates if rate is not None}, self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""
@@ -92,7 +105,7 @@ class Carrier:
             if most is not None:
                 self._flows.add_link(connection, most)
             self._ways_of_messages[pair] = way
-        message = _Message(self._ways_of_messages[pair], nbytes, arrived)
+        message = _Message(self._ways_of_messages[pair], pair, nbytes, arrived, self._context.now_ns)
         if not message.way.held or self._turnstile.enter(message, message.way.held):
             self._begin(message)
 
@@ -104,7 +117,9 @@ class Carrier:
 
     def _begin(self, item: Task | _Message) -> None:
         now = self._context.now_ns
-        if not isinstance(item, _Message):
+        if isinstance(item, _Message):
+            item.start_ns = now
+        else:
             self._context.started(item)
         way, nbytes = self._way(item), self._size(item)
         if way.hops:
@@ -125,6 +140,8 @@ class Carrier:
 
     def _arrived(self, item: Task | _Message) -> None:
         if isinstance(item, _Message):
+            now = self._context.now_ns
+            self._context.carried(Message(*item.ends, item.nbytes, item.ready_ns, item.start_ns, now))
             item.arrived()
         else:
             self._context.finish(item)
@@ -132,16 +149,6 @@ class Carrier:
         if held:
             for following in self._turnstile.leave(held):
                 self._begin(following)
-
-
-def _rates(machine: Machine) -> set[int]:
-    """Return every bandwidth that a hop may have, if any link has hops."""
-    if all(link.sharing != "fifo" for link in machine.links):
-        return set()
-    rates = {link.bandwidth_bytes_per_s for link in machine.links}
-    rates |= {link.connection_bytes_per_s for link in machine.links}
-    rates |= {device.staging_bytes_per_s for device in machine.devices}
-    return {rate for rate in rates if rate is not None}
 
 
 @dataclass(frozen=True)

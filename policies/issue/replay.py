@@ -8,6 +8,9 @@
 A plan says who puts what where and in which order, and has no times (`sim.record.plan`), so the same plan
 can be tried on a machine with other costs, or with a task moved. What does not fit the graph or the
 machine is refused before time 0.
+
+A plan keeps the order of each worker of a CPU, and not which of two workers was first. Where that decides, as
+under in-order issue, or when two workers begin collectives of one communicator, a replay may differ.
 """
 
 from __future__ import annotations

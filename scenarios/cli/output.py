@@ -29,6 +29,13 @@ _METHOD: Final = (
 
 _MOST_LINKS: Final = 20
 """How many links are shown."""
+_MOST_LAYERS: Final = 20
+"""How many layers of experts are shown."""
+_MOST_STALENESS: Final = 12
+"""How many rows the table of staleness has."""
+
+_MOST_FOLDED: Final = 10
+"""Of how many devices is told what they stand for."""
 
 
 def print_json(value: Any) -> None:
@@ -49,6 +56,8 @@ def print_result(result: Result) -> None:
         print(f"critical path {format_duration(summary['critical_path_ns'])}; {ran}")
     if result.tried:
         print(_tuned(result.tried))
+    if "folded" in summary:
+        print(_folded(summary["folded"]))
     print()
     unused = summary["unused_devices"]
     cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
@@ -97,6 +106,8 @@ def print_result(result: Result) -> None:
     _print_links({name: use for name, use in summary["links"].items() if use["bytes"]})
     if summary["pipeline"]:
         _print_pipeline(summary["pipeline"])
+    _print_experts(summary.get("experts", {}))
+    _print_staleness(summary.get("staleness", {}))
     if told := summary.get("data_loading"):
         from scenarios.build.loading.loading_limit import limit_line
 
@@ -109,6 +120,40 @@ def print_result(result: Result) -> None:
         print()
         print_training(result.training.plan, summary["training_run"])
     _print_outcomes(result.outcomes)
+
+
+def _print_experts(experts: Mapping[str, Any]) -> None:
+    """Print how tokens fell on ranks that share experts; of many layers the least balanced."""
+    layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
+    shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST_LAYERS]
+    _print_part(
+        {
+            "experts": name,
+            "imbalance": f"{layer['imbalance']:.2f}",
+            "fullest": layer["fullest"],
+            "its tokens": f"{layer['tokens'][layer['fullest']]:,}",
+            "dropped": f"{layer['dropped']:,}",
+        }
+        for name, layer in layers.items()
+        if name in shown
+    )
+    if len(layers) > len(shown):
+        print(f"\n{len(layers) - len(shown)} more layers are better balanced; --json has them all")
+
+
+def _print_staleness(told: Mapping[str, Any]) -> None:
+    """Print how many updates came with which staleness; the rarest and largest in one row."""
+    if not told:
+        return
+    counts = told["counts"]
+    few = counts if len(counts) <= _MOST_STALENESS else counts[: _MOST_STALENESS - 1]
+    rows = [(str(stale), n) for stale, n in enumerate(few)]
+    if len(few) < len(counts):
+        rows.append((f"{len(few)} to {len(counts) - 1}", sum(counts[len(few) :])))
+    _print_part(
+        {"staleness": stale, "updates": f"{n:,}", "share": percent(n / told["updates"])} for stale, n in rows
+    )
+    print(f"mean {told['mean']:.2f}, at most {told['max']}")
 
 
 def _print_links(links: Mapping[str, Mapping[str, Any]]) -> None:
@@ -193,6 +238,11 @@ def _print_train(told: Mapping[str, Any]) -> None:
         f"{told['schedule']}, {told['micro_batches']:,} micro-batches; each rank below stands for "
         f"{told['folded']['each_stands_for']:,} GPUs that do the same at the same time"
     )
+    if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
+        print(
+            f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "
+            f"{percent(told['dropped'])} of the choices are dropped"
+        )
     print_table(
         [
             {
@@ -281,6 +331,20 @@ def _tuned(tried: Sequence[Tried]) -> str:
         f"from {format_duration(first.makespan_ns)} ({first.what}) to {format_duration(tried[-1].best_ns)}"
     )
     return f"placement: {len(tried):,} tried, {found}"
+
+
+def _folded(told: Mapping[str, Any]) -> str:
+    """Say which devices are shown for how many, and what sets them apart."""
+    into = told["into"]
+    lines = [
+        f"{told['devices']:,} devices folded into {len(into):,}; figures of each hold for all it stands for"
+    ]
+    for name, each in list(into.items())[:_MOST_FOLDED]:
+        why = f": {each['differs']}" if each["differs"] else ""
+        lines.append(f"  {name} stands for {each['stands_for']:,}{why}")
+    if len(into) > _MOST_FOLDED:
+        lines.append(f"  ... and {len(into) - _MOST_FOLDED:,} more; --json has them all")
+    return "\n".join(lines)
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:

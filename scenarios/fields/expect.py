@@ -14,7 +14,7 @@ tolerance in per cent is a share of what it should equal, and nothing is compare
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -95,6 +95,15 @@ class Expectation(NamedTuple):
                     raise self._unknown((*self.loc, i), "op", op, known["op"])
                 if op in listed[:i]:
                     raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
+
+    def on(self, seen_as: Callable[[str], str]) -> Expectation:
+        """Return the same with the names devices and ops have in a folded run (`sim.machine.folding`)."""
+        kind, name = self._split()
+        condition = self.condition
+        if RESULTS[kind].unit is ORDER:
+            condition = {key: [*map(seen_as, ops)] for key, ops in condition.items() if isinstance(ops, list)}
+        what = f"{kind}.{seen_as(name)}" if name else kind
+        return self._replace(what=what, condition=condition)
 
     @property
     def in_file(self) -> bool:

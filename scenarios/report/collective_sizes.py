@@ -1,23 +1,35 @@
-"""Collectives by size: how NCCL runs them, how long that takes, what was measured; as rows and a picture."""
+"""Collectives by size: how NCCL runs them, how long that takes, what was measured; as rows and a picture.
+
+Where NCCL's choice is not known (other chips, GPUs without NVSwitches), the links of the machine say how long
+the fastest algorithm takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from devices.collectives.formulas import Formula
 from devices.collectives.measured import MeasuredTable
 from devices.collectives.nccl.constants import GENERATIONS
+from devices.collectives.nccl.model import over_a_host
 from devices.collectives.nccl.rates import load_rates, taken_us
 from devices.collectives.nccl.tuner import Choice, Tuner
+from devices.machine import make_machine
 from devices.presets import machine_preset
+from sim.machine.communicators import Call
+from sim.machine.machine import Machine
 from sim.words.errors import InputError
 from sim.words.units import format_bytes, round_half_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLLECTIVES_SCHEMA", "KINDS", "Row", "draw_sizes", "ranks_of_nodes", "row_of", "sizes_around"]
+__all__ = [
+    "COLLECTIVES_SCHEMA", "KINDS", "Ranks", "Row", "draw_sizes", "ranks_of_nodes", "row_of", "sizes_around",
+]  # fmt: skip
 
 COLLECTIVES_SCHEMA: Final = "sim.collectives/1"
 
@@ -27,24 +39,69 @@ _SMALLEST, _LARGEST = 1 << 10, 1 << 30
 _BUS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
+class Ranks(NamedTuple):
+    """Who takes part.
+
+    Attributes
+    ----------
+    gpu : str or None
+        As NCCL's constants call it; None: NCCL's choice is not known for it.
+    per_node : tuple of int
+        How many there are on each node.
+    machine : Machine or None
+    devices : tuple of int
+        Where NCCL's choice is not known: the machine, and which of its devices.
+    group : int or None
+        ... and how many neighbours are near one another: those of a node, or of a row of a torus.
+    """
+
+    gpu: str | None
+    per_node: tuple[int, ...]
+    machine: Machine | None = None
+    devices: tuple[int, ...] = ()
+    group: int | None = None
+
+    @property
+    def word(self) -> str:
+        """What they are called."""
+        return (
+            "GPUs" if self.machine is None or self.machine.devices[self.devices[0]].kind == "gpu" else "NPUs"
+        )
+
+
 class Row(NamedTuple):
     """A collective of one size.
 
     Attributes
     ----------
     nbytes : int
-    choice : Choice
+    algorithm : str
+    choice : Choice or None
         What NCCL takes, and expects.
-    fitted_us, measured_us : float or None
-        By rates that were fitted to measured times; what a table says; None: they do not know it.
+    fitted_us, links_us, measured_us : float or None
+        By rates that were fitted to measured times; by the links, where NCCL's choice is not known; what a
+        table says; None: they do not know it.
     """
 
     kind: str
     ranks: int
     nbytes: int
-    choice: Choice
+    algorithm: str
+    choice: Choice | None
     fitted_us: float | None
+    links_us: float | None
     measured_us: float | None
+
+    @property
+    def tuner_us(self) -> float | None:
+        """What NCCL expects."""
+        return None if self.choice is None else self.choice.estimate_us
+
+    @property
+    def best_us(self) -> float:
+        """The best that is known without measuring."""
+        found = (self.fitted_us, self.tuner_us, self.links_us)
+        return next((us for us in found if us is not None), 0.0)
 
     def bus_gb_per_s(self, us: float | None) -> float | None:
         """Return nccl-tests' bus bandwidth: what each rank's links carry, for a time."""
@@ -56,12 +113,17 @@ class Row(NamedTuple):
         """Return the row as plain data: times in ns, bus bandwidths in bytes/s."""
         found: dict[str, Any] = {
             "bytes": self.nbytes,
-            "algorithm": self.choice.algorithm,
-            "protocol": self.choice.protocol,
-            "channels": self.choice.channels,
-            "threads": self.choice.threads,
+            "algorithm": self.algorithm,
+            "protocol": None if self.choice is None else self.choice.protocol,
+            "channels": None if self.choice is None else self.choice.channels,
+            "threads": None if self.choice is None else self.choice.threads,
         }
-        times = {"tuner": self.choice.estimate_us, "fitted": self.fitted_us, "measured": self.measured_us}
+        times = {
+            "tuner": self.tuner_us,
+            "fitted": self.fitted_us,
+            "links": self.links_us,
+            "measured": self.measured_us,
+        }
         for name, us in times.items():
             bus = self.bus_gb_per_s(us)
             found[f"{name}_ns"] = None if us is None else round_half_up(us * 1000)
@@ -69,33 +131,49 @@ class Row(NamedTuple):
         return found
 
 
-def ranks_of_nodes(machine: str, nodes: int, ranks: int | None) -> tuple[str, tuple[int, ...]]:
-    """Return a machine's GPU, as NCCL's constants call it, and how many ranks each node has.
+def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
+    """Return who takes part: equally many devices of each node that are no CPU, the first ones.
 
     Raises
     ------
     InputError
-        A machine without such GPUs, or ranks that the nodes do not have in equal numbers.
+        A machine without such devices, or ranks that the nodes do not have in equal numbers.
     """
-    devices = machine_preset(machine).get("devices", {})
-    for spec in devices.values():
-        gpu = str(spec.get("preset", "")).split("-")[0]
-        if gpu in GENERATIONS:
-            there = int(spec.get("count", 1))
-            break
-    else:
-        raise InputError(
-            f"--machine {machine}: has none of the GPUs that NCCL's model knows: {', '.join(GENERATIONS)}"
-        )
-    asked = there * nodes if ranks is None else ranks
+    machine = make_machine({"preset": preset})
+    here = _accelerators(machine)
+    if not here:
+        raise InputError(f"--machine {preset}: has no GPU and no NPU that could take part")
+    asked = len(here) * nodes if ranks is None else ranks
     if asked < 2:
         raise InputError(f"--ranks {asked}: a collective needs two ranks")
-    if asked % nodes or asked // nodes > there:
+    if asked % nodes or asked // nodes > len(here):
         nodes_text = "1 node has" if nodes == 1 else f"{nodes} nodes have"
+        word = f"{machine.devices[here[0]].kind.upper()}s"
         raise InputError(
-            f"--ranks {asked}: {nodes_text} 1 to {there} GPUs each, the same number on every node"
+            f"--ranks {asked}: {nodes_text} 1 to {len(here)} {word} each, the same number on every node"
         )
-    return gpu, (asked // nodes,) * nodes
+    each = asked // nodes
+    described = [str(spec.get("preset", "")) for spec in machine_preset(preset).get("devices", {}).values()]
+    chips = (name.split("-")[0] for name in described)
+    found = next((chip for chip in chips if chip in GENERATIONS), None)
+    if found is not None and over_a_host(machine, here) is None:
+        return Ranks(found, (each,) * nodes)
+    if nodes > 1:
+        try:
+            machine = make_machine({"preset": preset, "nodes": nodes})
+        except InputError as error:
+            raise InputError(f"--machine {preset} --nodes {nodes}: {error}") from error
+    of_node: dict[str, list[int]] = {}
+    for k in _accelerators(machine):
+        of_node.setdefault(machine.devices[k].name.rpartition("/")[0], []).append(k)
+    devices = tuple(k for some in of_node.values() for k in some[:each])
+    row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
+    group = each if nodes > 1 else row
+    return Ranks(None, (each,) * nodes, machine, devices, group if group > 1 else None)
+
+
+def _accelerators(machine: Machine) -> list[int]:
+    return [k for k, device in enumerate(machine.devices) if device.kind in ("gpu", "npu")]
 
 
 def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
@@ -109,23 +187,35 @@ def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
     return sorted(sizes | ({nbytes} if nbytes is not None else set()))
 
 
-def row_of(kind: str, gpu: str, per_node: tuple[int, ...], nbytes: int, table: MeasuredTable | None) -> Row:
-    """Return what is known of a collective of one size."""
-    ranks = sum(per_node)
-    choice = Tuner(GENERATIONS[gpu], per_node).choose(kind, nbytes)
-    fitted = measured = None
-    if len(per_node) == 1:
-        with suppress(InputError):  # nobody measured such a one
-            fitted = taken_us(kind, ranks, nbytes, choice, load_rates(gpu))
-    if table is not None:
-        sizes = [size for size, _ in table.sizes(kind, ranks)]
-        if not sizes or sizes[0] <= nbytes <= sizes[-1]:
-            measured = table.time_us(kind, ranks, nbytes)
-    return Row(kind, ranks, nbytes, choice, fitted, measured)
+def row_of(kind: str, ranks: Ranks, nbytes: int, table: MeasuredTable | None, links: Formula) -> Row:
+    """Return what is known of a collective of one size; `links` times it where NCCL's choice is not known."""
+    n = sum(ranks.per_node)
+    choice = fitted = by_links = measured = None
+    if ranks.machine is None:
+        assert ranks.gpu is not None
+        choice = _tuner(ranks.gpu, ranks.per_node).choose(kind, nbytes)
+        if len(ranks.per_node) == 1:
+            with suppress(InputError):  # nobody measured such a one
+                fitted = taken_us(kind, n, nbytes, choice, load_rates(ranks.gpu))
+        algorithm = choice.algorithm
+    else:
+        call = Call(kind, nbytes, ranks.devices, ranks.devices[0])
+        algorithm, by_links = links.name_of(call, ranks.machine), links.time_ns(call, ranks.machine) / 1000
+    if table is not None and table.spans(kind, n, nbytes):
+        measured = table.time_us(kind, n, nbytes)
+    return Row(kind, n, nbytes, algorithm, choice, fitted, by_links, measured)
 
 
-_MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^"}
-_HUES: Final = {"ring": "C0", "tree": "C2", "nvls": "C1", "nvls-tree": "C4", "pat": "C5", "direct": "C0"}
+@cache
+def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
+    return Tuner(GENERATIONS[gpu], per_node)
+
+
+_MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
+_HUES: Final = {
+    "ring": "C0", "tree": "C2", "nvls": "C1", "nvls-tree": "C4", "pat": "C5", "direct": "C0",
+    "halving-doubling": "C3", "hierarchical": "C6", "none": "C7",
+}  # fmt: skip
 
 
 def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
@@ -142,7 +232,8 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     if ax is None:
         _, (ax,) = new_figure(width=8.0, height=4.5)
     lines: tuple[tuple[str, dict[str, Any], list[float | None]], ...] = (
-        ("NCCL's own estimate", {"color": "0.6"}, [row.choice.estimate_us for row in rows]),
+        ("NCCL's own estimate", {"color": "0.6"}, [row.tuner_us for row in rows]),
+        ("by the links", {"color": "0.6"}, [row.links_us for row in rows]),
         ("fitted", {"color": "black"}, [row.fitted_us for row in rows]),
         ("measured", {"color": "C3", "marker": "x", "linestyle": "none"}, [row.measured_us for row in rows]),
     )
@@ -150,15 +241,17 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
         if known:
             ax.plot(*zip(*known, strict=True), **style, label=name, zorder=3)
-    for algorithm, protocol in dict.fromkeys((row.choice.algorithm, row.choice.protocol) for row in rows):
-        here = [row for row in rows if row.choice[:2] == (algorithm, protocol)]
+    ways: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        ways.setdefault((row.algorithm, row.choice.protocol if row.choice else ""), []).append(row)
+    for (algorithm, protocol), here in ways.items():
         ax.scatter(
             [row.nbytes for row in here],
-            [row.bus_gb_per_s(row.choice.estimate_us) or 0.0 for row in here],
+            [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in here],
             marker=_MARKS[protocol],
             color=_HUES[algorithm],
             s=22,
-            label=f"{algorithm}, {protocol}",
+            label=f"{algorithm}, {protocol}" if protocol else algorithm,
             zorder=2,
         )
     ax.set_xscale("log", base=2)

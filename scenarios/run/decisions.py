@@ -14,20 +14,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery.recovery import Recovery
 from scenarios.fields.choices import Choice
 from scenarios.fields.policy_fields import Policy
 from scenarios.file.document import Document, Loc
-from scenarios.run.compiling import Step
+from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy.policy import Policy as IssuePolicy
 from sim.words import plugins
 from sim.words.errors import InputError, hint, located
 from sim.words.options import arguments, parameters, require_call
 
-__all__ = ["Decisions", "overlay", "resolve", "resolve_recoveries", "resolve_schedule"]
+__all__ = ["Decisions", "Step", "overlay", "resolve", "resolve_recoveries", "resolve_schedule"]
+
+
+class Rewrite(Protocol):
+    """A graph to a graph; `placed` is true when it reads where ops run."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        ...
+
+
+class Step(NamedTuple):
+    """A rewrite, and where the scenario names it."""
+
+    name: str
+    rewrite: Rewrite
+    loc: Loc
 
 
 class Decisions(NamedTuple):
@@ -257,7 +273,13 @@ def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) 
 
 def _call(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
     """Call a class or function with options, each a parameter of it."""
-    given = arguments(name, parameters(thing) if callable(thing) else {}, options)
+    taken = parameters(thing) if callable(thing) else {}
+    at = taken.get("origin")
+    if at is not None and at.annotation is plugins.Origin:  # for files that its options name
+        del taken["origin"]
+    given = arguments(name, taken, options)
+    if at is not None and "origin" not in taken:
+        given["origin"] = origin
     for key, value in given.items():
         if isinstance(value, Path):
             given[key] = origin.file(str(value))

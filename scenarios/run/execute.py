@@ -14,9 +14,10 @@ from scenarios.fields.expect import Expectation, Outcome
 from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
-from scenarios.run.compiling import Step, compile_graph
 from scenarios.run.conditions import refuse_without_effect
+from scenarios.run.decisions import Step
 from scenarios.run.load import Case, Scenario
+from scenarios.run.rewriting.compiling import compile_graph
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
@@ -178,6 +179,8 @@ def run_case(
         # What the file expects holds for what the file says; settings may bring expectations of their own.
         if not case.scenario.document.changed or not expectation.in_file
     )
+    if (folding := job.machine.folding) is not None:
+        expectations = tuple(expectation.on(folding.seen_as) for expectation in expectations)
     for expectation in expectations:
         expectation.check_name(known)
     recordings: Recordings | None = {} if record_memory else None
@@ -250,15 +253,15 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
     scenario, decisions = case.scenario, case.decisions
-    content = scenario.content
+    content, work = scenario.content, case.work  # a workload that cannot be made says so itself
     try:
         graph, placement, machine = _compiled(case)
         tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, graph, case.work.machine)
-        check_words(scenario.document, case.work.graph, machine, content.workload.own_kinds())
+        _check_names(scenario, graph, work.machine)
+        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
         job = make_job(
             graph,
             machine,
@@ -299,7 +302,7 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
         raise document.error(("fold",), message)
 
     def on_ranks(graph: Graph, step: Step, machine: Machine) -> tuple[Graph, Machine]:
-        from scenarios.run.folding import make_ranks
+        from scenarios.run.rewriting.folding import make_ranks
 
         return make_ranks(case, graph, step, machine)
 

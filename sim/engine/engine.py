@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
@@ -24,6 +25,7 @@ from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.pageable import holding_ops
 from sim.job.transfers import Flow, make_flow
+from sim.machine.link import Message
 from sim.machine.processor import MANAGED, WAIT, Processor
 from sim.machine.task import BACKGROUND, Issuer, Task
 from sim.policy.issuers import Issuers, refuse_wrong
@@ -61,8 +63,8 @@ class Engine:
     __slots__ = (
         "alone", "asks", "asynchronous", "blocked", "called", "clock", "communicators", "device_of", "drawn",
         "duration_ns", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding", "issue_ns",
-        "issuers",
-        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start", "network", "now_ns",
+        "issuers", "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
+        "messages", "network", "now_ns",
         "observers", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
         "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
         "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
@@ -127,6 +129,7 @@ class Engine:
         self.processors: list[Processor | None] = [
             device.processor(device, self) if device.processor else None for device in machine.devices
         ]
+        self.messages = array("q")  # one after another, as `Message` has them
         self.network = make_network(job, self.flow, self)
         self.communicators: Communicators | None = None
         if job.collectives is not None:
@@ -673,6 +676,10 @@ class Engine:
             return self.drawn.ns(task.op, task.iteration, str(task.frame or ""))
         return self.duration_ns[task.iteration][task.op]
 
+    def carried(self, message: Message) -> None:
+        """Put down a message that has arrived."""
+        self.messages.extend(message)
+
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""
         self.ended.append(task)
@@ -697,6 +704,7 @@ class Engine:
             on_failure=self.policy.on_failure if self.failing is not None else None,
             taken=np.array(self.taken, np.int64).reshape(-1, 2),
             in_turn=self.runs is not None,
+            messages=np.array(self.messages, np.int64).reshape(-1, len(Message._fields)),
         )
 
     def _deadlock(self) -> StuckError:

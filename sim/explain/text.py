@@ -17,6 +17,7 @@ from sim.analysis.failed_ops import failure_text
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.communicator_waits import communicator_waits
 from sim.explain.derived_columns import Facts
+from sim.explain.held_up_most import held_up_most
 from sim.explain.idle import REASONS, idle_pieces, idle_reasons
 from sim.explain.path import Step, executed_path
 from sim.explain.time_use import WORD_OF_REASON, time_use
@@ -208,11 +209,14 @@ def explain_text(
     limits = bounds(trace)
     makespan = trace.makespan_ns
     failed = failure_text(trace)
+    path = executed_path(trace, f)
+    most = held_up_most(f, path, blame)
     lines = [
         f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {format_duration(makespan)}",
         f"{failed}; no bound." if failed else _bound_line(limits, makespan),
+        *([f"Held up most: {most}."] if most else []),
         "",
-        *_path_lines(f, longest),
+        *_path_lines(f, path, longest),
         "",
         *_device_lines(f),
         *_communicator_lines(f),
@@ -237,8 +241,7 @@ def _bound_line(limits: Bounds, makespan_ns: int) -> str:
     )
 
 
-def _path_lines(f: Facts, longest: int) -> list[str]:
-    path = executed_path(f.trace, f)
+def _path_lines(f: Facts, path: list[Step], longest: int) -> list[str]:
     total: dict[str, int] = {}
     for step in path:
         what = f"wait: {step.reason}" if step.kind == "wait" else step.kind

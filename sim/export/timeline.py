@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.analysis.memory_use import memory_use
-from sim.analysis.transfers_on_links import transfers_on_links
+from sim.analysis.transfers_on_links import traffic_on_links, transfers_on_links
 from sim.explain.waits import final_waits
 from sim.machine.device import Device
 from sim.record.dependencies import dependencies
@@ -212,22 +212,18 @@ class Timeline:
         yield from self._link_counters()
 
     def _link_counters(self) -> Iterator[Counter]:
-        trace, machine, lane = self.trace, self.trace.job.machine, Lane(self.base + _LINKS, 0)
-        moved = trace.transfers
-        row, link = transfers_on_links(trace)
-        routes, which = machine.distinct_routes(moved["source"], moved["destination"], moved["tensor"])
-        latency_ns = np.array([machine.latency_ns(route) for _, _, route in routes], np.int64)[which]
-        end = moved["end_ns"]
-        first = np.minimum(moved["start_ns"] + latency_ns, end)
-        rate = (moved["nbytes"] * (NS_PER_S / np.maximum(end - first, 1))).astype(np.int64)
-        bounds = np.searchsorted(link, np.arange(len(machine.links) + 1))
+        machine, lane = self.trace.job.machine, Lane(self.base + _LINKS, 0)
+        moved = traffic_on_links(self.trace)
+        first, end = moved.first_ns, moved.end_ns
+        rate = (moved.nbytes * (NS_PER_S / np.maximum(end - first, 1))).astype(np.int64)
+        bounds = np.searchsorted(moved.link, np.arange(len(machine.links) + 1))
         for each, a, b in zip(machine.links, bounds, bounds[1:], strict=False):
-            here = row[a:b][end[row[a:b]] > first[row[a:b]]]
+            here = a + np.flatnonzero(end[a:b] > first[a:b])
             if len(here):
                 yield Counter(
                     lane, f"{each.name} rate", "bytes/s", *in_use(first[here], end[here], rate[here])
                 )
-                times, n = in_use(moved["start_ns"][here], end[here], np.ones(len(here), np.int64))
+                times, n = in_use(moved.start_ns[here], end[here], np.ones(len(here), np.int64))
                 if n.max() > 1:
                     yield Counter(lane, f"{each.name} at once", "transfers", times, n)
 

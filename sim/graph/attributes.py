@@ -69,8 +69,15 @@ def _names(value: Any) -> list[str]:
     return list(listed)
 
 
-def _size(value: Any) -> int:
-    return whole(parse_bytes(value, what="") if isinstance(value, str) else value, 1)
+def _sends(value: Any) -> dict[str, int]:
+    """Read how many bytes go to each device."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"{value!r} does not say how many bytes go to which device, as {{gpu1: 4MB}}")
+    return {name: _size(nbytes, 0) for name, nbytes in value.items()}
+
+
+def _size(value: Any, least: int = 1) -> int:
+    return whole(parse_bytes(value, what="") if isinstance(value, str) else value, least)
 
 
 def _fraction(value: Any) -> Any:
@@ -105,6 +112,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stream_id": _integer,
     "priority": _number,
     "granule": _size,
+    "sends": _sends,
     "grid": partial(_counts, least=1),
     "trips": _counts,
     "outcome": _outcome,
@@ -131,8 +139,14 @@ def typed(graph: Graph) -> Graph:
     {0: {'granule': 4000, 'colocate': ['b'], 'axis': 1}}
     """
     found: dict[int, Mapping[str, Any]] = {}
+    known: dict[int, Mapping[str, Any]] = {}  # copies of a program share theirs
     names = READERS.keys()
     for op, given in graph.attributes.items():
+        if id(given) in known:
+            if known[id(given)] is not given:
+                found[op] = known[id(given)]
+            continue
+        known[id(given)] = given
         if names.isdisjoint(given):
             continue
         read = dict(given)
@@ -144,5 +158,5 @@ def typed(graph: Graph) -> Graph:
                     where = graph.op_names[op]
                     raise GraphError(f"op {where!r}: {name}: {error}").about(where, name) from None
         if read != given:
-            found[op] = read
+            found[op] = known[id(given)] = read
     return replace(graph, attributes={**graph.attributes, **found}) if found else graph

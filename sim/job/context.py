@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from sim.job.job import Job
     from sim.job.transfers import Flow
+    from sim.machine.link import Message
     from sim.machine.task import Task
 
 __all__ = ["Context"]
@@ -35,6 +36,9 @@ class Context(Protocol):
 
     def duration_of(self, task: Task) -> int:
         """Return how long `task` takes when nothing else disturbs it, noise included."""
+
+    def carried(self, message: Message) -> None:
+        """Put down a message that is no transfer of a tensor and has arrived now."""
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from sim.words.arrays import UNSET
 
-__all__ = ["Call", "CarriedCollectives", "CollectiveCarrier", "CollectiveModel", "HoldsSms"]
+__all__ = ["Call", "CarriedCollectives", "CollectiveCarrier", "CollectiveModel", "HoldsSms", "even_nbytes"]
 
 
 class Call(NamedTuple):
@@ -26,6 +26,10 @@ class Call(NamedTuple):
         Device from which, or to which, all goes; -1: there is none.
     communicator : str
         The name of the communicator; empty where nobody asked for it.
+    sends : tuple of tuple of int
+        Of an ``all_to_all`` that is uneven: the bytes from each rank to each, those that stay included.
+        `nbytes` is then that of an even one in which each rank sends, and gets, as much as here the one that
+        has most. Empty: all messages are the same.
     """
 
     kind: str
@@ -33,6 +37,29 @@ class Call(NamedTuple):
     ranks: tuple[int, ...]
     root: int = UNSET
     communicator: str = ""
+    sends: tuple[tuple[int, ...], ...] = ()
+
+
+def even_nbytes(sends: Sequence[Sequence[int]]) -> int:
+    """Return what each rank sends in an even exchange that is as much for all as this one is for the busiest.
+
+    Parameters
+    ----------
+    sends : sequence of sequence of int
+        Bytes from each rank to each, those that stay included.
+
+    Examples
+    --------
+    Rank 0 gets 160 bytes: as in an even one in which each sends two thirds of 240.
+
+    >>> even_nbytes([[0, 0, 0], [100, 0, 0], [60, 0, 0]])
+    240
+    """
+    n = len(sends)
+    out = [sum(row) - row[r] for r, row in enumerate(sends)]
+    back = [sum(column) - column[r] for r, column in enumerate(zip(*sends, strict=True))]
+    most: int = max(*out, *back, 0)
+    return -(-most * n // max(1, n - 1))
 
 
 class CollectiveModel(Protocol):

@@ -5,8 +5,8 @@
     gpu0 ... gpu16383, gpu17 slower     ──►    gpu0  stands for 16,383
                                                gpu17 stands for itself     they meet on ``data parallel``
 
-The machine of such a run has one device of each sort. What its collectives take is asked of the whole
-machine, with all ranks: `FoldedCollectives` does that.
+The machine of such a run has one device of each sort. What its collectives take is asked of the whole machine
+and for all ranks: `FoldedCollectives` does that.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.machine.communicators import Call, CollectiveModel, HoldsSms
 from sim.words.arrays import UNSET
-
-if TYPE_CHECKING:
-    from sim.machine.machine import Machine
 
 __all__ = ["FoldedCollectives", "Folding", "folded_model"]
 
@@ -31,24 +28,22 @@ class Folding:
 
     Attributes
     ----------
-    whole : Machine
-        All devices.
     members : mapping of str to tuple of str
         Simulated device → all that do the same, itself the first.
     differs : mapping of str to str
         Simulated device → what sets it apart from the first one.
+    unused : tuple of str
+        What else the whole machine has, switches left out: it runs nothing.
 
     Examples
     --------
-    >>> from sim import Device, Machine
-    >>> two = Machine((Device("gpu0"), Device("gpu1")))
-    >>> Folding(two, {"gpu0": ("gpu0", "gpu1")}, {}).seen_as("gpu1/backward")
+    >>> Folding({"gpu0": ("gpu0", "gpu1")}, {}).seen_as("gpu1/backward")
     'gpu0/backward'
     """
 
-    whole: Machine
     members: Mapping[str, tuple[str, ...]]
     differs: Mapping[str, str]
+    unused: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -66,10 +61,6 @@ class Folding:
             device, _, last = device.rpartition("/")
             rest = f"/{last}{rest}"
         return self._simulated[device] + rest if device in self._simulated else name
-
-    def unused(self) -> list[str]:
-        """Return the devices of the whole machine that run nothing."""
-        return [d.name for d in self.whole.devices if d.name not in self._simulated and d.kind != "switch"]
 
     def report(self) -> dict[str, Any]:
         """Return what results say of it."""
@@ -89,14 +80,14 @@ class FoldedCollectives:
     Parameters
     ----------
     model : CollectiveModel
-    whole : Machine
+    whole : sim.machine.machine.Machine
         The machine that it is asked about.
     ranks : mapping of str to tuple of int
         Communicator → its ranks there.
     """
 
     model: CollectiveModel
-    whole: Machine
+    whole: Any
     ranks: Mapping[str, tuple[int, ...]]
 
     def of_all(self, call: Call) -> Call:
@@ -116,8 +107,6 @@ class _HoldingSms(FoldedCollectives):
         return self.model.sms(self.of_all(call), self.whole)
 
 
-def folded_model(
-    model: CollectiveModel, whole: Machine, ranks: Mapping[str, tuple[int, ...]]
-) -> CollectiveModel:
+def folded_model(model: CollectiveModel, whole: Any, ranks: Mapping[str, tuple[int, ...]]) -> CollectiveModel:
     """Return the model of a folded machine; one that holds SMs, if that of the whole does."""
     return (_HoldingSms if isinstance(model, HoldsSms) else FoldedCollectives)(model, whole, ranks)

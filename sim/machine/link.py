@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sim.machine.task import Task
 
-__all__ = ["Link", "Network"]
+__all__ = ["Link", "Message", "Network"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,26 @@ class Link:
     overhead_ns: int = 0
     host_copies: bool = False
     chunk_bytes: int | None = None
+
+
+class Message(NamedTuple):
+    """What was carried and is no transfer of a tensor: part of a collective.
+
+    Attributes
+    ----------
+    source, destination : int
+        Positions of devices.
+    nbytes : int
+    ready_ns, start_ns, end_ns : int
+        When it was given to the network, when it began, and when it had arrived.
+    """
+
+    source: int
+    destination: int
+    nbytes: int
+    ready_ns: int
+    start_ns: int
+    end_ns: int
 
 
 class Network(Protocol):

@@ -14,7 +14,7 @@ the hash, because switches that hash alike would use a part of the ways only.
 
 Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
 hardly anything is looked at but the switches between them. Once that has taken as much as looking at all
-links, the distances of all devices to the destination are computed, and kept.
+links, the hops from all devices to the destination are counted, and kept.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ class Router:
         """Of each search: device → the links over which it was reached, in as few hops as can be."""
         rims = [[source], [destination]]
         while not (middle := [at for at in rims[0] if at in over[1]]):
-            costs = [sum(len(self._links_at[side][at]) for at in rims[side]) for side in (0, 1)]
+            costs = [
+                sum([len(links_at[at]) for at in rim])
+                for links_at, rim in zip(self._links_at, rims, strict=True)
+            ]
             if not all(costs):
                 raise InfeasibleError(self._no_route(source, destination))
             side = int(costs[1] < costs[0])

@@ -91,6 +91,9 @@ class Record:
         What the policy does when an op fails (`sim.policy.policy.Policy.on_failure`), where some op may.
     in_turn : bool
         Whether iterations were calls, one after another (`sim.readiness.runs_in_turn`).
+    messages : array of int64, shape (messages, 6)
+        What links carried besides: messages of collectives, in the order of arrival, with the columns of
+        `sim.machine.link.Message`.
     """
 
     job: Job
@@ -105,6 +108,7 @@ class Record:
     engine: str = "simpy"
     on_failure: str | None = None
     in_turn: bool = False
+    messages: IntArray = field(default_factory=lambda: np.empty((0, 6), np.int64))
 
     @classmethod
     def from_columns(

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -105,10 +105,30 @@ class Nccl:
                 raise InputError(f"NCCL connects GPUs, and {device.name} is a {device.kind}")
             node = place[rank] // self.per_node
             nodes[node] = nodes.get(node, 0) + 1
+        first = [
+            rank
+            for rank in call.ranks
+            if place[rank] // self.per_node == place[call.ranks[0]] // self.per_node
+        ]
+        if self.gpu == "auto" and (cpu := over_a_host(machine, first)) is not None:
+            a, b = (machine.devices[rank].name for rank in first[:2])
+            raise InputError(
+                f"NCCL's rules are known here for GPUs on NVSwitches, and {a} reaches {b} over {cpu}; say "
+                f"gpu: {name} if the links leave NVLink out, or take model: formula"
+            )
         key = name, tuple(sorted(nodes.values()))
         if key not in self._tuners:
             self._tuners[key] = Tuner(GENERATIONS[name], key[1], self.nvls)
         return self._tuners[key]
+
+
+def over_a_host(machine: Machine, ranks: Sequence[int]) -> str | None:
+    """Return the CPU over which the first of several ranks of a node reaches the next, if it does."""
+    if len(ranks) < 2 or not machine.links:
+        return None
+    route = machine.route(ranks[0], ranks[1])
+    passed = (machine.devices[machine.device_index(machine.links[k].destination)] for k in route)
+    return next((device.name for device in passed if device.kind == "cpu"), None)
 
 
 def _gpus(machine: Machine) -> list[int]:

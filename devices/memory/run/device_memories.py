@@ -135,11 +135,12 @@ class DeviceMemories:
     def _load(self) -> None:
         """Take the memory of what is there from the beginning; then plan for the rest, where that is asked.
 
-        A static plan is for what is computed: parameters and inputs lie beside it, as in TVM.
+        It was made on the first stream of its device. A static plan is for what is computed: parameters and
+        inputs lie beside it, as in TVM.
         """
         for device, nbytes, tensor in self.buffers.resident:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
-            block = allocator.try_alloc(nbytes, 0, name)
+            block = allocator.try_alloc(nbytes, self.job.machine.first_stream[device], name)
             if block is None:
                 raise allocator.out_of_memory(nbytes, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)

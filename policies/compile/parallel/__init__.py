@@ -6,6 +6,7 @@
 ``zero-1`` ...   DeepSpeed's ZeRO, stages 1 to 3
 ``megatron-ddp`` Megatron-LM's buckets, with or without the distributed optimiser
 ``parameter-server``  workers push gradients to servers and pull parameters, together or each for itself
+``expert-parallel`` ranks share the experts of a layer, and exchange tokens
 ================ =====================================================================================
 
 Each rewrite takes the step of one device (`policies.compile.training` makes it of a forward graph) and puts a

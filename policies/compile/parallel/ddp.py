@@ -114,6 +114,7 @@ def reduce_in_buckets(
     strict: bool = True,
     parts: int = 1,
     waits: Callable[[Record], str | None] = lambda record: None,
+    communicator: Callable[[Sequence[Parameter]], str] = lambda bucket: "data parallel",
 ) -> str:
     """Issue forward and backward, and a sum of each bucket; return the last. Updates read what was summed.
 
@@ -128,6 +129,8 @@ def reduce_in_buckets(
         Of how many parts a rank keeps one (reduce_scatter); 1: all_reduce.
     waits : callable
         What an op waits for besides.
+    communicator : callable
+        Over which a bucket is summed.
     """
     kind = "all_reduce" if parts == 1 else "reduce_scatter"
     last = ""
@@ -150,7 +153,7 @@ def reduce_in_buckets(
                 sizes,
                 after=[] if overlap else [record.name],
                 stream=kind,
-                communicator="data parallel",
+                communicator=communicator(buckets[bucket]),
                 **({"nbytes": parts * sum(sizes)} if parts > 1 else {}),
             )
             names = [last, *(f"{last}:{i}" for i in range(1, len(gradients)))]

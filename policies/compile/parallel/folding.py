@@ -7,11 +7,10 @@
     replicate k: every fourth                     gpu0 (2, 3)   gpu1   gpu4 (6, 7)   gpu5
 
 All ranks run one program, and meet in collectives and nowhere else. So two of them do the same at the same
-time if they are alike themselves, and what they meet on each communicator is alike: takes the same times,
-among the same sorts of rank. That is looked for from above, as the states of an automaton are merged: ranks
-that are alike themselves are one sort, until what they meet tells them apart (Hopcroft, "An n log n algorithm
-for minimizing states in a finite automaton", 1971; here every round looks at all ranks). What a collective
-takes is the machine's answer for all its ranks, before and after.
+time if they are alike themselves and meet alike on each communicator: collectives take the same times, among
+the same sorts of rank. That is found as the states of an automaton are merged: ranks that are alike
+themselves are one sort until what they meet tells them apart (Moore, "Gedanken-experiments on sequential
+machines", Automata Studies, 1956). What a collective takes is what the machine says for all its ranks.
 """
 
 from __future__ import annotations
@@ -120,12 +119,14 @@ def fold(
     )
     members = {ranks[same[0]]: tuple(ranks[r] for r in same) for same in of_sort.values()}
     differs = {ranks[r]: _difference(facts[0], facts[r]) or met.difference(sort, on, r) for r in stands[1:]}
+    simulated = {name for names in members.values() for name in names}
+    unused = tuple(d.name for d in machine.devices if d.name not in simulated and d.kind != "switch")
     model = machine.collectives
     folded = Machine(
         tuple(device for device in machine.devices if device.name in members),
         hosts=tuple(host for host in machine.hosts if host.serves[0] in members),
         collectives=None if model is None else folded_model(model, machine, met.members),
-        folding=Folding(machine, members, differs),
+        folding=Folding(members, differs, unused),
     )
     return graph, folded
 
@@ -206,7 +207,9 @@ class _Met:
             if self._take[mine] != self._take[firsts]:
                 return f"collectives on {mine!r} take other times than on {firsts!r}"
             there = {sort[r] for r in self._inside[firsts]}
-            other = next((r for r in self._inside[mine] if r != rank and sort[r] not in there), None)
+            other = next(
+                (r for r in self._inside[mine] if sort[r] not in there and sort[r] != sort[rank]), None
+            )
             if other is not None:
                 return f"meets {self._ranks[other]} on {mine!r}"
         return f"does not meet what {self._ranks[0]} meets"

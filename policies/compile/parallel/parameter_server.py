@@ -10,7 +10,7 @@
 
 Parameters go to the servers in turn, in the order of registration, as TensorFlow's ``replica_device_setter``
 places variables. Pushes and pulls are the simulator's own transfers over the links of the machine; the first
-pull is at time 0. How stale the asynchronous form is, `sim.analysis.staleness` counts in a trace.
+pull is at time 0. How stale the asynchronous form is, `sim.analysis.training.staleness` counts in a trace.
 
 Sources: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; TensorFlow,
 tensorflow/python/training/device_setter.py; Chen et al., "Revisiting Distributed Synchronous SGD", arXiv
@@ -25,7 +25,7 @@ from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge, External, Record, Records, write
 from sim import Graph
-from sim.analysis.staleness import PUSHED_BY, UPDATES
+from sim.analysis.training.staleness import PUSHED_BY, UPDATES
 from sim.words.errors import InputError
 from sim.words.limits import MOST_BUILT, at_most
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -54,6 +54,10 @@ class TrainingStep:
     ----------
     graph : Graph
         With backward and updates (`policies.compile.training`, or of an importer).
+    forward : bool
+        Whether a forward alone, without updates, will do.
+    within : collection of str
+        Communicators that are there already.
 
     Attributes
     ----------
@@ -72,12 +76,13 @@ class TrainingStep:
         No op updates a parameter, the graph has control flow or communicators, or is on several devices.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, forward: bool = False, within: Collection[str] = ()) -> None:
         of = f"graph {graph.name!r}"
         if has_control_flow(graph):
             raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
         for op in graph.in_communicators:
-            if "rank" in graph.attributes[op] or "dimension" not in graph.attributes[op]:
+            given = graph.attributes[op]
+            if given["communicator"] not in within and ("rank" in given or "dimension" not in given):
                 name = graph.op_names[op]
                 raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
@@ -94,7 +99,7 @@ class TrainingStep:
         self.work = [each for each in order if each.name not in trained and each.name not in self.finishing]
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
-        if not found:
+        if not found and not forward:
             raise GraphError(f"{of} updates no parameter; let the rewrite training come first")
 
     @cached_property

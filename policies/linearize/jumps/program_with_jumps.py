@@ -22,8 +22,10 @@ that the executor can run has a program, whether it was written as a structured 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 
 from policies.linearize.jumps.guards import Guard, Literal, find_guards
 from policies.linearize.jumps.instructions import Call, Goto, If, Instruction, Program, Ret
@@ -151,13 +153,14 @@ class _Compiler:
         before, after = self._items[frame]
         inside = set(items)
         pending = {item: len(before[item] & inside) for item in items}
-        free = [item for item in items if not pending[item]]
+        free = _Free()
         jumps: list[int] = []  # one for each open guard: the instruction to patch when it is left
         opened: list[Literal] = []
         skip = set(implied)
-        while free:
-            item = max(free, key=lambda i: (_common(self._local(i, skip), opened), -self.place[i]))
-            free.remove(item)
+        for first in items:
+            if not pending[first]:
+                free.add(first, self.place[first], self._local(first, skip))
+        while (item := free.take(opened)) is not None:
             if item < 0:
                 self._move(opened, jumps, self._local(item, skip), frame)
                 self._frame(-1 - item)
@@ -168,7 +171,7 @@ class _Compiler:
                 if follower in inside:
                     pending[follower] -= 1
                     if not pending[follower]:
-                        free.append(follower)
+                        free.add(follower, self.place[follower], self._local(follower, skip))
         self._move(opened, jumps, (), frame)
 
     def _local(self, item: int, implied: set[int]) -> Guard:
@@ -208,6 +211,31 @@ class _Compiler:
             self.program.instructions[at] = replace(instruction, false_offset=offset)
         else:
             self.program.instructions[at] = Goto(offset)
+
+
+class _Free:
+    """Items that may come next: those that stay within the most open guards, of these the first in place."""
+
+    def __init__(self) -> None:
+        self._under: defaultdict[Guard, list[tuple[int, int]]] = defaultdict(list)
+        """How a guard begins → (place, item) of those that are under it, as a heap."""
+        self._taken: set[int] = set()
+
+    def add(self, item: int, place: int, guard: Guard) -> None:
+        """Add an item that is under a guard."""
+        for depth in range(len(guard) + 1):
+            heappush(self._under[guard[:depth]], (place, item))
+
+    def take(self, opened: Sequence[Literal]) -> int | None:
+        """Take out the next item; None: there is none."""
+        for depth in reversed(range(len(opened) + 1)):
+            under = self._under.get(tuple(opened[:depth]), [])
+            while under:
+                _, item = heappop(under)
+                if item not in self._taken:
+                    self._taken.add(item)
+                    return item
+        return None
 
 
 def _common(a: Sequence[Literal], b: Sequence[Literal]) -> int:

@@ -27,11 +27,14 @@ numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from policies.compile.parallel.experts.routing import Routes
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.kernels import Attention, Collective, CollectiveKind, Kernel, Pass, Piece, Product
 from scenarios.build.train.layout import Layout
-from sim.words.errors import MisfitError
+from sim.machine.communicators import even_nbytes
+from sim.words.errors import InputError, MisfitError
 
 __all__ = ["Batch", "RankWork"]
 
@@ -54,6 +57,8 @@ class Batch:
         Dropout with its masks, of one byte.
     imbalance : float
         Tokens of the fullest expert rank / of the mean one.
+    routes : Routes or None
+        Which tokens go to which expert, in place of `imbalance`.
     """
 
     samples: int
@@ -63,6 +68,32 @@ class Batch:
     flash: bool = True
     dropout: bool = False
     imbalance: float = 1.0
+    routes: Routes | None = None
+
+
+@dataclass(frozen=True)
+class ExpertLoad:
+    """What the fullest rank of those that share the experts has to do.
+
+    Attributes
+    ----------
+    copies : int
+        Tokens that a rank sends, once for each expert.
+    rows : int
+        Tokens of one of the fullest rank's experts, on average.
+    exchanged : int
+        Tokens that each rank would send in an even exchange as long as this one.
+    imbalance : float
+        Tokens of the fullest rank / of the mean one.
+    dropped : float
+        Part of the choices that no expert takes.
+    """
+
+    copies: int
+    rows: int
+    exchanged: int
+    imbalance: float
+    dropped: float = 0.0
 
 
 class RankWork:
@@ -90,6 +121,9 @@ class RankWork:
                 f"ep: {layout.ep} ranks cannot share {model.experts} experts",
                 reason="ep does not divide the experts",
             )
+        if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
+            what = "imbalance" if batch.routes is None else "routing"
+            raise InputError("has no effect: the model has no experts", path=(what,))
         self.model, self.layout, self.batch = model, layout, batch
         self.tokens = batch.samples * batch.sequence // c
         """Tokens of a micro-batch on this rank, before sequence parallelism splits them."""
@@ -296,16 +330,35 @@ class RankWork:
         read, made = tokens * middle * (1 + self.model.gated) * self.e, tokens * middle * self.e
         return Piece("gate", (Pass(read + made),), (Pass(2 * read + made),), saved=read, made=made, took=read)
 
+    @cached_property
+    def load(self) -> ExpertLoad:
+        """The tokens of the fullest rank of those that share the experts."""
+        m, b, ep = self.model, self.batch, self.layout.ep
+        if b.routes is None:
+            # one copy of a token for each expert that it goes to; each sender pads to an equal number for
+            # each expert
+            each = -(-self.few * m.experts_per_token // m.experts)
+            copies = each * m.experts
+            return ExpertLoad(
+                copies, round(each * ep * b.imbalance), round(copies * b.imbalance), b.imbalance
+            )
+        if b.imbalance != 1.0:
+            raise InputError("has no effect beside routing, which says it", path=("imbalance",))
+        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.experts_per_token)
+        return ExpertLoad(
+            int(made.sent.sum(axis=1).max()),
+            -(-int(made.arrived.max()) * ep // m.experts),
+            even_nbytes(made.between.tolist()),
+            float(made.imbalance),
+            sum(made.dropped) / (ep * made.choices),
+        )
+
     def experts(self) -> list[Piece]:
         """Return the pieces of a mixture of experts, shared ones included."""
-        m, e = self.model, self.e
+        m, e, load = self.model, self.e, self.load
         ep, held = self.layout.ep, self.model.experts // self.layout.ep
-        # one copy of a token for each expert that it goes to; each sender pads to an equal number for each
-        # expert
-        each = -(-self.few * m.experts_per_token // m.experts)
-        copies = each * m.experts
+        copies, rows = load.copies, load.rows
         sent = copies * m.hidden * e
-        rows = round(each * ep * self.batch.imbalance)  # that arrive for an expert of the fullest rank
         full = rows * held
         arrived = full * m.hidden * e
         router = Piece(
@@ -321,7 +374,8 @@ class RankWork:
             made=self.thin,
             took=self.thin,
         )
-        exchange: list[Kernel] = [Collective("all_to_all", sent, "ep")] if ep > 1 else []
+        moved = load.exchanged * m.hidden * e
+        exchange: list[Kernel] = [Collective("all_to_all", moved, "ep")] if ep > 1 else []
         sort = [Pass(sent + self.thin, "permute")]
         sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
         dispatch = Piece(

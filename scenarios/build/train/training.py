@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
+from policies.compile.parallel.experts.routing import Routes
 from policies.pipeline import Schedule, StageTimes, generate
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
 from scenarios.build.train.architecture import Architecture
@@ -117,7 +118,7 @@ class Training:
         Gradients are reduced, and parameters gathered, beside the computation.
     stage_layers : tuple of int
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
-    context, flash, dropout, imbalance
+    context, flash, dropout, imbalance, routes
         As in `scenarios.build.train.layers.Batch`.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
@@ -141,6 +142,7 @@ class Training:
     flash: bool = True
     dropout: bool = False
     imbalance: float = 1.0
+    routes: Routes | None = None
     transformer_engine: bool = True
     memory: int | None = None
 
@@ -176,6 +178,11 @@ class Training:
         return self.layout.pp * self.layout.chunks
 
     @property
+    def parameters_apart(self) -> bool:
+        """Whether a rank has a part of the parameters; in a pipeline they stay gathered."""
+        return self.layout.sharding in ("fsdp", "zero-3") and self.stages == 1
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of a replica."""
         return self.global_batch // (self.layout.dp * self.micro_batch)
@@ -209,6 +216,7 @@ class Training:
             flash=self.flash,
             dropout=self.dropout,
             imbalance=self.imbalance,
+            routes=self.routes,
         )
         return RankWork(self.model, self.layout, batch)
 
@@ -433,7 +441,7 @@ class Training:
     def resident(self, stage: Part) -> dict[str, int]:
         """Return what a rank holds of a stage the whole time."""
         p, share, sharding = stage.parameters, self.share(stage), self.layout.sharding
-        apart = sharding == "fsdp" and self.stages == 1  # in a pipeline they stay gathered
+        apart = self.parameters_apart
         grads = share if sharding == "zero-2" or apart else p
         return {
             "parameters": self.parameter_bytes * (share if apart else p),

@@ -62,8 +62,10 @@ def collectives(
     """Print algorithm, protocol and channels that NCCL 2.30 takes for a collective, and its time.
 
     Times: what NCCL itself expects; in one node also by rates that were fitted to measured times. A channel
-    is a thread block, on an SM of its own. Networks have a card for each GPU.
+    is a thread block, on an SM of its own. Networks have a card for each GPU. On machines without NVSwitches:
+    the fastest algorithm and its time by latency and bandwidth of the links.
     """
+    from devices.collectives.formulas import Formula
     from devices.collectives.measured import MeasuredTable
     from scenarios.cli.output import print_json
     from scenarios.file.document import plain_settings
@@ -88,9 +90,12 @@ def collectives(
         check_path("plot", plot, PICTURES)
     size = None if nbytes is None else parse_bytes(nbytes, what="--bytes")
     kind = op.replace("-", "_")
-    gpu, per_node = ranks_of_nodes(machine, nodes, 2 if op == "send" and ranks is None else ranks)
-    if op == "send" and sum(per_node) != 2:
-        raise InputError(f"--ranks {sum(per_node)}: a message goes from one rank to one other")
+    if op == "send" and nodes > 2:
+        raise InputError(f"--nodes {nodes}: a message goes from one rank to one other, on one node or two")
+    who = ranks_of_nodes(machine, nodes, 2 if op == "send" and ranks is None else ranks)
+    n_ranks = sum(who.per_node)
+    if op == "send" and n_ranks != 2:
+        raise InputError(f"--ranks {n_ranks}: a message goes from one rank to one other")
     options = plain_settings(sets or (), "dtype=half")
     if options and table is None:
         raise InputError("--set says how to read a table; give it with --table FILE")
@@ -102,11 +107,12 @@ def collectives(
             if key not in taken:
                 raise UnknownOptionError("a table", key, taken)
         measured = MeasuredTable(table, **arguments("a table", taken, options))
-        measured.time_us(kind, sum(per_node), 0)  # it has such collectives
-    known = [one for one, _ in measured.sizes(kind, sum(per_node))] if measured else []
-    rows = [row_of(kind, gpu, per_node, one, measured) for one in sizes_around(size, known)]
+        measured.time_us(kind, n_ranks, 0)  # it has such collectives
+    known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
+    links = Formula(group=who.group)
+    rows = [row_of(kind, who, one, measured, links) for one in sizes_around(size, known)]
     at = "1 node" if nodes == 1 else f"{nodes} nodes"
-    title = f"{op} on {sum(per_node)} GPUs, {at} of {machine}"
+    title = f"{op} on {n_ranks} {who.word}, {at} of {machine}"
     if plot is not None:
         from sim.plot.figure import save
 
@@ -122,7 +128,7 @@ def collectives(
                 "op": op,
                 "machine": machine,
                 "nodes": nodes,
-                "ranks": sum(per_node),
+                "ranks": n_ranks,
                 "asked": asked[0] if asked else None,
                 "sizes": [row.to_json() for row in rows],
             }
@@ -131,6 +137,10 @@ def collectives(
         _print_csv([row.to_json() for row in rows])
     else:
         typer.echo(title)
+        if who.gpu is None:
+            typer.echo(
+                "by its links, the fastest algorithm; NCCL's choice is known for GPUs on NVSwitches only"
+            )
         _print_choice([row for row in rows if row.nbytes == size])
         typer.echo()
         _print(rows, size)
@@ -149,13 +159,13 @@ def _print_choice(asked: list[Any]) -> None:
     from sim.words.units import format_bytes, format_duration, round_half_up
 
     for row in asked:
-        choice = row.choice
-        channels = "1 channel" if choice.channels == 1 else f"{choice.channels} channels"
-        us = choice.estimate_us if row.fitted_us is None else row.fitted_us
+        way, choice = row.algorithm, row.choice
+        if choice is not None:
+            channels = "1 channel" if choice.channels == 1 else f"{choice.channels} channels"
+            way += f", protocol {choice.protocol}, {channels} of {choice.threads} threads"
         typer.echo(
-            f"{format_bytes(row.nbytes)}: {choice.algorithm}, protocol {choice.protocol}, {channels} of "
-            f"{choice.threads} threads: {format_duration(round_half_up(us * 1000))}, "
-            f"bus bandwidth {row.bus_gb_per_s(us):.1f} GB/s"
+            f"{format_bytes(row.nbytes)}: {way}: {format_duration(round_half_up(row.best_us * 1000))}, "
+            f"bus bandwidth {row.bus_gb_per_s(row.best_us) or 0:.1f} GB/s"
         )
 
 
@@ -169,25 +179,28 @@ def _print(rows: list[Any], asked: int | None) -> None:
     def rate(gb_per_s: float | None) -> str:
         return "" if gb_per_s is None else f"{gb_per_s:.1f}"
 
+    nccl = rows[0].choice is not None
     some_fitted = any(row.fitted_us is not None for row in rows)
     some_measured = any(row.measured_us is not None for row in rows)
     lines = []
     for row in rows:
-        best = row.choice.estimate_us if row.fitted_us is None else row.fitted_us
         mark = " <" if row.nbytes == asked else ""
         line = {
             "size": format_bytes(row.nbytes, iec=row.nbytes % 1024 == 0) + mark,
-            "algorithm": row.choice.algorithm,
-            "protocol": row.choice.protocol,
-            "channels": str(row.choice.channels),
-            "NCCL expects": shown(row.choice.estimate_us),
+            "algorithm": row.algorithm,
         }
+        if nccl:
+            line["protocol"] = row.choice.protocol
+            line["channels"] = str(row.choice.channels)
+        line["NCCL expects" if nccl else "time"] = shown(row.tuner_us if nccl else row.links_us)
         if some_fitted:
             line["fitted"] = shown(row.fitted_us)
-        line["bus GB/s"] = rate(row.bus_gb_per_s(best))
+        line["bus GB/s"] = rate(row.bus_gb_per_s(row.best_us))
         if some_measured:
             line["measured"] = shown(row.measured_us)
             line["measured GB/s"] = rate(row.bus_gb_per_s(row.measured_us))
-            line["off by"] = "" if row.measured_us is None else f"{100 * (best / row.measured_us - 1):+.1f}%"
+            line["off by"] = (
+                "" if row.measured_us is None else f"{100 * (row.best_us / row.measured_us - 1):+.1f}%"
+            )
         lines.append(line)
-    print_table(lines, left=3)
+    print_table(lines, left=3 if nccl else 2)

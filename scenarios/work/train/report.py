@@ -16,22 +16,15 @@ from typing import Any
 import numpy as np
 
 from policies.pipeline import Schedule
-from scenarios.build.train.fsdp import fsdp_peak
 from scenarios.build.train.memory import Peak
-from scenarios.build.train.step import is_layered
 from scenarios.build.train.training import Spent, Training
 from sim.trace import Trace
 from sim.words.intervals import union
 from sim.words.units import NS_PER_S
 
-__all__ = ["peaks_of", "train_report"]
+__all__ = ["train_report"]
 
-_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "synchronise")
-
-
-def peaks_of(training: Training, schedule: Schedule) -> list[Peak]:
-    """Return the most that each pipeline rank holds."""
-    return [fsdp_peak(training)] if is_layered(training) else training.peaks(schedule)
+_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "synchronise")
 
 
 def train_report(
@@ -64,12 +57,21 @@ def train_report(
             {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
             for of_rank, peak in zip(times, peaks, strict=True)
         ],
+        **_experts(training),
         "memory_limit_bytes": capacity,
         "peak_bytes": most,
         "exposed_ns": max(of["exposed_in_layers"] + of["exposed_around"] for of in times),
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
     }
+
+
+def _experts(training: Training) -> dict[str, Any]:
+    """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
+    if not training.model.experts:
+        return {}
+    load = training.work.load
+    return {"imbalance": load.imbalance, "dropped": load.dropped}
 
 
 def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[str, int]]:

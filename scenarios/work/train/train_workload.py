@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from policies.compile.parallel.experts.routing import Routes
 from policies.pipeline import Schedule
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
-from scenarios.build.train.step import is_layered, step_graph
+from scenarios.build.train.step import is_layered, peaks_of, step_graph
 from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_report import pipeline_report
 from scenarios.work.train.calibrations import named_calibration, read_calibration, to_calibration
 from scenarios.work.train.fits import check_fits
-from scenarios.work.train.report import peaks_of, train_report
+from scenarios.work.train.report import train_report
 from scenarios.work.train.train_fields import ModelFields, TrainFields
 from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph
@@ -32,6 +33,7 @@ from sim.machine.machine import Machine
 from sim.trace import Trace
 from sim.words import plugins
 from sim.words.errors import InputError, MisfitError, UnknownNameError, located
+from sim.words.plugins import Origin
 
 if TYPE_CHECKING:
     from scenarios.fields.policy_fields import Policy
@@ -172,9 +174,12 @@ def _training(fields: TrainFields, document: Document) -> Training:
         flash=fields.flash,
         dropout=fields.dropout,
         imbalance=fields.imbalance,
+        routes=_routes(fields, document),
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )
-    training.work  # noqa: B018 - sizes that no rank can have are refused here
+    work = training.work  # sizes that no rank can have are refused here
+    if model.experts:
+        work.load  # noqa: B018 - and routings
     return training
 
 
@@ -192,6 +197,17 @@ def _replicas(fields: TrainFields) -> int:
             reason=f"{sizes} does not fill the GPUs",
         )
     return of.dp if "dp" in of.model_fields_set else fields.gpus // given
+
+
+def _routes(fields: TrainFields, document: Document) -> Routes | None:
+    """Return the routing that the fields ask for."""
+    if fields.routing is None:
+        for key in ("capacity_factor", "pad_to_capacity"):
+            if getattr(fields, key):
+                raise InputError("has no effect without routing", path=(key,))
+        return None
+    origin = Origin(document.directory, allow_outside=document.allow_outside)
+    return Routes(fields.routing, fields.capacity_factor, fields.pad_to_capacity, origin)
 
 
 def _architecture(fields: ModelFields) -> Architecture:

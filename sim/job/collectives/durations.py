@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.graph.graph import Graph
 from sim.job.collectives.members import Collectives
-from sim.machine.communicators import Call
+from sim.machine.communicators import Call, even_nbytes
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, BoolArray, IntArray
@@ -32,11 +32,10 @@ def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
 
 def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
     """Return which collectives take the time that the machine's model says."""
-    by_kind = {device.kind: modelled_ops(graph, machine, device) for device in machine.devices}
     found = np.zeros(len(c.op), dtype=bool)
-    for kind, ops in by_kind.items():
+    for kind, device in {device.kind: device for device in machine.devices}.items():
         here = np.array([device.kind == kind for device in machine.devices])[c.device]
-        found |= here & np.isin(c.op, ops)
+        found |= here & np.isin(c.op, modelled_ops(graph, machine, device))
     return found
 
 
@@ -45,7 +44,9 @@ def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
     kind = graph.kind(int(c.op[entry]))
     kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
     name = c.names[int(c.communicator[entry])]
-    return Call(kind, int(c.nbytes[entry]), c.members[int(c.party[entry])], int(c.root[entry]), name)
+    sends = c.sends[int(c.exchange[entry])] if c.exchange[entry] != UNSET else ()
+    nbytes = even_nbytes(sends) if sends else int(c.nbytes[entry])
+    return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), name, sends)
 
 
 def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:
@@ -58,7 +59,8 @@ def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArra
     """
     model = machine.collectives
     assert model is not None
-    keys = np.stack((c.party, c.signature, c.nbytes))[:, wanted]
+    sized = np.where(c.exchange == UNSET, c.nbytes, 0)
+    keys = np.stack((c.party, c.signature, sized, c.exchange))[:, wanted]
     _, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     times = []
     for entry in np.flatnonzero(wanted)[first].tolist():

@@ -71,9 +71,13 @@ class Collectives:
     line, party, seat : arrays of int64
         Which line it stands in; with whom it meets; and which rank of which party it is.
     signature : array of int64
-        A number for what has to be the same on all ranks: kind, size, root.
+        A number for what has to be the same on all ranks: kind, size, root, exchange.
     group : array of int64
         A number for the group call that it is part of, -1: it is no part of one.
+    exchange : array of int64
+        Which of `sends` an uneven ``all_to_all`` carries out, -1: none.
+    sends : tuple of tuple of tuple of int
+        Of each such exchange: the bytes from each rank to each.
     members : tuple of tuple of int
         Of each party: its devices, in machine order; of a pair the sender first.
     party_of_seat : array of int64
@@ -91,6 +95,8 @@ class Collectives:
     seat: IntArray
     signature: IntArray
     group: IntArray
+    exchange: IntArray
+    sends: tuple[tuple[tuple[int, ...], ...], ...]
     members: tuple[tuple[int, ...], ...]
     party_of_seat: IntArray
 
@@ -143,7 +149,8 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     nbytes = np.maximum(graph.bytes_read[op], graph.bytes_written[op])
     root, peer = np.full(len(op), UNSET), np.full(len(op), UNSET)
     for i, k in enumerate(ops):
-        nbytes[i] = graph.attributes[k].get("nbytes", nbytes[i])
+        given = graph.attributes[k]
+        nbytes[i] = given.get("nbytes", sum(given["sends"].values()) if "sends" in given else nbytes[i])
         root[i] = _rank(graph, machine, k, "root", _ROOTED, ranks[which[i]])
         peer[i] = _rank(graph, machine, k, "peer", _PAIRED, ranks[which[i]])
         if peer[i] == device[i]:
@@ -159,12 +166,16 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     same = {kind: code for code, kind in enumerate(sorted(COLLECTIVE_KINDS))}
     kind_code = np.array([same[graph.kind(k)] for k in ops])
     sized = ~graph.is_kind(*_UNEVEN)[op]
-    facts = np.stack((np.where(paired, 0, kind_code), np.where(sized, nbytes, 0), root))
+    exchange, exchanged = _exchanges(graph, machine, ops, seat, seats, members)
+    facts = np.stack((np.where(paired, 0, kind_code), np.where(sized, nbytes, 0), root, exchange))
     signature = np.unique(facts, axis=1, return_inverse=True)[1].ravel()
     found = Collectives(
         tuple(names),
         tuple(tuple(each) for each in ranks),
-        *(op, communicator, device, nbytes, root, line, party, seat, signature, _groups(graph, ops)),
+        *(op, communicator, device, nbytes, root, line, party, seat, signature),
+        _groups(graph, ops),
+        exchange,
+        exchanged,
         members,
         seats // n,
     )
@@ -186,6 +197,49 @@ def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
             raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
         found[i] = numbers.setdefault(given, len(numbers))
     return found
+
+
+def _exchanges(
+    graph: Graph,
+    machine: Machine,
+    ops: list[int],
+    seat: IntArray,
+    seats: IntArray,
+    members: tuple[tuple[int, ...], ...],
+) -> tuple[IntArray, tuple[tuple[tuple[int, ...], ...], ...]]:
+    """Return which exchange each op belongs to, and the bytes from each rank to each in all of them.
+
+    What an op sends to whom is its attribute ``sends``. The k-th op of one rank that has it (in graph order)
+    belongs to the k-th of every other.
+    """
+    exchange = np.full(len(ops), UNSET)
+    found: dict[tuple[int, int], int] = {}
+    sends: list[list[tuple[int, ...]]] = []
+    count: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        given = graph.attributes[op].get("sends")
+        if given is None:
+            continue
+        if "nbytes" in graph.attributes[op]:
+            raise _fault(
+                graph, op, "says what it sends to whom, which is its size; leave out nbytes", "nbytes"
+            )
+        if graph.kind(op) not in _UNEVEN:
+            raise _fault(graph, op, "does not say what it sends to whom; only all_to_all does", "sends")
+        party, device = divmod(int(seats[seat[i]]), len(machine.devices))
+        ranks = members[party]
+        names = [machine.devices[d].name for d in ranks]
+        for name in given:
+            if name not in names:
+                where = f"communicator {graph.attributes[op]['communicator']!r}{hint(name, names)}"
+                raise _fault(graph, op, f"sends to {name!r}, which is no rank of {where}", "sends")
+        k = count[int(seat[i])] = count.get(int(seat[i]), 0) + 1
+        here = found.setdefault((party, k), len(sends))
+        if here == len(sends):
+            sends.append([(0,) * len(ranks)] * len(ranks))
+        exchange[i] = here
+        sends[here][ranks.index(device)] = tuple(given.get(name, 0) for name in names)
+    return exchange, tuple(tuple(rows) for rows in sends)
 
 
 def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:

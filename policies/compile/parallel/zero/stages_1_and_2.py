@@ -8,27 +8,35 @@
 
 A bucket is summed when the next gradient would not fit, so after the op that makes that one. In stage 1
 without ``overlap_comm`` nothing is summed before the backward is over, and then in the order of registration.
+With several micro-batches stage 1 adds up whole gradients and sums them over the ranks in the last one. Stage
+2 keeps no more than a part: it sums those of every micro-batch, and adds its parts up.
+
 What is called reduce_scatter there is an all_reduce of the bucket, of which each rank copies its part
 (``use_multi_rank_bucket_allreduce``, the default). Updated parameters are gathered at the end of the step and
 overlap with nothing.
 
 Sources: deepspeed/runtime/zero/stage_1_and_2.py (``reduce_independent_p_g_buckets_and_remove_grads``,
-``average_tensor``, ``reduce_gradients``), deepspeed/runtime/utils.py (``all_gather_dp_groups``) and
+``average_tensor``, ``reduce_gradients``, ``process_gradients``,
+``independent_gradient_partition_epilogue``), deepspeed/runtime/utils.py (``all_gather_dp_groups``) and
 deepspeed/runtime/zero/config.py (defaults, in elements).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
-from policies.compile.parallel.program import COMPUTE, Program
+from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
+from policies.compile.parallel.zero.micro_batches import marked, micro_batch, with_inputs
 from policies.option_checks import whole
 from sim import Graph
+from sim.words.limits import MOST_BUILT, at_most
 
 __all__ = ["GROUP", "ZeroOne", "ZeroTwo"]
 
@@ -47,6 +55,8 @@ class ZeroOne(DataParallel):
         Elements.
     overlap_comm : bool
         Whether sums run on a stream of their own.
+    micro_batches : int
+        How many are computed before an update (``gradient_accumulation_steps``); the graph is that of one.
 
     Examples
     --------
@@ -67,11 +77,13 @@ class ZeroOne(DataParallel):
         reduce_bucket_size: int = 500_000_000,
         allgather_bucket_size: int = 500_000_000,
         overlap_comm: bool = False,
+        micro_batches: int = 1,
     ) -> None:
         name = f"zero-{self.stage}"
         self.ranks, self.overlap_comm = Ranks.of(name, ranks), overlap_comm
         self.reduce_bucket_size = whole(name, "reduce_bucket_size", reduce_bucket_size)
         self.allgather_bucket_size = whole(name, "allgather_bucket_size", allgather_bucket_size)
+        self.micro_batches = whole(name, "micro_batches", micro_batches, most=MOST_BUILT)
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order in which they are summed."""
@@ -82,59 +94,120 @@ class ZeroOne(DataParallel):
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
+        at_most(MOST_BUILT, self.micro_batches * n * len(graph), "ops")
         step = TrainingStep(graph)
-        if self.stage == 2 or self.overlap_comm:
-            refuse_micro_batches(step, "zero-2" if self.stage == 2 else "zero-1 with overlap_comm")
-        program = Program(step, f"ZeRO {self.stage}")
-        updates = program.shard(step, n, parameters=False)
-        buckets = self.buckets(step)
-        full = {}  # place of an op → the bucket that is full once it has run
-        if self.stage == 2 or self.overlap_comm:
-            full = {step.ready_at[after[0].gradient]: k for k, after in enumerate(buckets[1:])}
-        sums: dict[str, str] = {}
-        last: str | None = None
-        wait: str | None = None
+        if self.stage == 2 or self.overlap_comm or self.micro_batches > 1:
+            refuse_micro_batches(step, f"zero-{self.stage} (but by its own option micro_batches)")
+        host = _Host(self, step, n)
+        host.run()
+        return host.program.graph()
 
-        def reduce(k: int) -> str:
-            gradients = [each.gradient for each in buckets[k]]
-            name = program.add(
-                f"reduce{k}",
-                "all_reduce",
-                gradients,
-                [each.nbytes for each in buckets[k]],
-                after=[before],
-                stream="reduce" if self.overlap_comm else COMPUTE,
-                communicator=GROUP,
-            )
-            sums.update((gradient, f"{name}:{i}" if i else name) for i, gradient in enumerate(gradients))
-            return name
 
+class _Host:
+    """The host of a rank."""
+
+    def __init__(self, of: ZeroOne, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n, self.micro_batches = of, step, n, of.micro_batches
+        self.program = Program(step, f"ZeRO {of.stage}")
+        self.updates = self.program.shard(step, n, parameters=False)
+        self.program.records.externals = with_inputs(self.program.records.externals, self.micro_batches)
+        self.buckets = of.buckets(step)
+        self.full: dict[int, int] = {}
+        """Place of an op → the bucket that is full once it has run."""
+        if of.stage == 2 or of.overlap_comm:
+            self.full = {step.ready_at[after[0].gradient]: k for k, after in enumerate(self.buckets[1:])}
+        self.gradients: dict[str, str] = {}
+        """Gradient → what there is of it: of this micro-batch, or of all so far."""
+        self.before: str | None = None
+        self.last: str | None = None
+        self.wait: str | None = None
+
+    def run(self) -> None:
+        """Issue the whole step."""
+        for k in range(self.micro_batches):
+            self.micro_batch(k)
+        self.program.instead = self.gradients
+        for update in self.updates:
+            self.program.compute(update, after=[self.last])
+        self.gather()
+
+    def micro_batch(self, k: int) -> None:
+        """Issue a forward and a backward, and the sums that belong to it."""
+        of, step, m = self.of, self.step, self.micro_batches
+        kept, self.gradients = self.gradients, {}
+        sums = of.stage == 2 or k == m - 1
         launched = 0
-        before: str | None = None
-        for place, record in enumerate(step.work):
-            program.compute(record, after=[wait])
-            before, wait = record.name, None
-            while place in full and launched <= full[place]:
-                wait, last = last, reduce(launched)
+        for place, record in enumerate(micro_batch(step, k, m)):
+            self.program.compute(record, after=[self.wait])
+            self.before, self.wait = record.name, None
+            for each in self.made_at.get(place, ()):
+                self.gradients[each.gradient] = marked(each.gradient, k, m)
+                if of.stage == 1 and k:
+                    self.accumulate(each, kept, k)
+            while sums and place in self.full and launched <= self.full[place]:
+                self.wait, self.last = self.last, self.reduce(launched, k)
                 launched += 1
-        for k in range(launched, len(buckets)):
-            last = reduce(k)
-        program.instead = sums
-        for update in updates:
-            program.compute(update, after=[last])
-        self._gather(program, step, n)
-        return program.graph()
+        for bucket in range(launched, len(self.buckets) if sums else 0):
+            self.last = self.reduce(bucket, k)
+        if of.stage == 2 and m > 1:
+            self.keep_part(kept, k)
 
-    def _gather(self, program: Program, step: TrainingStep, n: int) -> None:
+    @cached_property
+    def made_at(self) -> dict[int, list[Parameter]]:
+        """Place of an op → the parameters whose gradients it makes."""
+        place = {record.name: k for k, record in enumerate(self.step.work)}
+        found: dict[int, list[Parameter]] = {}
+        for each in self.step.parameters:
+            producer = self.step.records.producer(each.gradient)
+            assert producer is not None
+            found.setdefault(place[producer.name], []).append(each)
+        return found
+
+    def accumulate(self, each: Parameter, kept: Mapping[str, str], k: int) -> None:
+        """Add a gradient to that of the micro-batches before, in place."""
+        name = f"{marked(each.name, k, self.micro_batches)}/accumulate"
+        reads = [kept[each.gradient], self.gradients[each.gradient]]
+        self.gradients[each.gradient] = self.before = self.program.add(name, "add_n", reads, [each.nbytes])
+        self.program.records.ops[name].flops = each.elements
+
+    def reduce(self, bucket: int, k: int) -> str:
+        """Sum a bucket over the ranks."""
+        gradients = [each.gradient for each in self.buckets[bucket]]
+        name = self.program.add(
+            marked(f"reduce{bucket}", k, self.micro_batches if self.of.stage == 2 else 1),
+            "all_reduce",
+            [self.gradients[gradient] for gradient in gradients],
+            [each.nbytes for each in self.buckets[bucket]],
+            after=[self.before],
+            stream="reduce" if self.of.overlap_comm else COMPUTE,
+            communicator=GROUP,
+        )
+        self.gradients |= {g: f"{name}:{i}" if i else name for i, g in enumerate(gradients)}
+        return name
+
+    def keep_part(self, kept: Mapping[str, str], k: int) -> None:
+        """Keep a rank's part of what was summed, let go of the rest; later parts are added to the first."""
+        name, gradients = f"mb{k}/keep_part", [each.gradient for each in self.step.parameters]
+        reads = [*(kept[g] for g in gradients if k), *(self.gradients[g] for g in gradients)]
+        parts = [shard_nbytes(each, self.n) for each in self.step.parameters]
+        self.program.add(name, "add_n" if k else "copy", reads, parts)
+        record = self.program.records.ops[name]
+        record.bytes_read = sum(parts) * (2 if k else 1)
+        record.flops = sum(-(-each.elements // self.n) for each in self.step.parameters) if k else 0
+        self.gradients = {g: f"{name}:{i}" if i else name for i, g in enumerate(gradients)}
+        self.last = name
+
+    def gather(self) -> None:
         """Gather the updated parameters, in as many pieces as they hold whole buckets."""
+        step, n, most = self.step, self.n, self.of.allgather_bucket_size
         part = -(-sum(each.elements for each in step.parameters) // n)
         nbytes = max(each.nbytes // max(1, each.elements) for each in step.parameters)
-        pieces = max(1, part * n // self.allgather_bucket_size)
+        pieces = max(1, part * n // most)
         after = [update.name for update in step.updates]
         for k in range(pieces):
             size = part // pieces if k < pieces - 1 else part - (pieces - 1) * (part // pieces)
             gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": n * size * nbytes}
-            after = [program.add(f"all_gather{k}", "all_gather", [], [], after=after, **gathered)]
+            after = [self.program.add(f"all_gather{k}", "all_gather", [], [], after=after, **gathered)]
 
 
 class ZeroTwo(ZeroOne):

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from policies.compile.parallel.ranks import OnRanks
+from scenarios.run.decisions import Step
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.job import Placement
@@ -26,25 +27,9 @@ from sim.words.arrays import IntArray
 from sim.words.errors import InputError, ScenarioError
 
 if TYPE_CHECKING:
-    from scenarios.file.document import Document, Loc
+    from scenarios.file.document import Document
 
-__all__ = ["Rewrite", "Step", "compile_graph", "pinned"]
-
-
-class Rewrite(Protocol):
-    """A graph to a graph; `placed` is true when it reads where ops run."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        ...
-
-
-class Step(NamedTuple):
-    """A rewrite, and where the scenario names it."""
-
-    name: str
-    rewrite: Rewrite
-    loc: Loc
+__all__ = ["compile_graph", "pinned"]
 
 
 def compile_graph(
@@ -67,7 +52,7 @@ def compile_graph(
     document : Document
         For messages.
     on_ranks : callable
-        Applies a step that makes all ranks, which may fold them and the machine (`scenarios.run.folding`).
+        Applies a step that makes all ranks, which may fold them (`scenarios.run.rewriting.folding`).
 
     Raises
     ------

@@ -11,13 +11,13 @@ NIPS 2013, counted for each update.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from sim.record.record import Record
 
-__all__ = ["PUSHED_BY", "UPDATES", "staleness"]
+__all__ = ["PUSHED_BY", "UPDATES", "staleness", "staleness_report"]
 
 UPDATES: Final = "updates"
 """Attribute of an op: which parameter it updates."""
@@ -44,6 +44,8 @@ def staleness(trace: Record) -> dict[str, list[int]]:
     {}
     """
     tasks, attributes = trace.tasks, trace.job.graph.attributes
+    if not any(PUSHED_BY in given for given in attributes.values()):
+        return {}
     rows: dict[str, list[int]] = {}
     for row, op in enumerate(tasks["op"].tolist()):
         given = attributes.get(op, {})
@@ -60,3 +62,28 @@ def staleness(trace: Record) -> dict[str, list[int]]:
             found.setdefault(worker, []).append((start, seen))
             read[worker] = int(np.searchsorted(ends, end, "right"))
     return {worker: [seen for _, seen in sorted(pairs)] for worker, pairs in sorted(found.items())}
+
+
+def staleness_report(trace: Record) -> dict[str, Any]:
+    """Return how stale the updates of a run were.
+
+    Returns
+    -------
+    dict
+        ``updates``, ``mean``, ``max``, ``counts`` (how many had a staleness of 0, 1, ...), and ``workers``:
+        of each its mean and most. Empty: nobody pushes updates of its own.
+    """
+    found = staleness(trace)
+    if not found:
+        return {}
+    every = [seen for row in found.values() for seen in row]
+    return {
+        "updates": len(every),
+        **_spread(every),
+        "counts": np.bincount(every).tolist(),
+        "workers": {worker: _spread(row) for worker, row in found.items()},
+    }
+
+
+def _spread(row: list[int]) -> dict[str, float]:
+    return {"mean": sum(row) / len(row), "max": max(row)}

@@ -6,8 +6,8 @@
     noise: {devices: {gpu17: 1.2}}                     ──►  two: gpu17, and gpu0 for the other 16,383
     noise: {sigma: 0.05}                               ──►  not folded: each rank has its own luck
 
-``auto`` folds where all ranks would have more than two million ops, and says so if it cannot; ``true`` folds,
-or says why that would not be exact. How ranks are sorted, `policies.compile.parallel.folding` says.
+``auto`` folds more than 1,024 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
+exact. How ranks are sorted, `policies.compile.parallel.folding` says.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from policies.streams.per_kind import PerKind
 from policies.streams.recorded import Recorded
 from policies.streams.round_robin import RoundRobin
 from policies.streams.single import Single
-from scenarios.run.compiling import Step
+from scenarios.run.decisions import Step
 from scenarios.run.load import Case
 from sim.graph.graph import Graph
 from sim.job.pins import PinnedPlacement
@@ -41,8 +41,8 @@ from sim.machine.machine import Machine
 
 __all__ = ["NotFoldedWarning", "make_ranks"]
 
-_FEW: Final = 2_000_000
-"""So many ops are made without asking."""
+_FEW: Final = 1024
+"""So many ranks are simulated one by one, unless something else is asked for."""
 
 _BY_DEVICE: Final = (
     *(InOrder, OutOfOrder, ReadyQueue, CriticalPath),
@@ -74,15 +74,14 @@ def make_ranks(case: Case, graph: Graph, step: Step, machine: Machine) -> tuple[
             raise case.scenario.document.error(("fold",), message)
         return rewrite.apply(graph), machine
     program, ranks = rewrite.program(graph), rewrite.ranks
-    ops = len(ranks) * len(program)
-    if content.fold is True or (content.fold == "auto" and ops > _FEW):
+    if content.fold is True or (content.fold == "auto" and len(ranks) > _FEW):
         reasons = [*_reasons(case, step), *why_not(program, ranks, machine)]
         if not reasons:
             return fold(program, ranks, rewrite.communicator, machine, [*_facts(case, ranks)])
         why = f"the ranks cannot be folded: {'; '.join(reasons)}"
         if content.fold is True:
             raise case.scenario.document.error(("fold",), why)
-        warnings.warn(NotFoldedWarning(f"{why}; all {ops:,} ops are simulated"), stacklevel=2)
+        warnings.warn(NotFoldedWarning(f"{why}; all {len(ranks):,} are simulated"), stacklevel=2)
     return rewrite.everywhere(program), machine
 
 

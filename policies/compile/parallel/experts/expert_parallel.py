@@ -1,0 +1,200 @@
+r"""Expert parallelism: each rank has some of a layer's experts, and tokens travel to their experts.
+
+::
+
+    gpu0   norm  router │ dispatch │ experts 0, 1 ███████ │ combine │ add       dispatch, combine: all_to_all
+    gpu1   norm  router │ dispatch │ experts 2, 3 ███     │ combine │ add       all wait for the fullest rank
+                        └ meet ────┘                waits └ meet ───┘
+
+    backward            combine/grad │ gradients of the experts │ dispatch/grad    the same two the other way
+
+The graph is the step of one rank, with its own tokens. Its experts are ops that `wrap` finds: those of one
+expert each, where a group of the expression is its number, or of a feed-forward layer that stands for all of
+them. Router, permutation and shared experts are other ops, and stay where they are. Experts 0 to E/e - 1 are
+on the first rank, and so on.
+
+A rank's experts compute for the tokens that they get: work, bytes, times and sizes of their ops are scaled by
+tokens / those of the graph. Of parameters a rank has those of its experts. Where the graph trains, gradients
+of all other parameters are summed over all ranks, in Megatron-LM's buckets, those of experts over the ranks
+with the same ones, if there are several groups.
+
+Sources: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", JMLR 23 (2022);
+Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (``MoEAlltoAllTokenDispatcher``) and
+megatron/core/distributed/distributed_data_parallel.py (buffers of expert parameters apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from policies.compile.parallel.buckets import closed_when_full
+from policies.compile.parallel.ddp import reduce_in_buckets
+from policies.compile.parallel.experts.layers import Layers
+from policies.compile.parallel.experts.one_rank import EXPERTS, OneRank
+from policies.compile.parallel.experts.routing import routed
+from policies.compile.parallel.program import COMPUTE, Program
+from policies.compile.parallel.ranks import Ranks, add_ranks
+from policies.compile.parallel.training_step import Parameter, TrainingStep
+from policies.compile.records import Records, write
+from policies.option_checks import whole
+from sim import Graph, GraphBuilder
+from sim.words.errors import InputError
+from sim.words.limits import MOST_BUILT, at_most
+from sim.words.plugins import NOWHERE, Origin
+
+__all__ = ["ExpertParallel"]
+
+_DENSE: Final = "data parallel"
+_COPIES: Final = "expert data parallel"
+_MOST_EXPERTS: Final = 100_000
+
+
+class ExpertParallel:
+    r"""Run a step on ranks that share the experts of its layers.
+
+    Parameters
+    ----------
+    ranks : int or list of str
+        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+    wrap : str
+        Which ops are experts: a regular expression; ops with the same match in their names are one layer,
+        such as ``layer\d+\.ffn``. A group in it is the number of an expert: ``layer\d+\.experts\.(\d+)``.
+    experts : int
+        How many a layer has.
+    tokens : int, optional
+        Of a rank; a table or a trace of the routing says it, too.
+    top_k : int
+        Experts of a token.
+    routing : str or mapping
+        As `policies.compile.parallel.experts.routing.routed` takes it.
+    size : int, optional
+        Over how many neighbouring ranks experts are shared out, by default all.
+    capacity_factor : float, optional
+        What an expert takes of a rank's tokens / its equal part of them; by default all.
+    pad_to_capacity : bool
+        Whether ranks fill up what they send.
+    token_bytes : int, optional
+        What a token is when it travels; by default what enters the experts / tokens (with numbered experts
+        / (tokens · top_k)).
+    overlap : bool
+        Whether exchanges run on a stream of their own, beside what does not wait for them (shared experts).
+    bucket_size : int
+        Elements of a bucket of gradients.
+    origin : Origin
+        Where a trace is looked for.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("ffn", kind="matmul", inputs=["x", "w"], outputs=400, duration_ns=100)
+    >>> routing = {"tokens": [3, 3, 1, 1]}
+    >>> both = ExpertParallel(2, "ffn", experts=4, tokens=4, routing=routing).apply(b.build())
+    >>> both.op_names[:3], both.duration_ns.tolist()
+    (['gpu0/ffn/dispatch', 'gpu0/ffn', 'gpu0/ffn/combine'], [-1, 150, -1, -1, 50, -1])
+    """
+
+    def __init__(
+        self,
+        ranks: int | list[str],
+        wrap: str,
+        experts: int,
+        tokens: int | None = None,
+        top_k: int = 1,
+        routing: str | dict[str, Any] = "balanced",
+        size: int | None = None,
+        capacity_factor: float | None = None,
+        pad_to_capacity: bool = False,
+        token_bytes: int | None = None,
+        overlap: bool = False,
+        bucket_size: int = 40_000_000,
+        origin: Origin = NOWHERE,
+    ) -> None:
+        name = "expert-parallel"
+        self.ranks, self.wrap, self.overlap = Ranks.of(name, ranks), wrap, overlap
+        self.experts = whole(name, "experts", experts, most=_MOST_EXPERTS)
+        self.size = len(self.ranks) if size is None else whole(name, "size", size)
+        if len(self.ranks) % self.size:
+            message = f"{len(self.ranks)} ranks cannot be divided into groups of {self.size}"
+            raise InputError(f"{name}: size: {message}", path=("size",))
+        self.top_k = whole(name, "top_k", top_k)
+        self.token_bytes = None if token_bytes is None else whole(name, "token_bytes", token_bytes)
+        self.bucket_size = whole(name, "bucket_size", bucket_size)
+        self.routing = routed(
+            routing,
+            ranks=self.size,
+            experts=self.experts,
+            tokens=None if tokens is None else whole(name, "tokens", tokens),
+            top_k=self.top_k,
+            capacity_factor=capacity_factor,
+            pad=pad_to_capacity,
+            origin=origin,
+        )
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the step on all ranks."""
+        step = TrainingStep(graph, forward=True)
+        at_most(MOST_BUILT, len(self.ranks) * len(graph), "ops")
+        layers = Layers(step, self.wrap, self.experts)
+        out = GraphBuilder(f"{step.records.name} (expert parallel)")
+        for place in range(self.size):
+            rank = OneRank(
+                layers,
+                self.routing,
+                place,
+                top_k=self.top_k,
+                token_bytes=self.token_bytes,
+                stream="all_to_all" if self.overlap else COMPUTE,
+            )
+            one = self._program(rank.records(), layers.own)
+            for group in range(len(self.ranks) // self.size):
+                self._add(out, one, place, group)
+        return out.build()
+
+    def _program(self, records: Records, own: Collection[str]) -> Graph:
+        """Return the program of a rank: gradients are summed in buckets, those of experts apart."""
+        step = TrainingStep(write(records), forward=True, within=(EXPERTS,))
+        program = Program(step, "")
+        copies = len(self.ranks) // self.size > 1
+        dense = [each for each in step.parameters[::-1] if each.name not in own]
+        apart = [each for each in step.parameters[::-1] if each.name in own] if copies else []
+        buckets = [bucket for some in (dense, apart) for bucket in self._buckets(some)]
+        if not buckets:
+            for record in step.work:
+                program.compute(record)
+            last = None
+        else:
+            last = reduce_in_buckets(
+                program,
+                step,
+                buckets,
+                strict=False,
+                communicator=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
+            )
+        for update in step.updates:
+            program.compute(update, after=[last])
+        return program.graph()
+
+    def _buckets(self, parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+        sizes, dtypes = [each.elements for each in parameters], [each.dtype for each in parameters]
+        rows = closed_when_full(sizes, [self.bucket_size], dtypes)
+        return [[parameters[k] for k in row] for row in rows]
+
+    def _add(self, out: GraphBuilder, graph: Graph, place: int, group: int) -> None:
+        """Add the program of a place in a group: devices for places, and groups with their numbers."""
+        names = self.ranks[group * self.size : (group + 1) * self.size]
+        numbered = {EXPERTS: f"{EXPERTS} {group}", _COPIES: f"{_COPIES} {place}"}
+        if len(self.ranks) == self.size:
+            numbered = {}
+
+        def attributes(own: Mapping[str, Any], _: int) -> Mapping[str, Any]:
+            found = dict(own)
+            if "communicator" in own:
+                found["communicator"] = numbered.get(own["communicator"], own["communicator"])
+            if "sends" in own:
+                found["sends"] = {names[int(k)]: nbytes for k, nbytes in own["sends"].items()}
+            return found
+
+        add_ranks(out, graph, [names[place]], attributes)

@@ -1,0 +1,313 @@
+"""The experts of one rank: their ops for the tokens that they get, and the exchanges that bring these.
+
+::
+
+    of 8 tokens in the graph 12 come, for two experts of four:
+
+    ffn.up    reads 8 x 10 B and w, 100 B       gpu0/ffn/dispatch   60 B to gpu0, 20 B to gpu1
+              makes 8 x 40 B, 80 ns             gpu0/ffn.up         reads 12 x 10 B and 2 w, 120 ns
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Any, Final
+
+from policies.compile.parallel.experts.layers import Layer, Layers, scaled
+from policies.compile.parallel.experts.routing import Routing
+from policies.compile.records import Record, Records
+from sim.analysis.training.expert_load import DROPPED, LAYER, TOKENS
+from sim.words.arrays import IntArray
+from sim.words.errors import GraphError
+from sim.words.units import round_half_up
+
+__all__ = ["EXPERTS", "OneRank"]
+
+EXPERTS: Final = "experts"
+"""The communicator of all ranks of a group."""
+
+
+class OneRank:
+    """What one rank of a group runs: its experts, for the tokens that they get, and what brings these.
+
+    Parameters
+    ----------
+    layers : Layers
+        The experts of a step.
+    routing : Routing
+    place : int
+        Of the rank in its group.
+    top_k : int
+        Experts of a token.
+    token_bytes : int, optional
+        What a token is when it travels; by default what enters.
+    stream : str
+        On which exchanges are.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        routing: Routing,
+        place: int,
+        *,
+        top_k: int,
+        token_bytes: int | None,
+        stream: str,
+    ) -> None:
+        self.step, self.layers, self.routing, self.place = layers.step, layers, routing, place
+        self.tokens, self.choices = routing.choices // top_k, routing.choices
+        self.token_bytes, self.stream = token_bytes, stream
+        ranks, experts = routing.sent.shape
+        self.held = experts // ranks
+        here = range(place * self.held, (place + 1) * self.held)
+        got = self.routing.sent.sum(axis=0).tolist()
+        self.got: dict[int, int] = {x: got[x] for x in here}
+        """Expert → its tokens."""
+        self.moved: dict[str, dict[str, str]] = {}
+        """Layer → tensor → what its experts read instead."""
+        self.back: dict[str, str] = {}
+        """Tensor of experts → what others read instead."""
+        self.made: dict[str, Record] = {}
+        self.copies: dict[str, Fraction] = {}
+
+    def records(self) -> Records:
+        """Return the graph of the rank, its ops in the order of the host."""
+        given = self.step.records
+        turns = {
+            record.name: float(turn) for turn, record in enumerate((*self.step.work, *self.step.updates))
+        }
+        for layer in self.layers.all:
+            self._exchange(layer, turns)
+        for record in self.step.work:
+            self._op(record)
+        for record in self.step.updates:
+            self._update(record)
+        ops = _in_order(self.made, turns, self.layers)
+        read = {tensor for record in ops.values() for tensor, _ in record.inputs}
+        was_read = {tensor for record in given.ops.values() for tensor, _ in record.inputs}
+        externals = {
+            name: replace(each, nbytes=round_half_up(each.nbytes * self._copies(name)))
+            for name, each in given.externals.items()
+            if name in read or name not in was_read
+        }
+        return Records(given.name, ops, externals)
+
+    # -- exchanges ----------------------------------------------------------------------------------------
+
+    def _exchange(self, layer: Layer, turns: dict[str, float]) -> None:
+        """Add dispatch and combine, forward and backward."""
+        out, back = self.routing.between[self.place], self.routing.between[:, self.place]
+        ops = self.step.records.ops
+        name = layer.name
+        moved = self.moved[name] = {}
+        ends = (
+            ("dispatch", layer.forward, layer.enters, out, True),
+            ("combine", layer.forward, layer.leaves, back, False),
+            ("combine/grad", layer.backward, layer.grads_enter, out, True),
+            ("dispatch/grad", layer.backward, layer.grads_leave, back, False),
+        )
+        for what, where, tensors, counts, inwards in ends:
+            if not tensors:
+                continue
+            op = f"{name}/{what}"
+            if op in ops:
+                raise GraphError(f"the graph has an op {op!r} already").about(op)
+            turns[op] = turns[where[0]] - 0.5 if inwards else turns[where[-1]] + 0.5
+            each = self._token_nbytes(layer, tensors)
+            local = [t for t in tensors if self._is_here(layer, t)]
+            reads, gives = (tensors, local) if inwards else (local, tensors)
+            sizes = [self._arriving(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
+            sends = {str(k): nbytes for k, nbytes in enumerate(_rounded(counts, each))}
+            record = Record(op, "all_to_all", [(t, 0) for t in reads], [], tuple(sizes))
+            record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
+            record.bytes_read = sum(sends.values())
+            record.bytes_written = sum(_rounded(back if inwards else out, each))
+            record.attributes = {
+                "communicator": EXPERTS,
+                "sends": sends,
+                "stream": self.stream,
+            }
+            if what == "dispatch":
+                load = int(self.routing.arrived[self.place])
+                record.attributes |= {LAYER: name, TOKENS: load, DROPPED: self.routing.dropped[self.place]}
+            self.made[op] = record
+            instead = {t: record.tensor(k) for k, t in enumerate(gives)}
+            (moved if inwards else self.back).update(instead)
+
+    def _token_nbytes(self, layer: Layer, tensors: Sequence[str]) -> Fraction:
+        """Return the bytes of a token of tensors that travel together."""
+        if layer.expert and self.token_bytes is not None:
+            return Fraction(self.token_bytes)
+        total = sum(self._tensor_nbytes(tensor) for tensor in tensors)
+        return total / self._all_rows(layer)
+
+    def _all_rows(self, layer: Layer) -> Fraction:
+        """Return for how many tokens the graph has the experts compute."""
+        if layer.expert:
+            several = [t for t in layer.enters if len(layer.readers[t]) > 1]
+            if several and self.token_bytes is None:
+                message = f"{several[0]!r} is read by several experts of {layer.name!r}"
+                raise GraphError(f"{message}; give token, the bytes of a token that travel")
+            return Fraction(self.choices)
+        if self.token_bytes is None:
+            return Fraction(self.tokens)
+        return Fraction(sum(self._tensor_nbytes(tensor) for tensor in layer.enters), self.token_bytes)
+
+    def _is_here(self, layer: Layer, tensor: str) -> bool:
+        """Whether experts of this rank make or read a tensor."""
+        if not layer.expert:
+            return True
+        producer = self.step.records.producer(tensor)
+        made_by = None if producer is None else layer.expert.get(producer.name)
+        whose = layer.readers[tensor] if made_by is None else {made_by}
+        return any(x in self.got for x in whose)
+
+    # -- ops ------------------------------------------------------------------------------------------------
+
+    def _op(self, record: Record) -> None:
+        """Add an op of the graph, as it is here."""
+        layer = self.layers.of.get(record.name)
+        if layer is None:
+            inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+            self.made[record.name] = replace(record, inputs=inputs)
+            return
+        expert = layer.expert.get(record.name)
+        if expert is not None and expert not in self.got:
+            return
+        moved, each = self.moved[layer.name], self._tokens(layer, expert)
+        held = self.held if expert is None else 1
+        used = sum(n > 0 for n in self.got.values()) if expert is None else bool(each)
+        read = sum(map(self._tensor_nbytes, {t for t, _ in record.inputs} & self.layers.weights))
+        outputs = [record.tensor(k) for k in range(len(record.outputs))]
+        of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
+        written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
+        by = Fraction(held) if of_weights and all(t in self.layers.weights for t in outputs) else each
+        made = scaled(record, by)
+        made.inputs = [(moved.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+        made.outputs = tuple(
+            n * held if weight else ceil(n * by) for n, weight in zip(record.outputs, of_weights, strict=True)
+        )
+        made.bytes_read = self._bytes(record.bytes_read, read, used, by)
+        made.bytes_written = self._bytes(record.bytes_written, written, used, by)
+        if not by:
+            made.duration_ns, made.duration_by_kind = 0, {}
+        made.attributes = self._shape(record, layer, expert, gradient=bool(written))
+        self.made[record.name] = made
+
+    def _update(self, record: Record) -> None:
+        """Add an update: of the parameters that are here."""
+        given = self.step.records.externals
+        own = {t: given[t].nbytes for t, _ in record.inputs if t in self.layers.own}
+        if not own:
+            self.made[record.name] = record
+            return
+        names = [each.name for each in self.step.parameters if each.update == record.name]
+        total = sum(given[name].nbytes for name in names)
+        share = sum((given[name].nbytes * self._copies(name) for name in names), Fraction(0)) / total
+        gone = {t for t in own if not self._copies(t)}
+        gone |= {each.gradient for each in self.step.parameters if each.name in gone}
+        for tensor, _ in record.inputs:
+            if tensor in given and tensor not in names:
+                self.copies.setdefault(tensor, share)
+        if share:
+            inputs = [edge for edge in record.inputs if edge[0] not in gone]
+            self.made[record.name] = replace(scaled(record, share), inputs=inputs)
+
+    def _copies(self, name: str) -> Fraction:
+        """Return how many times a rank has what the graph has as one parameter, or as its state."""
+        if name not in self.copies:
+            found = Fraction(1)
+            if name in self.layers.own:
+                expert = self.layers.own[name]
+                found = Fraction(self.held if expert is None else expert in self.got)
+            self.copies[name] = found
+        return self.copies[name]
+
+    def _tokens(self, layer: Layer, expert: int | None) -> Fraction:
+        """Return the tokens of experts here / those for which the graph has them compute."""
+        if expert is None:
+            return sum(self.got.values()) / self._all_rows(layer)
+        return self.got[expert] * self.layers.experts / self._all_rows(layer)
+
+    def _arriving(self, layer: Layer, tensor: str) -> int:
+        """Return the bytes of a tensor that comes to the experts of this rank."""
+        nbytes = self._tensor_nbytes(tensor)
+        if not layer.expert:
+            return ceil(nbytes * self._tokens(layer, None))
+        here = sorted(x for x in layer.readers[tensor] if x in self.got)
+        if len(layer.readers[tensor]) == 1:
+            return ceil(nbytes * self._tokens(layer, here[0]))
+        return sum(self.got[x] for x in here) * (self.token_bytes or 0)
+
+    @staticmethod
+    def _bytes(whole_: int, weights: int, used: int, by: Fraction) -> int:
+        """Return what an op reads or writes: weights of experts that have tokens, and the rest by tokens."""
+        return round_half_up(max(0, whole_ - weights) * by) + min(weights, whole_) * used
+
+    def _shape(self, record: Record, layer: Layer, expert: int | None, *, gradient: bool) -> dict[str, Any]:
+        """Return the attributes of an op, the size that counts tokens (of m, n, k) as it is here."""
+        sizes = {key: record.attributes[key] for key in "mnk" if key in record.attributes}
+        if len(sizes) < 3:
+            return record.attributes
+        rows = self._all_rows(layer) / (1 if expert is None else self.layers.experts)
+        usual = "k" if gradient else "m"
+        fitting = [usual, *"mnk"]
+        found = next((key for key in fitting if sizes[key] == rows), None)
+        if found is None:
+            message = f"op {record.name!r} has sizes {sizes}, and none of them is the {float(rows):g} tokens"
+            raise GraphError(f"{message} that it is of").about(record.name)
+        if not (here := self._tokens(layer, expert)):
+            return {key: value for key, value in record.attributes.items() if key not in sizes}
+        return {**record.attributes, found: ceil(sizes[found] * here)}
+
+    def _tensor_nbytes(self, tensor: str) -> int:
+        return self.step.records.nbytes(tensor)
+
+
+def _rounded(counts: IntArray, each: Fraction) -> list[int]:
+    """Return the bytes of so many tokens each, half a byte up."""
+    n, d = each.numerator, each.denominator
+    return [(2 * n * count + d) // (2 * d) for count in counts.tolist()]
+
+
+def _in_order(made: dict[str, Record], turns: dict[str, float], layers: Layers) -> dict[str, Record]:
+    """Return ops as the host issues them: by turn, but each after what it needs.
+
+    Raises
+    ------
+    GraphError
+        Experts need what they have made.
+    """
+    records = Records("", made, {})
+    waits = dict.fromkeys(made, 0)
+    next_: dict[str, list[str]] = {name: [] for name in made}
+    for record in made.values():
+        record.after = [edge for edge in record.after if edge[0] in made]
+        needed = {name for name, distance in record.after if not distance}
+        for tensor, distance in record.inputs:
+            if not distance and (producer := records.producer(tensor)) is not None:
+                needed.add(producer.name)
+        waits[record.name] = len(needed)
+        for name in needed:
+            next_[name].append(record.name)
+    heap = [(turns[name], name) for name, n in waits.items() if not n]
+    heapq.heapify(heap)
+    order: dict[str, Record] = {}
+    while heap:
+        _, name = heapq.heappop(heap)
+        order[name] = made[name]
+        for other in next_[name]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(heap, (turns[other], other))
+    if len(order) < len(made):
+        stuck = next(name for name in made if name not in order and name in layers.of)
+        layer = layers.of[stuck].name
+        message = f"the experts {layer!r} are left and entered again, so they are no layer"
+        raise GraphError(f"{message}; let wrap tell layers apart").about(stuck)
+    return order

@@ -1,0 +1,1 @@
+"""What parallel training does besides taking time: stale updates, and tokens on unequal experts."""

@@ -1,0 +1,67 @@
+"""How tokens fell on the ranks that share the experts of a layer: who has most, how much more than the mean.
+
+::
+
+    layer0.ffn    gpu0 ████████   gpu1 ██   gpu2 ██   gpu3 ████       imbalance 8 / 4 = 2, on gpu0
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sim.record.record import Record
+
+__all__ = ["DROPPED", "LAYER", "TOKENS", "expert_load"]
+
+LAYER: Final = "expert_layer"
+"""Attribute of an op that brings tokens to experts: their layer."""
+TOKENS: Final = "expert_tokens"
+"""Attribute of such an op: how many come to its rank."""
+DROPPED: Final = "expert_dropped"
+"""Attribute of such an op: how many of its rank's choices no expert takes."""
+
+
+def expert_load(trace: Record) -> dict[str, Any]:
+    """Return the imbalance of the layers of experts.
+
+    Returns
+    -------
+    dict
+        ``imbalance`` (tokens of the fullest rank / of the mean one), ``fullest`` (that rank, the first of
+        equals) and ``dropped`` (choices that no expert takes), of the worst layer, and of all; ``layers``: of
+        each the same and the ``tokens`` of each rank. Empty: there is no such layer.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one layer")
+    >>> for gpu, tokens in (("gpu0", 3), ("gpu1", 1)):
+    ...     given = {LAYER: "ffn", TOKENS: tokens, DROPPED: 0}
+    ...     _ = b.op(f"{gpu}/dispatch", duration_ns=1, device=gpu, attributes=given)
+    >>> expert_load(simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue()))["layers"]
+    {'ffn': {'imbalance': 1.5, 'fullest': 'gpu0', 'dropped': 0, 'tokens': {'gpu0': 3, 'gpu1': 1}}}
+    """
+    devices = trace.job.machine.devices
+    tokens: dict[str, dict[str, int]] = {}
+    dropped: dict[str, int] = {}
+    for op, given in trace.job.graph.attributes.items():
+        if LAYER in given:
+            name = str(given[LAYER])
+            tokens.setdefault(name, {})[devices[int(trace.job.device_of[op])].name] = given[TOKENS]
+            dropped[name] = dropped.get(name, 0) + given[DROPPED]
+    if not tokens:
+        return {}
+    layers = {name: {**_most(row), "dropped": dropped[name], "tokens": row} for name, row in tokens.items()}
+    worst = max(layers.values(), key=lambda layer: layer["imbalance"])
+    return {
+        "imbalance": worst["imbalance"],
+        "fullest": worst["fullest"],
+        "dropped": sum(dropped.values()),
+        "layers": layers,
+    }
+
+
+def _most(tokens: dict[str, int]) -> dict[str, Any]:
+    fullest, total = max(tokens, key=lambda name: tokens[name]), sum(tokens.values())
+    return {"imbalance": tokens[fullest] * len(tokens) / total if total else 1.0, "fullest": fullest}
