@@ -15,6 +15,7 @@ each dimension, the fastest first (`rank_grid`). So the next rewrite finds the g
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -22,11 +23,22 @@ from typing import Any, Final
 from policies.compile.parallel.grid.rank_grid import DATA, MEGATRON, Grid, read_order
 from policies.compile.parallel.ranks import OnRanks, Ranks, add_ranks
 from policies.compile.records import Edge, Records, read, write
+from policies.compile.training.gradients import OPTIMISERS
 from sim import Graph, GraphBuilder
 from sim.words.arrays import UNSET
 from sim.words.errors import GraphError, InputError
 
-__all__ = ["REPLICAS", "REPLICATE", "DataParallel", "RankOrder", "multiplied", "on_each_rank", "programs_of"]
+__all__ = [
+    "REPLICAS",
+    "REPLICATE",
+    "DataParallel",
+    "RankOrder",
+    "UnsummedWarning",
+    "multiplied",
+    "on_each_rank",
+    "programs_of",
+    "warn_of_unsummed",
+]
 
 REPLICAS: Final = "replicas"
 """Dimension of groups that each share parameters out (HSDP)."""
@@ -85,6 +97,25 @@ def multiplied(
             made[key] = program(one, grid, at)
         placed.append(made[key])
     return _placed(placed, grid, ranks if old.ranks == 1 else Ranks.of("", grid.ranks))
+
+
+class UnsummedWarning(UserWarning):
+    """Ranks update parameters with gradients of some tokens of a sequence only."""
+
+
+def warn_of_unsummed(graph: Graph) -> None:
+    """Warn if ranks share sequences, and no rewrite for replicas sums their gradients.
+
+    Warns
+    -----
+    UnsummedWarning
+    """
+    given = (graph.attributes[op].get("rank", {}) for op in graph.in_communicators[:1])
+    if any("cp" in rank and "dp" not in rank for rank in given) and OPTIMISERS.keys() & {*graph.kinds}:
+        message = (
+            "nothing sums the gradients of context-parallel ranks: end policy.compile with a rewrite for"
+        )
+        warnings.warn(UnsummedWarning(f"{message} replicas, such as {{name: ddp, ranks: 1}}"), stacklevel=2)
 
 
 class DataParallel(OnRanks):
