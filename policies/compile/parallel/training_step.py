@@ -129,13 +129,9 @@ class TrainingStep:
 
     def _finishing(self) -> set[str]:
         """Return the collectives that make gradients which nobody but updates read."""
-        found = set()
-        readers = self.records.readers()
-        for record in self.records.ops.values():
-            users = readers[record.name]
-            if "communicator" in record.attributes and users and all(map(_may_update, users)):
-                found.add(record.name)
-        return found
+        collectives = [r.name for r in self.records.ops.values() if "communicator" in r.attributes]
+        readers = self.records.readers() if collectives else {}
+        return {name for name in collectives if readers[name] and all(map(_may_update, readers[name]))}
 
     def _trained(self) -> dict[str, list[Parameter]]:
         """Return the ops that update parameters, and which.
