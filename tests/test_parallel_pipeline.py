@@ -128,6 +128,13 @@ def test_a_decoder_sends_a_tensor_each_way_and_sums_shared_words() -> None:
     run(graph, 4)
 
 
+def test_with_sequence_parallelism_a_rank_sends_its_tokens() -> None:
+    step = Training().apply(Stages(["layer2"]).apply(gpt_graph(GPT)))
+    graph = PipelineParallel(2, 2).apply(TensorParallel(2, sequence_parallel=True).apply(step))
+    sends = Counter((r.device, r.attributes["nbytes"]) for r in read(graph).ops.values() if r.kind == "send")
+    assert sends == {(f"gpu{rank}", 2 * 32 * 64): 2 for rank in range(4)}
+
+
 def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
     """tp-dp-pp, 2 of each: stage 0 is on GPUs 0 to 3; norms are summed over tp once, words over pp last."""
     split = PipelineParallel(2, 2).apply(

@@ -126,7 +126,7 @@ class _Rank:
                 message = f"op {record.name!r} {is_}, and the schedule has stages 0 to {n - 1}"
                 raise GraphError(f"{message}; let the rewrite stages cut the forward").about(record.name)
             sources = {found[p.name] for p in self._makers(record) if p.name in found and p.phase != "F"}
-            adds = record.kind in ("add_n", "add") or "communicator" in record.attributes
+            adds = record.kind in ("add_n", "add", "all_reduce", "reduce_scatter")
             if record.phase != "F" and adds and len(sources) == 1:
                 found[record.name] = max(sources)
             elif record.name in self.parts and len(sources) > 1:

@@ -57,9 +57,7 @@ class Stages:
             found = (k for k in range(begin + 1, len(order)) if pattern.search(graph.op_names[order[k]]))
             begin = next(found, -1)
             if begin < 0:
-                message = (
-                    f"stages: cut: no op that could begin stage {number} has {self.cut[number - 1]!r} in it"
-                )
+                message = f"no op that could begin stage {number} has {self.cut[number - 1]!r} in it"
                 raise InputError(message, path=("cut",))
             stage[order[begin:]] = number
         return replace(graph, stage=stage)
