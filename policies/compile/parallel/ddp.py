@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from policies.compile.parallel.buckets import closed_when_full
+from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -37,7 +38,7 @@ _FIRST_BYTES: Final = 2**20
 _CAP_BYTES: Final = 25 * 2**20
 
 
-class DistributedDataParallel(OnRanks):
+class DistributedDataParallel(DataParallel):
     """Run a training step on replicas that sum their gradients.
 
     Parameters
@@ -94,8 +95,8 @@ class DistributedDataParallel(OnRanks):
         sizes, dtypes = [each.nbytes for each in parameters], [each.dtype for each in parameters]
         return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         program = Program(step, "ddp")
         last = reduce_in_buckets(program, step, self.buckets(step), overlap=self.overlap)

@@ -18,10 +18,13 @@ Sources: megatron/core/distributed/distributed_data_parallel.py, param_and_grad_
 
 from __future__ import annotations
 
+from copy import copy
+
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
+from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -31,7 +34,7 @@ from sim.words.errors import InputError
 __all__ = ["MegatronDDP"]
 
 
-class MegatronDDP(OnRanks):
+class MegatronDDP(DataParallel):
     """Run a training step on replicas as Megatron-LM does.
 
     Parameters
@@ -47,7 +50,8 @@ class MegatronDDP(OnRanks):
     overlap_param_gather : bool
         Whether updated parameters are gathered during the forward.
     pipeline_rank : int
-        The place in a pipeline; only the first has buckets.
+        The place in a pipeline; only the first has buckets. After ``pipeline-parallel`` it is that of each
+        rank.
 
     Examples
     --------
@@ -76,6 +80,12 @@ class MegatronDDP(OnRanks):
             raise InputError(f"megatron-ddp: {message}", path=("overlap_param_gather",))
         self.gather_ahead = overlap_param_gather
 
+    def on_stage(self, rank: int) -> MegatronDDP:
+        """Return the rewrite as it is on a pipeline rank: only the first has buckets."""
+        found = copy(self)
+        found.pipeline_rank = rank or self.pipeline_rank
+        return found
+
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, from the last parameter to the first."""
         order = step.parameters[::-1]
@@ -83,11 +93,11 @@ class MegatronDDP(OnRanks):
         least = self.bucket_size if self.overlap and not self.pipeline_rank else max(1, sum(sizes) + 1)
         return [[order[k] for k in row] for row in closed_when_full(sizes, [least], dtypes)]
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         program = Program(step, "Megatron DDP")
-        parts = len(self.ranks) if self.distributed else 1
+        parts = n if self.distributed else 1
         buckets = self.buckets(step)
         updates = program.shard(step, parts, parameters=False)
         gather = _Gather(program, step, buckets, parts)

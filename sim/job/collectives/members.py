@@ -11,6 +11,11 @@ in which its host issued them, whatever streams they are on; one at a time is un
 *party*: all ranks, or for ``send`` and ``recv``, which name the other side as ``peer``, the two of them. The
 n-th op that a rank issues for a party meets the n-th of every other rank of it: they are one *meeting*.
 
+Sends and recvs that a rank issues one after another with the same attribute ``group`` are one group call:
+they have one place in line and run side by side, each on a stream of its own (``ncclGroupStart``,
+``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still one after
+another.
+
 Source: NCCL's user guide (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage.html), "Using
 multiple NCCL communicators concurrently" and "Point-to-point communication": all ranks issue the collectives
 of a communicator in one order, and the device runs them in that order.
@@ -19,6 +24,7 @@ of a communicator in one order, and the device runs them in that order.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -66,6 +72,8 @@ class Collectives:
         Which line it stands in; with whom it meets; and which rank of which party it is.
     signature : array of int64
         A number for what has to be the same on all ranks: kind, size, root, exchange.
+    group : array of int64
+        A number for the group call that it is part of, -1: it is no part of one.
     exchange : array of int64
         Which of `sends` an uneven ``all_to_all`` carries out, -1: none.
     sends : tuple of tuple of tuple of int
@@ -86,6 +94,7 @@ class Collectives:
     party: IntArray
     seat: IntArray
     signature: IntArray
+    group: IntArray
     exchange: IntArray
     sends: tuple[tuple[tuple[int, ...], ...], ...]
     members: tuple[tuple[int, ...], ...]
@@ -163,12 +172,30 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     found = Collectives(
         tuple(names),
         tuple(tuple(each) for each in ranks),
-        *(op, communicator, device, nbytes, root, line, party, seat, signature, exchange),
+        *(op, communicator, device, nbytes, root, line, party, seat, signature),
+        _groups(graph, ops),
+        exchange,
         exchanged,
         members,
         seats // n,
     )
     _check_ranks(graph, machine, found)
+    return found
+
+
+def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
+    """Return the number of each op's group call, -1: it is part of none."""
+    numbers: dict[str | int, int] = {}
+    found = np.full(len(ops), UNSET)
+    for i, op in enumerate(ops):
+        given = graph.attributes[op].get("group")
+        if given is None:
+            continue
+        if graph.kind(op) not in _PAIRED:
+            raise _fault(graph, op, "is in a group; only recv and send can be", "group")
+        if isinstance(given, bool) or not isinstance(given, str | int):
+            raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
+        found[i] = numbers.setdefault(given, len(numbers))
     return found
 
 

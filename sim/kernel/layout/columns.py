@@ -68,6 +68,8 @@ def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) 
         return "some of the ops may fail"
     if job.faults is not None:
         return "parts of the machine fail, or become slow"
+    if job.collectives is not None and (job.collectives.group != UNSET).any():
+        return "sends and recvs are grouped"
     if job.carried.any():
         return "collectives go over the links message by message"
     if memory is not None and not isinstance(memory, MemoryAfterwards):

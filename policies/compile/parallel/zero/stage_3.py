@@ -25,9 +25,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.compile.parallel.buckets import closed_before_overflow
+from policies.compile.parallel.grid.combined import DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.coordinator import Coordinator, Limits
 from policies.compile.parallel.zero.stages_1_and_2 import GROUP
@@ -38,7 +40,7 @@ from sim import Graph
 __all__ = ["ZeroThree"]
 
 
-class ZeroThree(OnRanks):
+class ZeroThree(DataParallel):
     """Run a training step on ranks that each keep a part of every parameter.
 
     Parameters
@@ -93,9 +95,9 @@ class ZeroThree(OnRanks):
         )
         self.overlap = overlap_comm
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
-        host = _Host(self, TrainingStep(graph))
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        host = _Host(self, TrainingStep(graph), n)
         host.run()
         return host.program.graph()
 
@@ -103,10 +105,11 @@ class ZeroThree(OnRanks):
 class _Host:
     """The host of a rank: it writes down what a coordinator decides."""
 
-    def __init__(self, of: ZeroThree, step: TrainingStep) -> None:
-        self.of, self.step, self.n = of, step, len(of.ranks)
+    def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
         self.program = Program(step, "ZeRO 3")
         self.updates = self.program.shard(step, self.n)
+        refuse_micro_batches(step, "zero-3")
         self.persistent = [each for each in step.parameters if each.elements <= of.limits.persistence]
         """They are there all the time."""
         for each in self.persistent:

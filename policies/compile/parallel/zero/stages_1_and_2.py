@@ -28,8 +28,10 @@ from functools import cached_property
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
+from policies.compile.parallel.grid.combined import DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.micro_batches import marked, micro_batch, with_inputs
 from policies.option_checks import whole
@@ -42,7 +44,7 @@ GROUP: Final = "data parallel"
 """The communicator of all ranks."""
 
 
-class ZeroOne(OnRanks):
+class ZeroOne(DataParallel):
     """Run a training step on ranks that each keep a part of the optimiser's states.
 
     Parameters
@@ -90,10 +92,13 @@ class ZeroOne(OnRanks):
         sizes = [each.elements for each in order]
         return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
-        at_most(MOST_BUILT, self.micro_batches * len(self.ranks) * len(graph), "ops")
-        host = _Host(self, TrainingStep(graph), len(self.ranks))
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        at_most(MOST_BUILT, self.micro_batches * n * len(graph), "ops")
+        step = TrainingStep(graph)
+        if self.stage == 2 or self.overlap_comm or self.micro_batches > 1:
+            refuse_micro_batches(step, f"zero-{self.stage} (but by its own option micro_batches)")
+        host = _Host(self, step, n)
         host.run()
         return host.program.graph()
 
