@@ -46,3 +46,32 @@ def test_a_comparison_names_whom_it_holds_for(path: Path) -> None:
 
 def test_json_stays_as_it_is(path: Path) -> None:
     assert "to use more, set" not in json.dumps(json.loads(sim("run", path, "--json").stdout))
+
+
+RECORDED = """\
+machine:
+  devices: {gpu: {kind: gpu, count: 2, streams: 2, cost: {fixed: 1us}}}
+  collectives: {model: formula, bandwidth: 1GB/s}
+workload:
+  inputs: {x: 4kB}
+  parameters: {w: 40kB, v: 40kB}
+  ops:
+    a: {kind: matmul, inputs: [x, w], output: 4kB, duration: 50us}
+    b: {kind: matmul, inputs: [a, v], output: 4kB, duration: 50us}
+policy: {name: in-order, compile: [training, {name: ddp, ranks: 2}]}
+compare: [{label: one}, {label: as recorded, streams: recorded}]
+"""
+
+
+def test_streams_that_ops_name_in_vain_are_told_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "ddp.yaml"
+    file.write_text(RECORDED)
+    shown = " ".join(sim("run", file).stdout.split())
+    told = (
+        "ops of gpu0 and 1 other device name 2 streams (compute, all_reduce), which nothing follows; to let"
+    )
+    assert shown.count(told) == 1
+    assert "used 1 of" not in shown
+    assert told not in " ".join(sim("run", file, "--set", "policy.streams=recorded").stdout.split())
+    compared = " ".join(sim("compare", file).stdout.split())
+    assert "which nothing follows under one; to let" in compared

@@ -23,9 +23,10 @@ from sim.explain.path import executed_path
 from sim.explain.text import explain_text
 from sim.explain.time_use import time_use
 from sim.job.noise import Noise
+from sim.kernel.choose import NotOnKernelError
 from sim.plot.bars import bars_of
 from sim.record.record import WAITS
-from sim.words.errors import InputError, InvariantError, StuckError
+from sim.words.errors import GraphError, InputError, InvariantError, StuckError
 
 
 class Launch(InOrder):
@@ -45,7 +46,7 @@ def op(
     attributes = {"stream": more.pop("stream", 0)}
     if communicator:
         attributes["communicator"] = communicator
-    for key in ("peer", "root", "nbytes", "sms", "key"):
+    for key in ("peer", "root", "nbytes", "sms", "key", "group"):
         if key in more:
             attributes[key] = more.pop(key)
     b.op(
@@ -472,3 +473,87 @@ def test_a_chart_shows_the_wait_for_ranks_apart() -> None:
     ]
     assert sorted(seen) == [("all_reduce", 30, 50)] * 2 + [("matmul", 0, 30), ("waits for ranks", 0, 30)]
     assert set(bars.level.tolist()) == {0}  # in one row
+
+
+# -- group calls ----------------------------------------------------------------------------------
+
+
+def ring(n: int, group: object = None, streams: int = 2, iterations: int = 1, last: int = 20) -> Trace:
+    """Let every rank send to the next and then receive from the one before: 20 ns, of the last `last`."""
+    b = GraphBuilder("ring")
+    for r in range(n):
+        for stream, (kind, peer) in enumerate((("send", r + 1), ("recv", r - 1))):
+            more = {} if group is None else {"group": group}
+            ns = last if kind == "send" and r == n - 1 else 20
+            op(b, f"gpu{r}/{kind}", ns, "ring", kind=kind, peer=f"gpu{peer % n}", stream=stream, **more)
+    machine = Machine(tuple(Device(f"gpu{k}", streams=streams) for k in range(n)))
+    return run(b, machine, iterations=iterations)
+
+
+def test_a_ring_of_sends_hangs_and_as_a_group_call_does_not() -> None:
+    with pytest.raises(StuckError, match="gpu1 on communicator 'ring'"):
+        ring(3)
+    trace = ring(3, group="exchange", last=50)
+    assert spans(trace) == {
+        **{f"gpu{r}/send": (0, 50 if r == 2 else 20) for r in range(3)},
+        **{f"gpu{r}/recv": (0, 50 if r == 0 else 20) for r in range(3)},
+    }
+
+
+def test_the_next_call_waits_for_all_of_a_group() -> None:
+    """Of gpu0 the recv lasts until 50; then its second exchange starts, for which its peers wait."""
+    trace = ring(3, group=0, iterations=2, last=50)
+    second = trace.tasks["iteration"] == 1
+    names = [trace.job.graph.op_names[k] for k in trace.tasks["op"][second].tolist()]
+    ends = dict(zip(names, trace.tasks["end_ns"][second].tolist(), strict=True))
+    assert ends == {
+        "gpu0/send": 70,
+        "gpu1/recv": 70,
+        "gpu1/send": 70,
+        "gpu2/recv": 70,
+        "gpu2/send": 100,
+        "gpu0/recv": 100,
+    }
+
+
+def test_two_sends_of_a_group_to_one_peer_keep_their_order() -> None:
+    b = GraphBuilder("twice")
+    for gpu, kind, peer in (("gpu0", "send", "gpu1"), ("gpu1", "recv", "gpu0")):
+        op(b, f"{gpu}/a", 10, "pp", kind=kind, peer=peer, group=1, stream=0)
+        op(b, f"{gpu}/b", 5, "pp", kind=kind, peer=peer, group=1, stream=1)
+    found = spans(run(b, two(2)))
+    assert found == {f"gpu{r}/{name}": at for r in (0, 1) for name, at in (("a", (0, 10)), ("b", (10, 15)))}
+
+
+def test_groups_that_cannot_be_are_refused() -> None:
+    b = GraphBuilder("one stream")
+    for gpu, other in (("gpu0", "gpu1"), ("gpu1", "gpu0")):
+        for kind in ("send", "recv"):
+            op(b, f"{gpu}/{kind}", 10, "pp", kind=kind, peer=other, group=1)
+    with pytest.raises(GraphError, match="'gpu0/send' and 'gpu0/recv' are one group call, and on one stream"):
+        run(b, two(2))
+    b = GraphBuilder("sum")
+    op(b, "gpu0/a", 10, "dp", group=1), op(b, "gpu1/a", 10, "dp", group=1)
+    with pytest.raises(GraphError, match="is in a group; only recv and send can be"):
+        run(b, two())
+    with pytest.raises(GraphError, match=r"has the group 1\.5; give it a name or a number"):
+        ring(2, group=1.5)
+    with pytest.raises(NotOnKernelError, match="sends and recvs are grouped"):
+        simulate(ring(2, group=1).job.graph, two(2), Launch(), streams=Recorded(), engine="kernel")
+
+
+@given(st.integers(2, 5), st.lists(st.integers(1, 30), min_size=5, max_size=5), st.integers(1, 3))
+@examples(20)
+def test_a_ring_of_groups_is_a_recurrence(n: int, ns: list[int], rounds: int) -> None:
+    """Another formulation: a round begins on a rank when both messages of the round before are over."""
+    b = GraphBuilder("rounds")
+    for k in range(rounds):
+        for r in range(n):
+            op(b, f"gpu{r}/s{k}", ns[r], "c", kind="send", peer=f"gpu{(r + 1) % n}", group=k, stream=0)
+            op(b, f"gpu{r}/r{k}", 0, "c", kind="recv", peer=f"gpu{(r - 1) % n}", group=k, stream=1)
+    trace = run(b, Machine(tuple(Device(f"gpu{k}", streams=2) for k in range(n))))
+    ready = [0] * n
+    for k in range(rounds):
+        sent = [max(ready[r], ready[(r + 1) % n]) + ns[r] for r in range(n)]
+        assert [spans(trace)[f"gpu{r}/s{k}"][1] for r in range(n)] == sent
+        ready = [max(sent[r], sent[r - 1]) for r in range(n)]

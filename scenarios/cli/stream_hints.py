@@ -6,6 +6,9 @@
                         stream 1                   so `streams: 4` changes nothing, and a sweep over it
                         stream 2                   has equal rows
                         stream 3
+
+    a: {attributes: {stream: compute}}             ops that name their streams, as those of a recording or of
+    b: {attributes: {stream: all_reduce}}          parallel training do: only `recorded` follows them
 """
 
 from __future__ import annotations
@@ -41,20 +44,50 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     >>> stream_notes([run_scenario(scenario)])  # doctest: +ELLIPSIS
     ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
+    found = _recorded_in_vain(results)
+    told = {label for label, _ in found}
     held: dict[tuple[str, int], list[str]] = {}
     for result in results:
-        for device in _on_one_stream(result):
+        for device in _on_one_stream(result) if result.policy not in told else ():
             held.setdefault(device, []).append(result.policy)
+    notes = [note for _, note in found]
     if not held:
-        return []
+        return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
     advice = f"to use more, set policy.streams ({known})"
-    return [
+    return notes + [
         f"{name} used 1 of {streams} streams"
         + (f" under {', '.join(labels)}" if len(labels) < len(results) else "")
         + f"; {advice}"
         for (name, streams), labels in held.items()
     ]
+
+
+def _recorded_in_vain(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Return a policy and a line for each run without an assignment of ops that name several streams."""
+    found = []
+    for result in results:
+        job = result.trace.job
+        if job.streams is not None:
+            continue
+        named: dict[int, dict[object, None]] = {}
+        for op, attributes in job.graph.attributes.items():
+            device = int(job.device_of[op])
+            if "stream" in attributes and not job.machine.devices[device].workers:
+                named.setdefault(device, {})[attributes["stream"]] = None
+        several = [device for device, streams in named.items() if len(streams) > 1]
+        if several:
+            first = several[0]
+            shown = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
+            others = len(several) - 1
+            also = f" and {others} other device{'s' * (others > 1)}" if others else ""
+            under = f" under {result.policy}" if len(results) > 1 else ""
+            note = (
+                f"ops of {job.machine.devices[first].name}{also} name {len(named[first])} streams ({shown}), "
+                f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
+            )
+            found.append((result.policy, note))
+    return found
 
 
 def _on_one_stream(result: Result) -> list[tuple[str, int]]:

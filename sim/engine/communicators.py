@@ -8,7 +8,7 @@
                               └ the meeting: the last rank starts
 
 Who may start, starts: it then holds its stream and what else it has, and waits for the others there, as
-NCCL's kernels do (`sim.job.collectives.members` has the words *line*, *party* and *meeting*).
+NCCL's kernels do (`sim.job.collectives.members` has the words *line*, *party*, *meeting* and *group*).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sim.job.job import Job
 from sim.machine.communicators import CarriedCollectives, CollectiveCarrier
 from sim.machine.link import Network
 from sim.machine.task import Task
-from sim.words.errors import StuckError
+from sim.words.arrays import UNSET
+from sim.words.errors import GraphError, StuckError
 
 __all__ = ["Communicators"]
 
@@ -64,6 +65,8 @@ class Communicators:
         self._line: list[int] = collectives.line.tolist()
         self._party: list[int] = collectives.party.tolist()
         self._seat: list[int] = collectives.seat.tolist()
+        self._group: list[int] = collectives.group.tolist()
+        _refuse_shared_streams(job, collectives)
         self._signature: list[int] = collectives.signature.tolist()
         self._issued = [0] * len(collectives.party_of_seat)  # of each seat: how many
         self._in_line: list[deque[Task]] = [deque() for _ in range(1 + max(self._line))]
@@ -94,11 +97,26 @@ class Communicators:
             raise self._mismatch(first, task, key[1])
 
     def may_start(self, task: Task) -> bool:
-        """Whether a task is first in line; if not, `leave` gives it back when it is."""
-        if self._in_line[self._line[self._entry[task.op]]][0] is task:
+        """Whether a task, or its group call, is first in line; if not, `leave` gives it back when it is."""
+        if self._is_first(task):
             return True
         self._refused.add(task.id)
         return False
+
+    def _is_first(self, task: Task) -> bool:
+        entry = self._entry[task.op]
+        call, seat = self._call(task), self._seat[entry]
+        for ahead in self._in_line[self._line[entry]]:
+            if ahead is task:
+                break
+            if self._call(ahead) != call or self._seat[self._entry[ahead.op]] == seat:
+                return False
+        return True
+
+    def _call(self, task: Task) -> tuple[int, int]:
+        """Return what all tasks of one group call have in common."""
+        group = self._group[self._entry[task.op]]
+        return (UNSET, task.id) if group == UNSET else (group, task.iteration)
 
     def started(self, task: Task) -> None:
         """Let a task that has started wait for the others; the last one begins the transfer."""
@@ -121,15 +139,19 @@ class Communicators:
         for task in meeting.there:
             self._context.finish(task)
 
-    def leave(self, task: Task) -> Task | None:
+    def leave(self, task: Task) -> list[Task]:
         """Take a task that has ended out of the line; return who was refused because of it."""
         self._meetings.pop(self._meeting_of.pop(task.id), None)
         line = self._in_line[self._line[self._entry[task.op]]]
-        line.popleft()
-        if line and line[0].id in self._refused:
-            self._refused.remove(line[0].id)
-            return line[0]
-        return None
+        line.remove(task)  # it is among the first
+        found: list[Task] = []
+        for one in line:
+            if self._call(one) != self._call(line[0]):
+                break
+            if one.id in self._refused and self._is_first(one):
+                self._refused.remove(one.id)
+                found.append(one)
+        return found
 
     # -- what went wrong -----------------------------------------------------------------------
 
@@ -144,6 +166,8 @@ class Communicators:
                     found[task.id] = self._others(task, absent)
         for line in self._in_line:
             for ahead, task in zip(line, list(line)[1:], strict=False):
+                if self._is_first(task):
+                    continue
                 communicator = self._name(task)
                 found[task.id] = f"{self._told(ahead)}, which is before it on communicator {communicator!r}"
         return found
@@ -172,3 +196,19 @@ class Communicators:
             f"ranks of communicator {self._name(task)!r} issue collectives in different orders: as number "
             f"{number} of those that meet, {one(first)}, and {one(task)}"
         )
+
+
+def _refuse_shared_streams(job: Job, c: Collectives) -> None:
+    """Refuse a group call of which two are on one stream: they could not run side by side."""
+    streams, workers = job.stream_of, [device.workers for device in job.machine.devices]
+    seen: dict[tuple[int, int, int], int] = {}
+    for entry, group in enumerate(c.group.tolist()):
+        op = int(c.op[entry])
+        if group == UNSET or workers[int(c.device[entry])]:
+            continue
+        first = seen.setdefault((int(c.line[entry]), group, int(streams[op])), op)
+        if first != op:
+            names = job.graph.op_names
+            message = f"{names[first]!r} and {names[op]!r} are one group call, and on one stream"
+            advice = "put each on a stream of its own (policy.streams: recorded, and the attribute stream)"
+            raise GraphError(f"{message}; {advice}").about(names[op], "group")

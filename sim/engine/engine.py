@@ -260,8 +260,7 @@ class Engine:
             self.issuers.end_copy(task)
             return
         if self.communicators is not None and task.op in self.communicators:
-            following = self.communicators.leave(task)
-            if following is not None:
+            for following in self.communicators.leave(task):
                 self._try_again(following)
         executed = task.dead or task.status or self.executed[task.op]
         if (executed or task.op in self.holding) and task.id not in self.let_go:

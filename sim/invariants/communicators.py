@@ -11,7 +11,7 @@ __all__ = ["COMMUNICATORS"]
 
 
 def one_at_a_time_in_line(c: Columns) -> None:
-    """On a rank, collectives of a communicator start in the order of their issue, one after the other."""
+    """On a rank, calls of a communicator start in the order of their issue, one after the other."""
     met = c.trace.meetings
     if met is None:
         return

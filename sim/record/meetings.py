@@ -6,7 +6,8 @@
     meeting                                                                    0   1   2
 
 On a line one collective is under way at a time, so the n-th that starts is the n-th that was issued
-(`sim.job.collectives.members`).
+(`sim.job.collectives.members`). The sends and recvs of a group call are one place in line; on a seat they,
+too, go one after another.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Meetings(NamedTuple):
     ----------
     row, entry, meeting, ahead : arrays of int64
         Of each collective that ran, in the order of rows: its row, its entry in `Job.collectives`, the
-        meeting that it takes part in, and the row of the one before it in its line, -1 for the first.
+        meeting that it takes part in, and the row of the one before it in its line, -1 for the first; of a
+        group call before it, that of the one that ended last.
     party, met_ns, last, size : arrays of int64
         Of each meeting: who meets, when the last of them started, the row of that one (of several, the
         first), and how many they are.
@@ -72,6 +74,8 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray]) -> Meetings | None:
     latest = np.flatnonzero(start == met[meeting])[::-1]
     last[meeting[latest]] = row[latest]  # the last assignment stays, which is of the first row
     _, ahead = _numbered(c.line[entry])
+    if (c.group != UNSET).any():
+        ahead = _before_groups(c.group[entry], tasks["iteration"][row], ahead, tasks["end_ns"][row])
     ahead = np.where(ahead == UNSET, UNSET, row[ahead])
     return Meetings(row, entry, meeting, ahead, party, met, last, np.bincount(meeting, minlength=len(party)))
 
@@ -93,3 +97,24 @@ def _numbered(key: IntArray) -> tuple[IntArray, IntArray]:
     number[order] = np.arange(len(key)) - begin
     before[order[1:]] = np.where(first[1:], UNSET, order[:-1])
     return number, before
+
+
+def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns: IntArray) -> IntArray:
+    """Return of each entry the one before its group call (that ended last, of several), or -1.
+
+    Examples
+    --------
+    >>> group, ahead = np.array([0, 0, 1, -1]), np.array([-1, 0, 1, 2])
+    >>> _before_groups(group, np.zeros(4, int), ahead, np.array([9, 7, 20, 30])).tolist()
+    [-1, -1, 0, 2]
+    """
+    found, last = ahead.copy(), np.arange(len(ahead))  # last: of its call so far, the one that ends last
+    for k, one in enumerate(ahead.tolist()):
+        if one == UNSET:
+            continue
+        if group[k] != UNSET and group[k] == group[one] and iteration[k] == iteration[one]:
+            found[k] = found[one]
+            last[k] = last[one] if end_ns[last[one]] >= end_ns[k] else k
+        else:
+            found[k] = last[one]
+    return found

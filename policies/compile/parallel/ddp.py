@@ -20,12 +20,13 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arX
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.compile.parallel.buckets import closed_when_full
+from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -35,9 +36,10 @@ __all__ = ["DistributedDataParallel", "reduce_in_buckets"]
 
 _FIRST_BYTES: Final = 2**20
 _CAP_BYTES: Final = 25 * 2**20
+_ALL: Final[Mapping[str, str]] = {"communicator": "data parallel"}
 
 
-class DistributedDataParallel(OnRanks):
+class DistributedDataParallel(DataParallel):
     """Run a training step on replicas that sum their gradients.
 
     Parameters
@@ -94,8 +96,8 @@ class DistributedDataParallel(OnRanks):
         sizes, dtypes = [each.nbytes for each in parameters], [each.dtype for each in parameters]
         return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         program = Program(step, "ddp")
         last = reduce_in_buckets(program, step, self.buckets(step), overlap=self.overlap)
@@ -113,7 +115,7 @@ def reduce_in_buckets(
     strict: bool = True,
     parts: int = 1,
     waits: Callable[[Record], str | None] = lambda record: None,
-    communicator: Callable[[Sequence[Parameter]], str] = lambda bucket: "data parallel",
+    meets: Callable[[Sequence[Parameter]], Mapping[str, str]] = lambda bucket: _ALL,
 ) -> str:
     """Issue forward and backward, and a sum of each bucket; return the last. Updates read what was summed.
 
@@ -128,8 +130,8 @@ def reduce_in_buckets(
         Of how many parts a rank keeps one (reduce_scatter); 1: all_reduce.
     waits : callable
         What an op waits for besides.
-    communicator : callable
-        Over which a bucket is summed.
+    meets : callable
+        Attributes that say over whom a bucket is summed.
     """
     kind = "all_reduce" if parts == 1 else "reduce_scatter"
     last = ""
@@ -152,7 +154,7 @@ def reduce_in_buckets(
                 sizes,
                 after=[] if overlap else [record.name],
                 stream=kind,
-                communicator=communicator(buckets[bucket]),
+                **meets(buckets[bucket]),
                 **({"nbytes": parts * sum(sizes)} if parts > 1 else {}),
             )
             names = [last, *(f"{last}:{i}" for i in range(1, len(gradients)))]

@@ -27,9 +27,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from policies.compile.parallel.grid.combined import REPLICAS, REPLICATE, DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge
 from policies.option_checks import whole
@@ -43,7 +45,7 @@ _Prefetch = int | dict[str, list[str]]
 _COPY_IN: Final = "all_gather_copy_in"
 
 
-class FullyShard(OnRanks):
+class FullyShard(DataParallel):
     r"""Run a training step on ranks that share all parameters out.
 
     Parameters
@@ -103,26 +105,27 @@ class FullyShard(OnRanks):
                 whole("fsdp2", option, value, least=0)
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
-        step = TrainingStep(graph)
-        host = _Host(self, step)
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Neighbours share parameters; every n-th sums what they reduced."""
+        if self.shard == len(self.ranks):
+            return {"dp": self.shard}
+        return {"dp": self.shard, REPLICAS: len(self.ranks) // self.shard}
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        host = _Host(self, TrainingStep(graph), n)
         host.run()
         return host.program.graph()
-
-    def communicator(self, name: str, rank: int) -> str:
-        """Return the group of a rank: neighbours share parameters, and every n-th sums what they reduced."""
-        if self.shard == len(self.ranks):
-            return name
-        return f"{name} {rank % self.shard if name == 'replicate' else rank // self.shard}"
 
 
 class _Host:
     """The host of a rank, hook after hook."""
 
-    def __init__(self, of: FullyShard, step: TrainingStep) -> None:
-        self.of, self.step, self.n = of, step, of.shard
+    def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
         self.program = Program(step, "fsdp2")
+        refuse_micro_batches(step, "fsdp2")
         self.modules = Modules(step, of.wrap)
         self.updates = self.program.shard(step, self.n)
         self.gathered: dict[str, str] = {}
@@ -256,14 +259,15 @@ class _Host:
             communicator="shard",
         )
         tensors = [f"{last}:{k}" if k else last for k in range(len(shards))]
-        if self.n < len(self.of.ranks):
+        if self.of.shard < len(self.of.ranks):
             last = self.program.add(
                 f"{module.name}/all_reduce",
                 "all_reduce",
                 tensors,
                 shards,
                 stream="all_reduce",
-                communicator="replicate",
+                communicator=REPLICATE,
+                dimension=REPLICAS,
             )
         self.reduced = last
         for k, gradient in enumerate(gradients):

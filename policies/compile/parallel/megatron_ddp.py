@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
+from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from policies.option_checks import whole
@@ -31,7 +32,7 @@ from sim.words.errors import InputError
 __all__ = ["MegatronDDP"]
 
 
-class MegatronDDP(OnRanks):
+class MegatronDDP(DataParallel):
     """Run a training step on replicas as Megatron-LM does.
 
     Parameters
@@ -83,11 +84,11 @@ class MegatronDDP(OnRanks):
         least = self.bucket_size if self.overlap and not self.pipeline_rank else max(1, sum(sizes) + 1)
         return [[order[k] for k in row] for row in closed_when_full(sizes, [least], dtypes)]
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         program = Program(step, "Megatron DDP")
-        parts = len(self.ranks) if self.distributed else 1
+        parts = n if self.distributed else 1
         buckets = self.buckets(step)
         updates = program.shard(step, parts, parameters=False)
         gather = _Gather(program, step, buckets, parts)

@@ -91,6 +91,8 @@ class Program:
                 duration_ns=_part(update.duration_ns, n),
                 duration_by_kind={kind: _part(ns, n) or 0 for kind, ns in update.duration_by_kind.items()},
             )
+            if "communicator" not in update.attributes
+            else update
             for update in step.updates
         ]
 

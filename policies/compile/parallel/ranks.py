@@ -82,7 +82,11 @@ class OnRanks:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the program on all ranks."""
-        return on_ranks(self.program(graph), self.ranks, self.communicator)
+        return self.everywhere(self.program(graph))
+
+    def everywhere(self, program: Graph) -> Graph:
+        """Return the graph in which every rank runs a program."""
+        return on_ranks(program, self.ranks, self.communicator)
 
 
 def on_ranks(

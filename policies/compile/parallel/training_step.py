@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
-from policies.compile.records import Record, read
+from policies.compile.records import Record, Records, read
 from policies.compile.training.backward import elements
 from policies.compile.training.gradients import OPTIMISERS
 from sim import Graph
@@ -21,7 +22,7 @@ from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
 from sim.words.errors import GraphError
 
-__all__ = ["Parameter", "TrainingStep"]
+__all__ = ["Parameter", "TrainingStep", "parts_of_gradients", "ready_places"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,6 @@ class TrainingStep:
         With backward and updates (`policies.compile.training`, or of an importer).
     forward : bool
         Whether a forward alone, without updates, will do.
-    within : collection of str
-        Communicators that are there already.
 
     Attributes
     ----------
@@ -64,6 +63,8 @@ class TrainingStep:
     work : list of Record
         Forward and backward, in order.
     updates : list of Record
+        Before them the collectives whose results they alone read: sums of gradients of which tensor-parallel
+        ranks have parts. Replicas sum theirs before, as in Megatron-LM's ``finalize_model_grads``.
     parameters : list of Parameter
         In the order in which the graph has them (the order of registration).
 
@@ -73,23 +74,26 @@ class TrainingStep:
         No op updates a parameter, the graph has control flow or communicators, or is on several devices.
     """
 
-    def __init__(self, graph: Graph, *, forward: bool = False, within: Collection[str] = ()) -> None:
+    def __init__(self, graph: Graph, *, forward: bool = False) -> None:
         of = f"graph {graph.name!r}"
         if has_control_flow(graph):
             raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
-        if taken := [
-            op for op in graph.in_communicators if graph.attributes[op]["communicator"] not in within
-        ]:
-            name = graph.op_names[taken[0]]
-            raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
+        for op in graph.in_communicators:
+            if "rank" in graph.attributes[op] or "dimension" not in graph.attributes[op]:
+                name = graph.op_names[op]
+                raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
         if len(pins) > 1:
             raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
         self.records = read(graph)
         order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+        self.finishing = self._finishing()
         trained = self._trained()
-        self.updates = [record for record in order if record.name in trained]
-        self.work = [record for record in order if record.name not in trained]
+        self.updates = [
+            *(record for record in order if record.name in self.finishing),
+            *(record for record in order if record.name in trained),
+        ]
+        self.work = [each for each in order if each.name not in trained and each.name not in self.finishing]
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
         if not found and not forward:
@@ -102,23 +106,22 @@ class TrainingStep:
         Ops in a row that make nothing but such gradients from one that they share (those of a
         product's weight and bias) are one node of autograd: hooks run when the node is over.
         """
-        wanted = {each.gradient for each in self.parameters}
-        found: dict[str, int] = {}
-        place, node = 0, frozenset[str]()
-        for k in reversed(range(len(self.work))):
-            record = self.work[k]
-            made = [record.tensor(i) for i in range(len(record.outputs))]
-            read = {tensor for tensor, _ in record.inputs if self.records.producer(tensor) is not None}
-            if not (wanted.issuperset(made) and node & read):
-                place = k
-            node = frozenset(read) if wanted.issuperset(made) else frozenset()
-            found.update((tensor, place) for tensor in made if tensor in wanted)
-        return found
+        return ready_places(self.records, self.work, {each.gradient for each in self.parameters})
 
     def in_ready_order(self) -> list[Parameter]:
         """Return the parameters as their gradients become ready, those of a node the last first."""
         last_first = self.parameters[::-1]
         return sorted(last_first, key=lambda each: self.ready_at[each.gradient])
+
+    def _finishing(self) -> set[str]:
+        """Return the collectives that make gradients which nobody but updates read."""
+        found = set()
+        readers = self.records.readers()
+        for record in self.records.ops.values():
+            users = readers[record.name]
+            if "communicator" in record.attributes and users and all(map(_may_update, users)):
+                found.add(record.name)
+        return found
 
     def _trained(self) -> dict[str, list[Parameter]]:
         """Return the ops that update parameters, and which.
@@ -126,7 +129,7 @@ class TrainingStep:
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
         records = self.records
-        maybe = [record for record in records.ops.values() if record.kind in OPTIMISERS or record.stateful]
+        maybe = [record for record in records.ops.values() if _may_update(record)]
         names = {record.name for record in maybe}
         weights = {
             tensor
@@ -148,4 +151,57 @@ class TrainingStep:
 
     def _parameter(self, update: Record, name: str, gradient: str) -> Parameter:
         n = elements(self.records.externals[name].nbytes, update.dtype)
+        maker = self.records.producer(gradient)
+        if maker is not None and maker.name in self.finishing:
+            gradient = maker.inputs[[maker.tensor(k) for k in range(len(maker.outputs))].index(gradient)][0]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
+
+
+def ready_places(records: Records, work: Sequence[Record], wanted: Collection[str]) -> dict[str, int]:
+    """Return gradient → the place in `work` of the op after which it is ready: `TrainingStep.ready_at`."""
+    gradients = frozenset(wanted)
+    found: dict[str, int] = {}
+    place, node = 0, frozenset[str]()
+    for k in reversed(range(len(work))):
+        record = work[k]
+        made = [record.tensor(i) for i in range(len(record.outputs))]
+        read = {tensor for tensor, _ in record.inputs if records.producer(tensor) is not None}
+        if not (gradients.issuperset(made) and node & read):
+            place = k
+        node = frozenset(read) if gradients.issuperset(made) else frozenset()
+        found.update((tensor, place) for tensor in made if tensor in gradients)
+    return found
+
+
+_SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
+
+
+def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[str, str]:
+    """Return gradients and what they are sums of, that nothing but these sums and updates read → parameter.
+
+    Parameters
+    ----------
+    records : Records
+    gradients : mapping of str to str
+        Gradient → parameter.
+    """
+    found: dict[str, str] = {}
+    readers: dict[str, list[Record]] = {}
+    for record in records.ops.values():
+        for tensor, _ in record.inputs:
+            readers.setdefault(tensor, []).append(record)
+    left = list(gradients.items())
+    while left:
+        tensor, parameter = left.pop()
+        users = [record for record in readers[tensor] if not _may_update(record)]
+        collectives = [record for record in users if "communicator" in record.attributes]
+        if all(record.name in found for record in users if record not in collectives):
+            found[tensor] = parameter
+            producer = records.producer(tensor)
+            if producer is not None and producer.kind in _SUMS:
+                left += [(source, parameter) for source, _ in producer.inputs]
+    return found
+
+
+def _may_update(record: Record) -> bool:
+    return (record.kind in OPTIMISERS or record.stateful) and "communicator" not in record.attributes

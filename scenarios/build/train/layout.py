@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from policies.compile.parallel.grid.rank_grid import Grid
 from sim.words.errors import InputError, MisfitError, hint
 
 __all__ = ["ORDER", "SHARDINGS", "Group", "Layout", "Sharding"]
@@ -157,13 +158,9 @@ class Layout:
 
     def _placed(self, members: Sequence[tuple[str, int]], below: dict[str, int] | None = None) -> Group:
         """Place a group that has the first so many of some dimensions (of those above `below`, if given)."""
-        positions = [0]
-        stride = 1
-        sizes = dict(members)
-        for each in self.order:
-            step = stride * (below or {}).get(each, 1)
-            count = sizes.get(each, 1)
-            positions = [at + i * step for i in range(count) for at in positions]
-            stride *= getattr(self, each)
-        nodes = {at // self.node for at in positions}
-        return Group(len(positions), len(nodes))
+        grid: dict[str, int] = {}
+        for each in self.order:  # what is below the group, the group, and what is above it
+            inner, own = (below or {}).get(each, 1), dict(members).get(each, 1)
+            grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
+        positions = Grid(grid).members(name for name, _ in members)
+        return Group(len(positions), len({at // self.node for at in positions}))

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from policies.compile.parallel.folding import fold, why_not
-from policies.compile.parallel.ranks import OnRanks, on_ranks
+from policies.compile.parallel.ranks import OnRanks
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
@@ -68,6 +68,11 @@ def make_ranks(case: Case, graph: Graph, step: Step, machine: Machine) -> tuple[
     """
     rewrite, content = step.rewrite, case.scenario.content
     assert isinstance(rewrite, OnRanks)
+    if graph.in_communicators:
+        if content.fold is True:
+            message = f"the ranks cannot be folded: there are others before those of {step.name}"
+            raise case.scenario.document.error(("fold",), message)
+        return rewrite.apply(graph), machine
     program, ranks = rewrite.program(graph), rewrite.ranks
     if content.fold is True or (content.fold == "auto" and len(ranks) > _FEW):
         reasons = [*_reasons(case, step), *why_not(program, ranks, machine)]
@@ -77,7 +82,7 @@ def make_ranks(case: Case, graph: Graph, step: Step, machine: Machine) -> tuple[
         if content.fold is True:
             raise case.scenario.document.error(("fold",), why)
         warnings.warn(NotFoldedWarning(f"{why}; all {len(ranks):,} are simulated"), stacklevel=2)
-    return on_ranks(program, ranks, rewrite.communicator), machine
+    return rewrite.everywhere(program), machine
 
 
 def _reasons(case: Case, step: Step) -> Iterator[str]:

@@ -11,6 +11,11 @@ in which its host issued them, whatever streams they are on; one at a time is un
 *party*: all ranks, or for ``send`` and ``recv``, which name the other side as ``peer``, the two of them. The
 n-th op that a rank issues for a party meets the n-th of every other rank of it: they are one *meeting*.
 
+Sends and recvs that a rank issues one after another with the same attribute ``group`` are one group call:
+they have one place in line and run side by side, each on a stream of its own (``ncclGroupStart``,
+``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still one after
+another.
+
 Source: NCCL's user guide (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage.html), "Using
 multiple NCCL communicators concurrently" and "Point-to-point communication": all ranks issue the collectives
 of a communicator in one order, and the device runs them in that order.
@@ -19,6 +24,7 @@ of a communicator in one order, and the device runs them in that order.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +76,8 @@ class Collectives:
         Which of `sends` an uneven ``all_to_all`` carries out, -1: none.
     sends : tuple of tuple of tuple of int
         Of each such exchange: the bytes from each rank to each.
+    group : array of int64
+        A number for the group call that it is part of, -1: it is no part of one.
     members : tuple of tuple of int
         Of each party: its devices, in machine order; of a pair the sender first.
     party_of_seat : array of int64
@@ -88,6 +96,7 @@ class Collectives:
     signature: IntArray
     exchange: IntArray
     sends: tuple[tuple[tuple[int, ...], ...], ...]
+    group: IntArray
     members: tuple[tuple[int, ...], ...]
     party_of_seat: IntArray
 
@@ -165,6 +174,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
         tuple(tuple(each) for each in ranks),
         *(op, communicator, device, nbytes, root, line, party, seat, signature, exchange),
         exchanged,
+        _groups(graph, ops),
         members,
         seats // n,
     )
@@ -213,6 +223,22 @@ def _exchanges(
         exchange[i] = here
         sends[here][ranks.index(device)] = tuple(given.get(name, 0) for name in names)
     return exchange, tuple(tuple(rows) for rows in sends)
+
+
+def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
+    """Return the number of each op's group call, -1: it is part of none."""
+    numbers: dict[str | int, int] = {}
+    found = np.full(len(ops), UNSET)
+    for i, op in enumerate(ops):
+        given = graph.attributes[op].get("group")
+        if given is None:
+            continue
+        if graph.kind(op) not in _PAIRED:
+            raise _fault(graph, op, "is in a group; only recv and send can be", "group")
+        if isinstance(given, bool) or not isinstance(given, str | int):
+            raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
+        found[i] = numbers.setdefault(given, len(numbers))
+    return found
 
 
 def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:

@@ -66,6 +66,8 @@ def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) 
         return "the graph has ops that start with the first of their inputs (strict: false)"
     if job.failures is not None:
         return "some of the ops may fail"
+    if job.collectives is not None and (job.collectives.group != UNSET).any():
+        return "sends and recvs are grouped"
     if job.carried.any():
         return "collectives go over the links message by message"
     if memory is not None and not isinstance(memory, MemoryAfterwards):

@@ -129,6 +129,7 @@ class OneRank:
             record.bytes_written = sum(_rounded(back if inwards else out, each))
             record.attributes = {
                 "communicator": EXPERTS,
+                "dimension": "ep",
                 "sends": sends,
                 "stream": self.stream,
             }

@@ -29,9 +29,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.compile.parallel.buckets import closed_before_overflow
+from policies.compile.parallel.grid.combined import DataParallel
+from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import Module, Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import OnRanks, Ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.stages_1_and_2 import GROUP
 from policies.compile.records import Edge
@@ -41,7 +43,7 @@ from sim import Graph
 __all__ = ["ZeroThree"]
 
 
-class ZeroThree(OnRanks):
+class ZeroThree(DataParallel):
     """Run a training step on ranks that each keep a part of every parameter.
 
     Parameters
@@ -94,9 +96,9 @@ class ZeroThree(OnRanks):
         self.reuse = whole("zero-3", "max_reuse_distance", max_reuse_distance, least=0)
         self.overlap, self.first_step = overlap_comm, first_step
 
-    def program(self, graph: Graph) -> Graph:
-        """Return the step as each rank runs it."""
-        host = _Coordinator(self, TrainingStep(graph))
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        host = _Coordinator(self, TrainingStep(graph), n)
         host.run()
         return host.program.graph()
 
@@ -104,10 +106,11 @@ class ZeroThree(OnRanks):
 class _Coordinator:
     """The host of a rank; names as in DeepSpeed's class where it has them."""
 
-    def __init__(self, of: ZeroThree, step: TrainingStep) -> None:
-        self.of, self.step, self.n = of, step, len(of.ranks)
+    def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
         self.program = Program(step, "ZeRO 3")
         self.updates = self.program.shard(step, self.n)
+        refuse_micro_batches(step, "zero-3")
         self.modules = Modules(step, of.wrap).all
         self.persistent = [each for each in step.parameters if each.elements <= of.persistence]
         """They are there all the time."""

@@ -1,0 +1,1 @@
+"""Context parallelism: ranks share a sequence, and exchange keys and values, or heads."""

@@ -1,0 +1,147 @@
+"""Gradient accumulation: several micro-batches a step, whose gradients are added up.
+
+::
+
+    F0 B0 │ F1 B1+ │ F2 B2+ │ U        +: a gradient is added to those before it, as soon as it is ready
+                      └ replicas sum their gradients here only (``no_sync`` in all but the last)
+
+Ranks that another rewrite has made accumulate each for itself. What tensor-parallel ranks exchange inside a
+layer they exchange for each micro-batch, and what they sum at the end once.
+
+Sources: torch/nn/parallel/distributed.py (``no_sync``), torch/csrc/autograd/functions/accumulate_grad.h (the
+first gradient is taken, others are added).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from policies.compile.parallel.grid.combined import on_each_rank, programs_of
+from policies.compile.parallel.training_step import TrainingStep
+from policies.compile.records import Record, Records, write
+from policies.option_checks import whole
+from sim import Graph
+from sim.graph.graph import Role
+from sim.words.errors import GraphError
+
+__all__ = ["GradientAccumulation", "refuse_micro_batches"]
+
+
+class GradientAccumulation:
+    """Run forward and backward of a training step several times before its updates.
+
+    Parameters
+    ----------
+    micro_batches : int
+
+    Raises
+    ------
+    GraphError
+        The graph is no training step, or of replicas already (when applied).
+
+    Examples
+    --------
+    >>> from policies.compile.training.training_step import Training
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> step = GradientAccumulation(2).apply(Training().apply(b.build()))
+    >>> step.op_names[3:]
+    ['micro1/a', 'micro1/a/loss_grad', 'micro1/a/weight_grad', 'micro1/w/accumulate', 'w/update']
+    """
+
+    def __init__(self, micro_batches: int) -> None:
+        self.n = whole("gradient-accumulation", "micro_batches", micro_batches)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the step of several micro-batches."""
+        if "dp" in programs_of(graph)[0].sizes:
+            message = "is of replicas already; gradient-accumulation comes before the rewrite that makes them"
+            raise GraphError(f"graph {graph.name!r} {message}")
+        return on_each_rank(graph, self._program)
+
+    def _program(self, graph: Graph) -> Graph:
+        step = TrainingStep(graph)
+        refuse_micro_batches(step, "gradient-accumulation")
+        name = f"{step.records.name} ({self.n} micro-batches)"
+        made = Records(
+            name, {}, {n: e for n, e in step.records.externals.items() if e.role == Role.PARAMETER}
+        )
+        parameters = {each.gradient: each for each in step.parameters}
+        total: dict[str, str] = {}
+        for k in range(self.n):
+            own = {record.name: f"micro{k}/{record.name}" for record in step.work}
+            own |= {n: f"micro{k}/{n}" for n in step.records.externals if n not in made.externals}
+            made.externals |= {own[n]: e for n, e in step.records.externals.items() if n in own}
+            for record in step.work:
+                copied = _renamed(record, own, k)
+                made.ops[copied.name] = copied
+                for output in range(len(record.outputs)):
+                    gradient = parameters.get(record.tensor(output))
+                    if gradient is not None:
+                        before = total.get(gradient.gradient)
+                        total[gradient.gradient] = copied.tensor(output)
+                        if before is not None:
+                            name = f"micro{k}/{gradient.name}/accumulate"
+                            total[gradient.gradient] = name
+                            made.ops[name] = _added(copied, name, before, output, gradient.elements)
+        for update in step.updates:
+            inputs = [(total.get(tensor, tensor), d) for tensor, d in update.inputs]
+            made.ops[update.name] = replace(update, inputs=inputs)
+        return write(made)
+
+
+def _renamed(record: Record, own: Mapping[str, str], k: int) -> Record:
+    """Return an op as that of a micro-batch."""
+
+    def of(name: str) -> str:
+        base, colon, number = name.rpartition(":")
+        return f"{own[base]}:{number}" if colon and base in own and name not in own else own.get(name, name)
+
+    attributes = dict(record.attributes)
+    if "group" in attributes:
+        attributes["group"] = f"micro{k}/{attributes['group']}"
+    return replace(
+        record,
+        name=own[record.name],
+        inputs=[(of(tensor), d) for tensor, d in record.inputs],
+        after=[(of(name), d) for name, d in record.after],
+        micro_batch=k,
+        attributes=attributes,
+    )
+
+
+def _added(record: Record, name: str, before: str, output: int, elements: int) -> Record:
+    """Return what adds a gradient to those before it; without a cost where its op has a duration."""
+    nbytes = record.outputs[output]
+    timed = record.duration_ns is not None or record.duration_by_kind
+    return replace(
+        record,
+        name=name,
+        kind="add",
+        inputs=[(before, 0), (record.tensor(output), 0)],
+        after=[],
+        outputs=(nbytes,),
+        flops=elements,
+        bytes_read=2 * nbytes,
+        bytes_written=nbytes,
+        duration_ns=0 if timed else None,
+        duration_by_kind={},
+        phase="W",
+        attributes={key: value for key, value in record.attributes.items() if key == "stream"},
+    )
+
+
+def refuse_micro_batches(step: TrainingStep, what: str) -> None:
+    """Refuse a step of several micro-batches: `what` would exchange gradients for each of them.
+
+    Raises
+    ------
+    GraphError
+        It is one.
+    """
+    if any(record.micro_batch for record in step.work):
+        message = f"{what} does not take a step of several micro-batches"
+        raise GraphError(f"{message}; ddp, megatron-ddp, zero-1 and zero-2 do")

@@ -1,0 +1,84 @@
+"""Gradient accumulation: micro-batches one after another, sums over replicas after the last."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from parallel_helpers import by_stream, layers, run
+
+from policies.compile.parallel.context.context_parallel import ContextParallel
+from policies.compile.parallel.ddp import DistributedDataParallel
+from policies.compile.parallel.fsdp2 import FullyShard
+from policies.compile.parallel.megatron_ddp import MegatronDDP
+from policies.compile.parallel.micro_batches import accumulation
+from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
+from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
+from policies.compile.parallel.zero.stage_3 import ZeroThree
+from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne
+from policies.compile.records import read
+from policies.compile.training.training_step import Training
+from scenarios.build.gpt import gpt_graph
+from scenarios.build.transformer import Transformer
+from sim.words.errors import GraphError, InputError
+
+THREE = layers([40, 40, 40])
+
+
+def test_replicas_sum_after_the_last_micro_batch() -> None:
+    """A micro-batch is 900 ns; buckets {w2, w1} and {w0} of 160 and 80 ns, as with one micro-batch."""
+    graph = DistributedDataParallel(2, bucket_cap_bytes=60).apply(GradientAccumulation(3).apply(THREE))
+    found = by_stream(run(graph, 2))
+    assert found["all_reduce"] == [(2600, 2760, "all_reduce0"), (2760, 2840, "all_reduce1")]
+    order = [name for _, _, name in found["compute"]]
+    assert order[9:12] == ["micro1/l0", "micro1/l1", "micro1/l2"]
+    assert order[14:18] == ["micro1/l2/weight_grad", "micro1/w2/accumulate", *order[16:18]]
+    inputs = read(graph).externals
+    assert {name for name in inputs if name.startswith("gpu0/")} == {
+        *(f"gpu0/w{k}" for k in range(3)),
+        *(f"gpu0/micro{k}/x" for k in range(3)),
+    }
+    three = GradientAccumulation(3).apply(THREE)
+    assert len(by_stream(run(MegatronDDP(2).apply(three), 2))["all_reduce"]) == 1
+    assert len([name for name in ZeroOne(2).apply(three).op_names if "reduce" in name]) == 2
+
+
+def test_one_micro_batch_changes_names_only() -> None:
+    one = [name.replace("micro0/", "") for name in GradientAccumulation(1).apply(THREE).op_names]
+    assert one == THREE.op_names
+
+
+def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once() -> None:
+    sizes = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=1)
+    step = Training().apply(gpt_graph(sizes))
+    split = ContextParallel(2).apply(TensorParallel(2, sequence_parallel=True).apply(step))
+    graph = DistributedDataParallel(1).apply(GradientAccumulation(3).apply(split))
+
+    def count(of: object, word: str) -> int:
+        names = getattr(of, "op_names", [])
+        return sum(name.startswith("gpu1/") and word in name for name in names)
+
+    for word in ("all_gather", "reduce_scatter", "send", "recv"):
+        assert count(graph, word) == 3 * count(split, word) > 0
+    assert count(graph, "gradients/all_reduce") == count(split, "gradients/all_reduce") == 1
+    groups = {each.get("group") for each in graph.attributes.values()}
+    assert {f"micro{k}/layer0.attention/0" for k in range(3)} <= groups
+
+
+@pytest.mark.parametrize("rewrite", [FullyShard(2), ZeroThree(2)])
+def test_who_exchanges_for_each_micro_batch_refuses(rewrite: FullyShard) -> None:
+    with pytest.raises(GraphError, match="does not take a step of several micro-batches; ddp"):
+        rewrite.apply(GradientAccumulation(2).apply(THREE))
+
+
+def test_wrong_places_and_numbers() -> None:
+    with pytest.raises(GraphError, match="comes before the rewrite that makes them"):
+        GradientAccumulation(2).apply(DistributedDataParallel(2).apply(THREE))
+    with pytest.raises(GraphError, match="gradient-accumulation does not take a step of several"):
+        GradientAccumulation(2).apply(GradientAccumulation(2).apply(THREE))
+    with pytest.raises(InputError, match="micro_batches must be a whole number of at least 1; found 0"):
+        GradientAccumulation(0)
+
+
+def test_examples() -> None:
+    assert not doctest.testmod(accumulation).failed
