@@ -45,7 +45,8 @@ class BuildKernel(build_ext):
     """Translates copies of the sources under their compiled names, then compiles them."""
 
     def build_extensions(self) -> None:
-        """Compile what compiles, and say once when something does not."""
+        """Compile what compiles, on all cores, and say once when something does not."""
+        self.parallel = True
         self.translated = translate(Path(self.build_temp, "kernel"))
         super().build_extensions()
         if not all(Path(self.get_ext_fullpath(extension.name)).exists() for extension in self.extensions):

@@ -20,6 +20,11 @@ if not compiled():  # its source runs where it would
 load_profile()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what is slow first: a long test at the end would run alone."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Let garbage collections pass over the thousands of collected tests, which live to the end."""
     _freeze()
@@ -37,6 +42,15 @@ def _what_a_file_leaves_stays() -> Iterator[None]:
 def _freeze() -> None:
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", params=["auto", "simpy"])
+def both_engines(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run what a test simulates on the engine that is chosen, and once more on SimPy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "simpy":
+            patch.setattr("sim.kernel.choose.run", lambda *_, **__: "a test wants SimPy")
+        yield
 
 
 @pytest.fixture(scope="session")

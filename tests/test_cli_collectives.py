@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
+from devices.collectives.by_name import make_collectives
+from devices.machine import make_machine
+from sim.machine.communicators import Call
+
 TABLE = "op,gpus,bytes,time_us\n" + "".join(
     f"all_reduce,8,{1 << k},{10 + (1 << k) / 1e5}\n" for k in range(10, 28)
 )
@@ -112,6 +116,26 @@ def test_without_nvswitches_the_links_say_it(machine: str, op: str) -> None:
     assert asked["links_ns"] == pytest.approx(steps * (latency * 1000 + part * 1e6 / rate), rel=1e-3)
     assert asked["algorithm"] in choice
     assert asked["protocol"] is asked["tuner_ns"] is asked["fitted_ns"] is None
+
+
+def test_over_several_nodes_hierarchical_is_among_the_algorithms() -> None:
+    """256 MB on 2 x 8 GPUs with one card a node: an eighth of it crosses in each of 8 rings."""
+    options = ("collectives", "--machine", "fire-flyer-2", "--nodes", "2", "--bytes", "256MB", "--json")
+    asked = json.loads(sim(*options).stdout)["asked"]
+    by_ring = make_collectives({"algorithm": "ring"})
+    machine = make_machine({"preset": "fire-flyer-2", "nodes": 2})
+    ranks = tuple(k for k, device in enumerate(machine.devices) if device.kind == "gpu")
+    assert asked["links_ns"] <= by_ring.time_ns(Call("all_reduce", 256_000_000, ranks), machine)
+    assert asked["algorithm"] in ("ring", "hierarchical")
+
+
+def test_on_a_torus_rings_go_along_its_rows() -> None:
+    """16 MB: 2 x 15 steps of a sixteenth along rows, 30 of a sixteenth of that across them, 1 us each."""
+    options = ("collectives", "--machine", "tpu-v5e-pod", "--bytes", "16MB", "--json")
+    asked = json.loads(sim(*options).stdout)["asked"]
+    assert asked["algorithm"] == "hierarchical"
+    inside, across = 2 * 15 * (1000 + 1e6 / 50), 30 * (1000 + 62_500 / 50)
+    assert asked["links_ns"] == pytest.approx(inside + across, rel=1e-6)
 
 
 @pytest.mark.slow

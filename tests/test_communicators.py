@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -390,6 +391,8 @@ def test_one_communicator_for_two_streams_is_named() -> None:
         "Held up most: 'AG1@0' is queued behind 'RS3@0' on communicator 'fsdp', for 14 us."
     )
     assert "in line 44 us, most 'AG1@0', 14 us behind 'RS3@0'" in text
+    found = json.loads(sim("explain", EXAMPLES / "one_communicator.yaml", "--json").stdout)
+    assert found["held_up_most"] == "'AG1@0' is queued behind 'RS3@0' on communicator 'fsdp', for 14 us"
     text = sim("explain", EXAMPLES / "one_communicator.yaml", "--policy", "two communicators").stdout
     assert "AG1@0" not in text.partition("Communicators")[2]
     assert "gathers" in text

@@ -273,6 +273,15 @@ def test_one_of_a_count_can_differ() -> None:
     assert [device.issue_ns for device in machine.devices] == [0, 9000, 0]
 
 
+def test_an_ideal_link_keeps_what_it_is_and_what_is_given() -> None:
+    link = {"from": "a", "to": "b", "bandwidth": "1GB/s"}
+    costs = {"latency": "1us", "efficiency": 0.8, "transport": "tcp", "message_overhead": "1us"}
+    more = {"connection_bandwidth": "1MB/s", "host_copies": True}
+    assert merge({**link, **costs, **more}, {}, LINK_FIELDS, ideal=True) == link
+    again = merge({**link, **costs, **more}, {"latency": "2us"}, LINK_FIELDS, ideal=True)
+    assert again == {**link, "latency": "2us"}
+
+
 def test_an_ideal_machine_has_no_latency_and_no_loss() -> None:
     machine = make_machine({"preset": "dgx-h100", "ideal": True})
     assert {link.latency_ns for link in machine.links} == {0}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli_runner import sim
+from cuda_programs import ran
 from scenario_texts import write
 
 from scenarios.run.execute import run_case
@@ -61,6 +62,13 @@ def files_of_the_reader(folder: Path, code: str) -> None:
     if "trace.json.gz" in code:
         with gzip.open(folder / "trace.json.gz", "wt") as file:
             json.dump(_trace(), file)
+    if "kineto: traces" in code:
+        (folder / "traces").mkdir()
+        for rank in range(8):
+            run = ran([("work", rank), ("launch", 7), ("collective", 20)], [10, 0], ends=[30])
+            info = {"rank": rank, "world_size": 8}
+            content = json.dumps({"distributedInfo": info, "traceEvents": run.events})
+            (folder / "traces" / f"rank{rank}.json").write_text(content)
 
 
 def _decoder(onnx: ModuleType) -> object:

@@ -11,6 +11,8 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
 from sim.words.errors import InfeasibleError, InputError, RunError, StuckError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 
 def graph_of(
     edges: Mapping[str, Sequence[Any]], duration_ns: int | Mapping[str, int] = 10, **device: str

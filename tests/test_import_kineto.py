@@ -6,8 +6,8 @@ import pytest
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
+from scenarios.importers.traces.kernel_names import kind_of
 from scenarios.importers.traces.kineto import load
-from scenarios.importers.traces.kineto_events import kind_of
 from sim.words.errors import InputError
 
 LARGE = "a100_training_rank3"
@@ -212,6 +212,26 @@ def test_recorded_waits_are_taken_as_they_are(trace):
     assert edges(trace(*events, wait(7, 20, 7, 4), host="none")) == order | {("b.1", "d.3")}
     assert edges(trace(*events, wait(7, 20, -1, -1), host="none")) == order  # the profiler did not know
     assert edges(trace(*events, wait(9, 20, 7, 4), host="none")) == order  # nothing came after it
+
+
+def test_a_wait_of_which_only_the_stream_is_known(trace):
+    """Older records name event and stream, not the call that recorded it: the stream as it is at the wait."""
+
+    def wait(corr, stream, on):
+        args = {"stream": stream, "correlation": corr, "device": 0, "wait_on_stream": on}
+        event = {"ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "ts": 0, "dur": 0}
+        return {**event, "pid": 0, "tid": stream, "args": {**args, "wait_on_cuda_event_id": 99}}
+
+    events = [gpu("a", 1, 10, 5), gpu("b", 3, 20, 25), gpu("c", 6, 40, 5, stream=20)]
+    assert edges(trace(*events, wait(2, 20, 7), host="none")) == {("a.0", "b.1"), ("a.0", "c.2")}
+    assert edges(trace(*events, wait(4, 20, 7), host="none")) == {("a.0", "b.1")}  # b ended after c began
+    sync = wait(9, -1, 7) | {"name": "Event Sync"}
+    with pytest.warns(UserWarning, match="launched before the trace begins"):
+        graph = trace(*events, host("cudaEventSynchronize", 9, 42, 5), sync)
+    assert ("b.1", "synchronize.0") in edges(graph)
+    sync["args"].pop("wait_on_cuda_event_id")
+    with pytest.raises(InputError, match="no 'wait_on_cuda_event_record_corr_id'"):
+        trace(*events, sync)
 
 
 def test_several_threads_and_devices(trace):

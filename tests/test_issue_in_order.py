@@ -12,6 +12,8 @@ from policies.linearize.user_order import Program
 from sim import Device, GraphBuilder, Host, Job, Link, Machine, simulate
 from sim.words.errors import InputError, StuckError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 #   n0 ──► n1 ──► n2        n3 is ready at once, but comes after n1 and n2 in the program
 BLOCKED = {"n0": [], "n1": ["n0"], "n2": ["n1"], "n3": []}
 TIMES = {"n0": 30, "n1": 10, "n2": 10, "n3": 10}

@@ -14,6 +14,8 @@ from sim import Device, Graph, GraphBuilder, Machine, Policy, simulate
 from sim.graph.graph import longest_path_ns
 from sim.words.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 LISTS = [ReadyQueue(), ReadyQueue("lifo"), ReadyQueue(ties="name"), OutOfOrder(), CriticalPath()]
 
 

@@ -14,6 +14,8 @@ from sim import Device, Graph, GraphBuilder, Issuer, Job, Machine, Policy, Task,
 from sim.job.job import Placement
 from sim.words.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 #   n0 ──► n1 ──► n2        n3, n4 and n5 wait for nobody
 PROGRAM = {"n0": [], "n1": ["n0"], "n2": ["n1"], "n3": [], "n4": [], "n5": []}
 TIMES = {"n0": 30, "n1": 10, "n2": 10, "n3": 10, "n4": 10, "n5": 10}

@@ -20,6 +20,8 @@ from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 from sim.words.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 
 class Lanes:
     """Each op on the lane that its name ends with."""

@@ -13,6 +13,8 @@ from devices.network.turnstile import Turnstile
 from sim import Link, Machine
 from sim.words.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 
 def serial(source: str, destination: str, rate: int = 1, latency_ns: int = 0) -> Link:
     return Link(source + destination, source, destination, latency_ns, rate * GB)

@@ -29,6 +29,8 @@ from sim.explain.waits import final_waits
 from sim.record.record import Wait
 from sim.words.errors import InputError, InvariantError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "pageable.yaml"
 
 

@@ -12,6 +12,7 @@ from examples import examples
 from hypothesis import given
 from placement_helpers import Independent, full_mesh, problem_of, problems, require_valid
 
+from policies import cp_search
 from policies.issue.in_order import InOrder
 from policies.placement.auto_tune import AutoTune
 from policies.placement.exact.optimal import Optimal, UnprovenWarning
@@ -102,6 +103,22 @@ def test_the_limit_of_a_search_is_time_on_the_wall() -> None:
     optimum = Optimal(time_limit_ns=600_000_000, workers=8).solve(problem_of(b.build(), machine))
     assert time.monotonic() - begin < 4
     assert optimum.lower_bound_ns <= optimum.schedule.makespan_ns
+
+
+def test_a_search_is_the_same_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the solver is told does not leave it the choice of how many threads search, nor of their luck."""
+    pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
+    told = []
+
+    def noted(solver: Any, model: Any) -> Any:
+        told.append(solver.parameters)
+        return cp_search.solve(solver, model)
+
+    monkeypatch.setattr("policies.placement.exact.optimal.solve", noted)
+    b = GraphBuilder("one")
+    b.op("a", duration_ns=1)
+    Optimal(workers=3, seed=5).solve(problem_of(b.build(), full_mesh([Device("gpu0"), Device("gpu1")])))
+    assert [(one.num_workers, one.interleave_search, one.random_seed) for one in told] == [(3, True, 5)]
 
 
 def test_greedy_takes_the_device_where_it_ends_first() -> None:

@@ -30,6 +30,8 @@ from sim.machine.task import Task
 from sim.record.record import WAITS
 from sim.words.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 
 def test_a_kernel_alone_takes_its_duration() -> None:
     for loads in (1, 3, 4, 5, 8, 1001):

@@ -19,6 +19,8 @@ from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.words.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 
+pytestmark = pytest.mark.usefixtures("both_engines")
+
 
 def chain(*nbytes: int, **more: Any) -> Graph:
     """a → b → c ..., each with an output of so many bytes, 10 ns each."""

@@ -9,9 +9,11 @@ import pytest
 
 from scenarios.build.train.calibration import Calibration, Reach
 from studies.training.calibrate import fit, folds, predicted_ms, predictions
-from studies.training.judge import STEPS_FILE, Judge, Judgement, memory_errors, sheet
-from studies.training.page import page
+from studies.training.judge import SOURCES, STEPS_FILE, Judge, memory_errors, sheet
+from studies.training.page import page, source_rows, summary
 from studies.training.published import Published, read_published
+
+PAGE = Path(__file__).parents[1] / "docs" / "clusters_training.md"
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +36,6 @@ def steps(rows: list[Published]) -> list[Published]:
     """Return Megatron-LM's steps of 2021 on at most 8 stages: those of more take a second to predict."""
     found = [row for row in rows if row.source == "megatron-2104.04473-T1"]
     return [row for row in found if row.training is not None and row.training.layout.pp <= 8]
-
-
-def error(judgement: Judgement) -> tuple[float, float, float]:
-    """Return mean, median and bias of a judgement."""
-    of = judgement.error(lambda one: one.predicted)
-    return of.mean, of.median, of.bias
 
 
 def test_every_row_is_described_or_says_why_not(rows: list[Published]) -> None:
@@ -102,7 +98,7 @@ def test_a_fit_finds_the_numbers_that_made_the_steps(steps: list[Published]) -> 
 
 
 def test_the_page_has_the_memory_and_the_rows_without_description(rows: list[Published]) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "clusters_training.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     fresh = page([], rows, memory_errors(rows))
     for part in ("## Memory of each rank", "## Rows that cannot be described"):
         begin = fresh.index(part)
@@ -110,25 +106,25 @@ def test_the_page_has_the_memory_and_the_rows_without_description(rows: list[Pub
         assert fresh[begin : end if end > 0 else None].rstrip("\n") in text
 
 
-@pytest.mark.slow
-def test_simumax_cases_within_4_percent(judge: Judge) -> None:
-    mean, _, bias = error(judge.simumax())
-    assert mean <= 0.04
-    assert abs(bias) <= 0.02
+GOALS = {"simumax": ("mean", 0.04), "vtrain": ("median", 0.08), "mosaic": ("mean", 0.06)}
+"""To be reached: SimuMax's own tool is 5.6 % off on its rows, constant MFU 9 to 10 % on MosaicML's."""
 
 
 @pytest.mark.slow
-def test_vtrain_clusters_below_8_percent(judge: Judge) -> None:
-    judgement = judge.vtrain()
-    assert error(judgement)[1] < 0.08
-    assert error(judgement)[1] < judgement.error(lambda one: one.formula).median
-
-
-@pytest.mark.slow
-def test_mosaicml_rows_within_6_percent(judge: Judge) -> None:
-    judgement = judge.mosaic()
-    assert error(judgement)[0] <= 0.06
-    assert error(judgement)[0] < judgement.error(lambda one: one.constant).mean
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(judge: Judge, source: str) -> None:
+    found = SOURCES[source](judge)
+    error = found.error(lambda one: one.predicted)
+    if source in GOALS:
+        which, goal = GOALS[source]
+        assert getattr(error, which) <= goal
+        assert getattr(error, which) < getattr(found.error(lambda one: one.constant), which)
+        assert getattr(error, which) < getattr(found.error(lambda one: one.formula), which)
+    if source == "simumax":
+        assert abs(error.bias) <= 0.02
+    text = PAGE.read_text(encoding="utf-8")
+    assert source_rows(found).rstrip("\n") in text
+    assert summary([found]).splitlines()[4] in text
 
 
 def test_a_data_sheet_is_found_by_the_longest_name() -> None:

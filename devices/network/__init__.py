@@ -1,4 +1,4 @@
-"""Transfers over links: one after another, or sharing the bandwidth fairly, on one machine."""
+"""Transfers over links: one after another, in chunks, or sharing the bandwidth fairly, on one machine."""
 
 from devices.network.carrier import Carrier, make_network
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from devices.network.chunks import ChunkQueues
@@ -59,7 +60,7 @@ class _Message:
 
 
 class Carrier:
-    """A `sim.machine.link.Network` of serial and shared links; `make_network` makes one.
+    """A `sim.machine.link.Network` of links of any sort; `make_network` makes one.
 
     Parameters
     ----------
@@ -78,7 +79,15 @@ class Carrier:
         self._ways_of_messages: dict[tuple[int, int], Way] = {}
         self._turnstile: Turnstile[Task | _Message] = Turnstile()
         self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived)
-        self._queues = ChunkQueues(context, _rates(machine), self._arrived)
+
+    @cached_property
+    def _queues(self) -> ChunkQueues:
+        """What carries chunks, once a link is a queue of them."""
+        links, devices = self._context.job.machine.links, self._context.job.machine.devices
+        rates = {link.bandwidth_bytes_per_s for link in links}
+        rates |= {link.connection_bytes_per_s for link in links}
+        rates |= {device.staging_bytes_per_s for device in devices}
+        return ChunkQueues(self._context, {rate for rate in rates if rate is not None}, self._arrived)
 
     def start(self, task: Task) -> None:
         """Take a transfer that is ready."""
@@ -140,16 +149,6 @@ class Carrier:
         if held:
             for following in self._turnstile.leave(held):
                 self._begin(following)
-
-
-def _rates(machine: Machine) -> set[int]:
-    """Return every bandwidth that a hop may have, if any link has hops."""
-    if all(link.sharing != "fifo" for link in machine.links):
-        return set()
-    rates = {link.bandwidth_bytes_per_s for link in machine.links}
-    rates |= {link.connection_bytes_per_s for link in machine.links}
-    rates |= {device.staging_bytes_per_s for device in machine.devices}
-    return {rate for rate in rates if rate is not None}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ under the entry-point group ``sim.importers``, where other packages may add thei
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -66,13 +66,14 @@ class Conversion(NamedTuple):
 
 
 def load_graph(
-    path: StrPath, *, batch: int | None = None, format: str | None = None, **options: Any
+    path: StrPath | Sequence[StrPath], *, batch: int | None = None, format: str | None = None, **options: Any
 ) -> Graph:
     """Read a graph of any known format.
 
     Parameters
     ----------
-    path : path
+    path : path or list of paths
+        Several files, or a folder, for an importer that takes them (``format="kineto"``).
     batch : int, optional
         Batch size; by default the one of the file.
     format : str, optional
@@ -92,7 +93,17 @@ def load_graph(
     >>> load_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32).name
     'inception_v1'
     """
-    return _load(_importer(path, format), path, batch, options)
+    if not isinstance(path, str | os.PathLike) and format is None:
+        raise InputError(f"{_told(path)}: of several files the format must be given")
+    return _load(_importer(cast("StrPath", path), format), path, batch, options)
+
+
+def _told(path: StrPath | Sequence[StrPath]) -> str:
+    """Return what messages call one file or several."""
+    if isinstance(path, str | os.PathLike):
+        return os.fspath(path)
+    first, *others = [*path] or ["no file"]
+    return f"{os.fspath(first)}" + (f" and {len(others)} more" if others else "")
 
 
 def convert(
@@ -148,6 +159,8 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     """Return the importer called `format`, or the one that recognises the file."""
     if format is not None:
         return _checked(format)
+    if os.path.isdir(path):
+        raise InputError(f"{path}: is a folder; the format kineto reads one with the ranks of a job")
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     for known in plugins.names(_GROUP):
         importer = _checked(known)
@@ -177,18 +190,20 @@ _OF_DAMAGE: Final = (
 """What comes of a file that is not what it seems to be."""
 
 
-def _load(importer: Importer, path: StrPath, batch: int | None, options: dict[str, Any]) -> Graph:
+def _load(
+    importer: Importer, path: StrPath | Sequence[StrPath], batch: int | None, options: dict[str, Any]
+) -> Graph:
     _, *others = parameters(importer.load).items()
     taken = {name: parameter for name, parameter in others if name != "batch"}
     added = {} if "attributes" in taken else {"attributes": options.get("attributes", {})}
     own = {name: value for name, value in options.items() if name not in added}
-    given = arguments(f"the importer of {path}", taken, own)
+    given = arguments(f"the importer of {_told(path)}", taken, own)
     at_most(_MOST_SAMPLES, batch or 1, "samples in a batch")
     try:
         graph = importer.load(path, batch=batch, **given)
     except _OF_DAMAGE as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{path}: cannot be read; the file may be damaged ({what})") from error
+        raise InputError(f"{_told(path)}: cannot be read; the file may be damaged ({what})") from error
     return _with_attributes(graph, added["attributes"]) if added else graph
 
 

@@ -51,12 +51,15 @@ class Ranks(NamedTuple):
     machine : Machine or None
     devices : tuple of int
         Where NCCL's choice is not known: the machine, and which of its devices.
+    group : int or None
+        ... and how many neighbours are near one another: those of a node, or of a row of a torus.
     """
 
     gpu: str | None
     per_node: tuple[int, ...]
     machine: Machine | None = None
     devices: tuple[int, ...] = ()
+    group: int | None = None
 
     @property
     def word(self) -> str:
@@ -145,8 +148,9 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
         raise InputError(f"--ranks {asked}: a collective needs two ranks")
     if asked % nodes or asked // nodes > len(here):
         nodes_text = "1 node has" if nodes == 1 else f"{nodes} nodes have"
+        word = f"{machine.devices[here[0]].kind.upper()}s"
         raise InputError(
-            f"--ranks {asked}: {nodes_text} 1 to {len(here)} GPUs each, the same number on every node"
+            f"--ranks {asked}: {nodes_text} 1 to {len(here)} {word} each, the same number on every node"
         )
     each = asked // nodes
     described = [str(spec.get("preset", "")) for spec in machine_preset(preset).get("devices", {}).values()]
@@ -163,7 +167,9 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
     for k in _accelerators(machine):
         of_node.setdefault(machine.devices[k].name.rpartition("/")[0], []).append(k)
     devices = tuple(k for some in of_node.values() for k in some[:each])
-    return Ranks(None, (each,) * nodes, machine, devices)
+    row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
+    group = each if nodes > 1 else row
+    return Ranks(None, (each,) * nodes, machine, devices, group if group > 1 else None)
 
 
 def _accelerators(machine: Machine) -> list[int]:
@@ -208,7 +214,7 @@ def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
 _HUES: Final = {
     "ring": "C0", "tree": "C2", "nvls": "C1", "nvls-tree": "C4", "pat": "C5", "direct": "C0",
-    "halving-doubling": "C3", "none": "C7",
+    "halving-doubling": "C3", "hierarchical": "C6", "none": "C7",
 }  # fmt: skip
 
 

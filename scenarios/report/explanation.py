@@ -7,8 +7,9 @@ from typing import Any, Final
 from scenarios.report.why import makespan_parts, why_fast
 from scenarios.run.execute import Result
 from sim.explain.derived_columns import Facts
+from sim.explain.held_up_most import held_up_most
 from sim.explain.path import Step, executed_path
-from sim.explain.text import largest_gaps
+from sim.explain.text import blame, largest_gaps
 from sim.trace import Trace
 
 __all__ = ["EXPLANATION_SCHEMA", "explanation"]
@@ -28,6 +29,7 @@ def explanation(result: Result, *, gaps: int = 20) -> dict[str, Any]:
     """
     trace = result.trace
     facts = Facts(trace, result.policy)
+    path = executed_path(trace, facts)
     return {
         "schema": EXPLANATION_SCHEMA,
         "scenario": result.scenario,
@@ -35,7 +37,8 @@ def explanation(result: Result, *, gaps: int = 20) -> dict[str, Any]:
         "makespan_ns": trace.makespan_ns,
         "why": why_fast(trace),
         "parts_ns": makespan_parts(trace),
-        "path": [_step(trace, facts, step) for step in executed_path(trace, facts)],
+        "held_up_most": held_up_most(facts, path, blame) or None,
+        "path": [_step(trace, facts, step) for step in path],
         "unused_devices": result.summary["unused_devices"],
         "time_ns": {name: use["time_ns"] for name, use in result.summary["devices"].items()},
         "idle_reasons": {name: use["idle_reasons"] for name, use in result.summary["devices"].items()},

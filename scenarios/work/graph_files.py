@@ -17,9 +17,10 @@ On the streams that were used, and issued as a host does that does not wait, a t
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
@@ -55,9 +56,21 @@ class ImportedFile(Workload):
         options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
-            return load_graph(document.file(getattr(self, key)), **options)
+            return load_graph(_files(document, getattr(self, key), options["format"]), **options)
         except InputError as error:  # about an option, else about the file
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
+
+
+def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:
+    """Return where the file is, or the files are, that a scenario names: each of them in its folder."""
+    if isinstance(given, list):
+        return [document.file(name) for name in given]
+    path = document.file(given)
+    if format != "kineto" or not path.is_dir():
+        return path
+    from scenarios.importers.traces.kineto import files_in
+
+    return [document.file(f"{given}/{name}") for name in files_in(path)]
 
 
 class GraphFile(ImportedFile):
@@ -84,9 +97,16 @@ class OnnxFile(ImportedFile):
 
 
 class KinetoTrace(ImportedFile):
-    """A trace of the PyTorch profiler: one process, its host threads and its GPUs."""
+    """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
 
-    kineto: Annotated[File, Field(description="a trace (.json, .json.gz), relative to this file")]
+    kineto: Annotated[
+        Annotated[File, Tag("<file>")] | Annotated[list[File], Tag("<files>")],
+        Discriminator(lambda given: "<files>" if isinstance(given, list) else "<file>"),
+        Field(
+            description="a trace (.json, .json.gz), relative to this file; of all ranks of a job a list of "
+            "them, or their folder"
+        ),
+    ]
     host: Annotated[
         Literal["calls", "none"],
         Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),

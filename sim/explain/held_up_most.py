@@ -30,7 +30,6 @@ __all__ = ["held_up_most"]
 _AHEAD: Final = {"stream": "before_on_lane", "communicator": "before_in_line"}
 """Reason -> the column of what stands ahead."""
 
-
 _LEAST: Final = 0.05
 """What is a smaller part of the makespan is not worth a line."""
 
@@ -43,7 +42,7 @@ class _Piece(NamedTuple):
 
 
 def held_up_most(f: Facts, path: Sequence[Step], blame: Callable[[Facts, str, int, int], str]) -> str:
-    """Return the sentence; empty where nothing on the path was held up.
+    """Return the sentence; empty where nothing on the path was held up, or there are no communicators.
 
     Parameters
     ----------
@@ -53,6 +52,8 @@ def held_up_most(f: Facts, path: Sequence[Step], blame: Callable[[Facts, str, in
     blame : callable
         `sim.explain.text.blame`.
     """
+    if f.meetings is None:
+        return ""
     rows = [int(f.met_last[step.row]) for step in path if step.kind in ("task", "issue") and step.row < f.n]
     first = _longest(f, list(dict.fromkeys(rows)))
     if first is None or first.ns < _LEAST * f.trace.makespan_ns:
@@ -70,8 +71,8 @@ def _longest(f: Facts, rows: list[int], reasons: tuple[str, ...] = ()) -> _Piece
     """Return the longest time in which one of these tasks had its data and did not start, for one reason."""
     at = np.array(rows, np.int64)
     best: _Piece | None = None
-    for reason, begin, length in held_up(f, at, f.data[at], f.begins[at]):
-        if not len(at) or (reasons and reason not in reasons):
+    for reason, begin, length in held_up(f, at, f.data[at], f.begins[at]) if rows else ():
+        if reasons and reason not in reasons:
             continue
         if reason == "stream":
             met = () if f.meetings is None else f.meetings.row

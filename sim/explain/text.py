@@ -210,7 +210,7 @@ def explain_text(
     makespan = trace.makespan_ns
     failed = failure_text(trace)
     path = executed_path(trace, f)
-    most = held_up_most(f, path, blame) if f.meetings is not None else ""
+    most = held_up_most(f, path, blame)
     lines = [
         f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {format_duration(makespan)}",
         f"{failed}; no bound." if failed else _bound_line(limits, makespan),

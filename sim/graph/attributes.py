@@ -139,8 +139,14 @@ def typed(graph: Graph) -> Graph:
     {0: {'granule': 4000, 'colocate': ['b'], 'axis': 1}}
     """
     found: dict[int, Mapping[str, Any]] = {}
+    known: dict[int, Mapping[str, Any]] = {}  # copies of a program share theirs
     names = READERS.keys()
     for op, given in graph.attributes.items():
+        if id(given) in known:
+            if known[id(given)] is not given:
+                found[op] = known[id(given)]
+            continue
+        known[id(given)] = given
         if names.isdisjoint(given):
             continue
         read = dict(given)
@@ -152,5 +158,5 @@ def typed(graph: Graph) -> Graph:
                     where = graph.op_names[op]
                     raise GraphError(f"op {where!r}: {name}: {error}").about(where, name) from None
         if read != given:
-            found[op] = read
+            found[op] = known[id(given)] = read
     return replace(graph, attributes={**graph.attributes, **found}) if found else graph

@@ -312,7 +312,7 @@ class GraphBuilder:
         duration_by_kind : mapping of str to mapping of int to int
             Kind of device → op → ns.
         attributes : mapping of int to mapping
-            Op → further attributes.
+            Op → further attributes; ops that share a mapping share its copy.
 
         Raises
         ------
@@ -357,7 +357,8 @@ class GraphBuilder:
         self._after.extend(after, after_distance)
         for device_kind, times in duration_by_kind.items():
             self._duration_by_kind.setdefault(device_kind, {}).update(times)
-        self._attributes.update((op, dict(more)) for op, more in attributes.items())
+        own = {id(more): dict(more) for more in {id(more): more for more in attributes.values()}.values()}
+        self._attributes.update((op, own[id(more)]) for op, more in attributes.items())
         self._first.frombytes(_bytes(len(self._sizes) + outputs.indptr[1:]))
         self._sizes.frombytes(_bytes(outputs.indices))
 

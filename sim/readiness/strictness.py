@@ -45,8 +45,7 @@ def non_strict_ops(graph: Graph) -> BoolArray:
     [False, False, True]
     """
     which = np.zeros(len(graph), dtype=bool)
-    for op, attributes in graph.attributes.items():
-        which[op] = not attributes.get("strict", True)
+    which[[op for op, attributes in graph.attributes.items() if not attributes.get("strict", True)]] = True
     return which
 
 

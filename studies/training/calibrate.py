@@ -59,8 +59,19 @@ def predicted_ms(row: Published, calibration: Calibration) -> float:
     return step_ns(replace(row.training, calibration=calibration)) / 1e6
 
 
-def fit(rows: Sequence[Published], base: Calibration, free: Sequence[str], *, steps: int = 4) -> Calibration:
-    """Return the calibration whose free numbers fit the rows."""
+def fit(
+    rows: Sequence[Published],
+    base: Calibration,
+    free: Sequence[str],
+    *,
+    steps: int = 4,
+    known: dict[tuple[str, bytes], float] | None = None,
+) -> Calibration:
+    """Return the calibration whose free numbers fit the rows.
+
+    Fits that share `base` and `free` begin alike: `known` keeps what they have predicted.
+    """
+    known = {} if known is None else known
 
     def with_logs(logs: np.ndarray) -> Calibration:
         found = base
@@ -69,8 +80,11 @@ def fit(rows: Sequence[Published], base: Calibration, free: Sequence[str], *, st
         return found
 
     def errors(logs: np.ndarray) -> np.ndarray:
-        calibration = with_logs(logs)
-        return np.array([np.log(predicted_ms(row, calibration) / row.step_ms) for row in rows])
+        calibration, at = with_logs(logs), logs.tobytes()
+        for row in rows:
+            if (row.id, at) not in known:
+                known[row.id, at] = predicted_ms(row, calibration)
+        return np.array([np.log(known[row.id, at] / row.step_ms) for row in rows])
 
     logs = np.zeros(len(free))
     if not rows:
@@ -102,8 +116,9 @@ def predictions(
 ) -> dict[str, float]:
     """Return the predicted step of each row, by id, in ms: fitted to groups that the row is not of."""
     found: dict[str, float] = {}
+    known: dict[tuple[str, bytes], float] = {}
     for out in folds(rows, most_folds):
-        calibration = fit([row for row in rows if row.group not in out], base, free)
+        calibration = fit([row for row in rows if row.group not in out], base, free, known=known)
         found.update({row.id: predicted_ms(row, calibration) for row in rows if row.group in out})
     return found
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.layout import Layout
+from scenarios.build.train.layout import ORDER, Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.training import Training
 from sim.words.errors import InputError
@@ -28,14 +28,23 @@ from sim.words.errors import InputError
 __all__ = ["ASSUMED", "Published", "Undescribed", "read_published"]
 
 ASSUMED: Final[Mapping[str, str]] = {
-    "vtrain-a100-multi": "ranks in the order tp, pp, dp; no fusion of kernels around the scores of attention",
+    "vtrain-a100-multi": "ranks in the order tp, dp, pp, as Megatron-DeepSpeed has them; no fusion of "
+    "kernels around the scores of attention",
     "megatron-2104.04473-T1": "micro-batch 1, no interleaving: the paper does not print them for each row",
-    "megatron-2104.04473-T2": "ZeRO-3 as one unit a layer, gathered and scattered for every micro-batch",
+    "megatron-2104.04473-T2": "ZeRO-3 with DeepSpeed's defaults, each product a module",
     "llama3-2407.21783-T4": "four stages a rank; flop as printed, all scores counted",
     "torchtitan-2024-12": "asynchronous tensor parallelism hides as much of a collective as a product takes",
     "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation",
 }
 """What a source leaves open, and how it is read here."""
+
+_MEGATRON_ORDER: Final = ("tp", "cp", "dp", "pp")
+"""Data-parallel ranks lie next to one another, pipeline ranks farthest apart.
+
+Megatron-LM, core/parallel_state.py (``order="tp-cp-ep-dp-pp"``), and of 2021 megatron/mpu/initialize.py.
+vTrain's steps were measured with Megatron-DeepSpeed (its data/README.md): DeepSpeed, runtime/pipe/topology.py
+(axes pipe, data, model, the last one fastest).
+"""
 
 _PLACEHOLDER: Final = Calibration("none", 1.0, 1.0, Reach(1.0), Reach(1.0))
 
@@ -201,6 +210,7 @@ def _layout(row: Mapping[str, str], **changes: Any) -> Layout:
         "ep": _size(row, "ep"),
         "chunks": _size(row, "vpp"),
         "sharding": "zero-1",
+        "order": _MEGATRON_ORDER,
     }
     layout = Layout(**{**sizes, **changes})
     if layout.ranks != int(row["gpus"]):
@@ -244,7 +254,7 @@ def _gpt(row: Mapping[str, str], layout: Layout, **changes: Any) -> Training:
 
 def _megatron(row: Mapping[str, str]) -> Training:
     if row["sharding"] == "ZeRO-3":
-        return _gpt(row, _layout(row, sharding="fsdp"), gradient_bytes=2)
+        return _gpt(row, _layout(row, sharding="zero-3"), gradient_bytes=2)
     return _gpt(row, _layout(row, sharding="none", sequence_parallel=False), gradient_bytes=2)
 
 
@@ -306,12 +316,8 @@ def _llama(row: Mapping[str, str]) -> Training:
             "which flop its TFLOP/s count is not printed, and scores are more than half of them"
         )
     model = _named(row)
-    layout = _layout(row, sharding="fsdp", chunks=4)
+    layout = _layout(row, sharding="fsdp", chunks=4, order=ORDER)  # arXiv 2407.21783, section 3.3.2
     return Training(model, layout, _PLACEHOLDER, int(row["seq"]), 1, int(row["gbs"]), overlap=True)
-
-
-_BRIDGE_ORDER: Final = ("tp", "cp", "dp", "pp")
-"""Megatron-LM, core/parallel_state.py: ``order="tp-cp-ep-dp-pp"``."""
 
 
 def _bridge(row: Mapping[str, str]) -> Training:
@@ -320,7 +326,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
     model = _named(row)
     domain = 64 if row["gpu"].startswith("GB") else 8
     fsdp = row["sharding"].startswith("FSDP")
-    layout = _layout(row, sharding="fsdp" if fsdp else "zero-1", node=domain, order=_BRIDGE_ORDER)
+    layout = _layout(row, sharding="fsdp" if fsdp else "zero-1", node=domain)
     training = Training(
         model, layout, _PLACEHOLDER, int(row["seq"]), _size(row, "mbs"), int(row["gbs"]), overlap=True
     )

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil, gcd, prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -119,6 +119,10 @@ def demand(
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
+_OWN: Final = frozenset({"grid", "sms", "sm_fraction"})
+"""Attributes by which an op says how much of the device it fills."""
+
+
 def sms_in_use(device: Device) -> int:
     """Return how many SMs kernels share; a processor of SMs is made only where that is given."""
     assert device.details.sms is not None
@@ -139,18 +143,19 @@ def held_sms(device: Device, job: Job) -> dict[int, int]:
     here = job.ops_on.row(job.machine.device_index(device.name))
     here = here[job.meets[here]]
     held = {}
+    holding = model if isinstance(model, HoldsSms) else None
     for op, entry in zip(here.tolist(), np.searchsorted(c.op, here).tolist(), strict=True):
         if "sms" in attributes[op]:
             held[op] = min(sms, attributes[op]["sms"])
-        elif isinstance(model, HoldsSms):
-            held[op] = min(sms, model.sms(call_of(job.graph, c, entry), job.machine))
+        elif holding is not None:
+            held[op] = min(sms, holding.sms(call_of(job.graph, c, entry), job.machine))
     return {op: count for op, count in held.items() if count}
 
 
 def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     """Return what each op that is placed on `device` asks for, those of communicators left out."""
-    graph = job.graph
-    attributes = _with_fitted_grids(device, job)
+    graph, attributes = job.graph, job.graph.attributes
+    grids = _fitted_grids(device, job)
     here = job.ops_on.row(job.machine.device_index(device.name))
     here = here[~job.meets[here]]
     sms, blocks_per_sm = sms_in_use(device), device.details.blocks_per_sm
@@ -158,11 +163,12 @@ def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict
     asked: dict[int, Demand] = {}
     if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
         asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
-        here = np.array([op for op in here.tolist() if op in attributes], dtype=np.int64)
+        own = [op for op in here.tolist() if not _OWN.isdisjoint(attributes.get(op, ())) or op in grids]
+        here = np.array(own, dtype=np.int64)
     nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
     asked |= {
         op: demand(
-            attributes.get(op, nothing),
+            grids.get(op) or attributes.get(op, nothing),
             duration_ns,
             sms=sms,
             blocks_per_sm=blocks_per_sm,
@@ -176,21 +182,20 @@ def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict
     return asked
 
 
-def _with_fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
-    """Return the attributes of ops, with the grids that the device's cost model knows where they say nothing.
+def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
+    """Return the attributes of ops that say nothing, with the grids that the device's cost model knows.
 
     A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
     """
     attributes = job.graph.attributes
     if device.cost is None or not device.details.fitted_grids or not device.cost.knows_blocks:
-        return attributes
+        return {}
     blocks = device.cost.blocks(job.graph, device)
-    grids = {
+    return {
         op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
         for op in np.flatnonzero(blocks >= 0).tolist()
-        if not any(key in attributes[op] for key in ("grid", "sms", "sm_fraction"))
+        if _OWN.isdisjoint(attributes[op])
     }
-    return {**attributes, **grids} if grids else attributes
 
 
 class Kernel:

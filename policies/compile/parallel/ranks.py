@@ -196,6 +196,7 @@ def _renamed(
     attributes: Mapping[str, Any], communicator: Callable[[str, int], str], rank: int
 ) -> Mapping[str, Any]:
     """Return the attributes of an op on a rank."""
-    if "communicator" not in attributes:
+    given = attributes.get("communicator")
+    if given is None or (name := communicator(given, rank)) == given:
         return attributes
-    return {**attributes, "communicator": communicator(attributes["communicator"], rank)}
+    return {**attributes, "communicator": name}

@@ -29,9 +29,9 @@ __all__ = ["ORDER", "SHARDINGS", "Group", "Layout", "Sharding"]
 
 ORDER: Final = ("tp", "cp", "pp", "dp")
 
-Sharding = Literal["none", "zero-1", "zero-2", "fsdp"]
-SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "zero-1", "zero-2", "fsdp")
-"""What data-parallel ranks share: nothing; optimizer state; gradients too; parameters too (ZeRO-3)."""
+Sharding = Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"]
+SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "zero-1", "zero-2", "fsdp", "zero-3")
+"""What data-parallel ranks share: nothing; optimizer state; gradients too; parameters too (two ways)."""
 
 
 class Group(NamedTuple):
@@ -104,6 +104,11 @@ class Layout:
             raise MisfitError(
                 f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}",
                 reason="shard does not divide dp·cp",
+            )
+        if self.sharding == "zero-3" and self.pp > 1:  # deepspeed/runtime/pipe/engine.py
+            raise MisfitError(
+                f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}",
+                reason="zero-3 with a pipeline",
             )
         if self.chunks > 1 and self.pp == 1:
             raise MisfitError(

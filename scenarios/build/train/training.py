@@ -178,6 +178,11 @@ class Training:
         return self.layout.pp * self.layout.chunks
 
     @property
+    def parameters_apart(self) -> bool:
+        """Whether a rank has a part of the parameters; in a pipeline they stay gathered."""
+        return self.layout.sharding in ("fsdp", "zero-3") and self.stages == 1
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of a replica."""
         return self.global_batch // (self.layout.dp * self.micro_batch)
@@ -436,7 +441,7 @@ class Training:
     def resident(self, stage: Part) -> dict[str, int]:
         """Return what a rank holds of a stage the whole time."""
         p, share, sharding = stage.parameters, self.share(stage), self.layout.sharding
-        apart = sharding == "fsdp" and self.stages == 1  # in a pipeline they stay gathered
+        apart = self.parameters_apart
         grads = share if sharding == "zero-2" or apart else p
         return {
             "parameters": self.parameter_bytes * (share if apart else p),

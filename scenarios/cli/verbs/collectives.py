@@ -109,7 +109,7 @@ def collectives(
         measured = MeasuredTable(table, **arguments("a table", taken, options))
         measured.time_us(kind, n_ranks, 0)  # it has such collectives
     known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
-    links = Formula()
+    links = Formula(group=who.group)
     rows = [row_of(kind, who, one, measured, links) for one in sizes_around(size, known)]
     at = "1 node" if nodes == 1 else f"{nodes} nodes"
     title = f"{op} on {n_ranks} {who.word}, {at} of {machine}"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, read_bytes, stem
-from scenarios.importers.traces.kineto_events import kind_of, short_name
+from scenarios.importers.traces.kernel_names import kind_of, short_name
 from scenarios.importers.traces.protobuf_wire import delimited, fields, packed, signed, text
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph

@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto .json): one process, its host calls and its GPU's tasks, as measured.
+"""PyTorch profiler traces (Kineto .json): host calls and GPU tasks of a process, or of all ranks of a job.
 
 Every kernel, copy and fill is an op with its measured duration, pinned to the GPU; every call that
 launches one, or waits for the GPU, is an op of the host. Edges say what had to come first::
@@ -9,40 +9,39 @@ launches one, or waits for the GPU, is an op of the host. Edges say what had to 
                                 │     └ ─ ─ ┐
     gpu stream 20               └►  . . . . nccl                             (waits between streams)
 
-A host op lasts from the end of the one before it on its thread, so that the time between launches, in
-Python and the framework, counts; a synchronize lasts what is left of it after the GPU has finished. So a
-simulation without any overheads of its own starts every task no later than it was recorded to start;
-what is missing are the launch latency and the gaps between kernels, which are the device's.
-
-Waits between streams are those that the trace has (``cuda_sync``, profiled with
-``enable_cuda_sync_events``). An older trace has the calls of ``cudaStreamWaitEvent`` only, not for what
-they wait: then the task that the thread launches next is taken to wait for the last task launched before
-the call on each other stream, unless the recorded times say otherwise.
+A simulation without any overheads of its own starts every task no later than it was recorded to start;
+what is missing are the launch latency and the gaps between kernels, which are the device's. What the host
+does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks meet in
+`kineto_ranks`.
 """
 
 from __future__ import annotations
 
-import bisect
+import os
 import re
-import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, stem
-from scenarios.importers.traces.kineto_events import Trace, kind_of, read_events, short_name
+from scenarios.importers.traces.kernel_names import kind_of, short_name
+from scenarios.importers.traces.kineto_events import GpuTask, read_events
+from scenarios.importers.traces.kineto_host import Host, Record
+from scenarios.importers.traces.kineto_ranks import Rank, together
+from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 
-__all__ = ["load", "recognises"]
+__all__ = ["files_in", "load", "recognises"]
 
-Record = dict[str, Any]
-"""The arguments of `GraphBuilder.op`."""
 
-_SYNCHRONIZE = re.compile(r"(cuda|hip)(Device|Stream)Synchronize|cuCtxSynchronize|cuStreamSynchronize")
-_STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
+_USUAL_NS = 20_000
+"""Launch latency and gaps between kernels are shorter; they are the device's."""
+
+_Place = tuple[int, int, int, int]
+"""Where an op stands in the graph: time, rank, the host before the GPU, number."""
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -50,12 +49,18 @@ def recognises(name: str, head: bytes) -> bool:
     return re.search(rb'"(traceEvents|deviceProperties|displayTimeUnit)"\s*:', head) is not None
 
 
-def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "none"] = "calls") -> Graph:
-    """Return the graph of a recorded process.
+def load(
+    path: StrPath | Sequence[StrPath],
+    *,
+    batch: int | None = None,
+    host: Literal["calls", "none"] = "calls",
+) -> Graph:
+    """Return the graph of a recorded process, or of all ranks of a job.
 
     Parameters
     ----------
-    path : path
+    path : path or list of paths
+        Of one trace, or of those of all ranks; a folder stands for the traces in it.
     batch : int, optional
         Not possible: the times were measured at one batch size.
     host : {"calls", "none"}
@@ -65,175 +70,147 @@ def load(path: StrPath, *, batch: int | None = None, host: Literal["calls", "non
     Returns
     -------
     Graph
-        Ops in order of their recorded start. Attributes of a task: ``stream``, ``kernel`` (its full
-        name), ``operator``, ``grid``, ``block``, ``registers``, ``shared_memory``, ``recorded_start_ns``
-        (from the trace's beginning).
+        Ops in order of their recorded start, on ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and
+        its ops are called ``rank3/...``. Attributes of a task: ``stream``, ``kernel`` (its full name),
+        ``operator``, ``grid``, ``block``, ``registers``, ``shared_memory``, ``recorded_start_ns`` (from the
+        beginning, by the clock of the lowest rank); of a collective of ranks ``communicator`` and
+        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``.
 
     Raises
     ------
     InputError
-        No trace, a trace without any task of a GPU, or `batch` given.
+        No trace, a trace without any task of a GPU, ranks that do not belong together, or `batch` given.
 
     Warns
     -----
     UserWarning
-        Tasks whose launch is not in the trace; they wait only for their streams.
+        Tasks whose launch is not in the trace; they wait only for their streams. Kernels of ranks that
+        communicate in pairs; they do not meet.
     """
-    fixed_batch(path, batch, "its times were measured at one batch size")
+    one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
+    paths = _all_files(path)
+    fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
-    trace = read_events(path)
-    if not trace.tasks:
-        raise InputError(f"{path}: no kernel, copy or fill of a GPU in the trace")
-    last: dict[tuple[int, int], int] = {}
-    before: list[list[int]] = []  # of each task, the one before it on its stream
-    for i, task in enumerate(trace.tasks):
-        stream = (task.device, task.stream)
-        before.append([last[stream]] if stream in last else [])
-        last[stream] = i
-    for producer, consumer in _waits(trace):
-        if producer not in before[consumer]:
-            before[consumer].append(producer)
-    names = [f"{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
-    calls, launcher = _host(trace, names) if host == "calls" else ([], {})
-    if host == "calls" and len(launcher) < len(trace.tasks):
-        missing = [task.name for i, task in enumerate(trace.tasks) if i not in launcher]
-        warnings.warn(
-            f"{path}: {len(missing)} of {len(trace.tasks)} GPU tasks were launched before the trace begins "
-            f"(the first is {missing[0][:60]!r}); they wait only for their streams",
-            stacklevel=2,
-        )
-    with in_file(path):
-        return _build(stem(path, ".json"), trace, names, before, calls, launcher)
+    traces = [read_events(each) for each in paths]
+    for each, trace in zip(paths, traces, strict=True):
+        if not trace.tasks:
+            raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace")
+    waits = event_waits(traces)
+    ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
+    processes = [_Process(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])) for rank in ranks]
+    begin_ns = min(rank.trace.begin_ns for rank in ranks)
+    rows = [row for process in processes for row in process.rows(begin_ns, host)]
+    rows.sort(key=lambda row: row[0])
+    builder = GraphBuilder(stem(paths[0], ".json") if one else _job_name(path))
+    with in_file(paths[0] if one else _job_name(path)):
+        for _, record in rows:
+            builder.op(**record)
+        return builder.build()
 
 
-# -- waits between streams ------------------------------------------------------------------------
+def files_in(folder: StrPath) -> list[str]:
+    """Return the names of the traces in a folder.
+
+    Raises
+    ------
+    InputError
+        There is none, or the folder cannot be read.
+    """
+    try:
+        found = sorted(name for name in os.listdir(folder) if name.endswith((".json", ".json.gz")))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from None
+    if not found:
+        raise InputError(f"{folder}: no trace in this folder (.json or .json.gz)")
+    return found
 
 
-def _waits(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield (producer, consumer) for every wait, as recorded or, without a record, as inferred."""
-    launches = sorted((task.correlation, i) for i, task in enumerate(trace.tasks))
-    streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for correlation, i in launches:
-        streams[trace.tasks[i].device, trace.tasks[i].stream].append((correlation, i))
-    if trace.waits:
-        for wait in trace.waits:
-            producer = _last_before(streams[wait.device, wait.on_stream], wait.recorded)
-            consumer = _first_after(streams[wait.device, wait.stream], wait.after)
-            if producer is not None and consumer is not None:
-                yield producer, consumer
-        return
-    thread_of = {call.correlation: call.thread for call in trace.calls}
-    by_thread: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for correlation, i in launches:
-        if correlation in thread_of:
-            by_thread[thread_of[correlation]].append((correlation, i))
-    for call in trace.calls:
-        if not _STREAM_WAIT.match(call.name):
-            continue
-        consumer = _first_after(by_thread[call.thread], call.correlation)
-        if consumer is None:
-            continue
-        waiting = trace.tasks[consumer]
-        for (device, stream), launched in streams.items():
-            producer = _last_before(launched, call.correlation)
-            if producer is None or device != waiting.device or stream == waiting.stream:
-                continue
-            if trace.tasks[producer].end_ns <= waiting.start_ns:
-                yield producer, consumer
+def _all_files(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
+    given = [path] if isinstance(path, str | os.PathLike) else [*path]
+    if not given:
+        raise InputError("no trace is given")
+    found: list[StrPath] = []
+    for each in given:
+        found += [os.path.join(each, name) for name in files_in(each)] if os.path.isdir(each) else [each]
+    return found
 
 
-def _last_before(launched: list[tuple[int, int]], correlation: int) -> int | None:
-    at = bisect.bisect_left(launched, (correlation, -1))
-    return launched[at - 1][1] if at else None
+def _job_name(path: StrPath | Sequence[StrPath]) -> str:
+    """Return what ranks are called together: the name of their folder."""
+    first = path if isinstance(path, str | os.PathLike) else os.path.dirname(os.fspath(next(iter(path))))
+    return os.path.basename(os.path.abspath(first)) or "ranks"
 
 
-def _first_after(launched: list[tuple[int, int]], correlation: int) -> int | None:
-    at = bisect.bisect_right(launched, (correlation, sys.maxsize))
-    return launched[at][1] if at < len(launched) else None
+@dataclass(frozen=True)
+class _Process:
+    """One recorded process, as ops."""
 
+    path: StrPath
+    rank: Rank
+    streams: Streams
 
-# -- the host -------------------------------------------------------------------------------------
+    def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
+        """Yield the ops with what puts them in order."""
+        trace, rank = self.rank.trace, self.rank.number
+        prefix, number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
+        names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
+        launcher: Mapping[int, str] = {}
+        delays: Mapping[int, tuple[int, int]] = {}
+        if host == "calls":
+            own = Host(trace, names, self.streams, begin_ns, prefix, f"cpu{number}")
+            yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
+            launcher, delays = own.launcher, dict(self._delays(own, begin_ns))
+            self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
+        one = len({task.device for task in trace.tasks}) == 1
+        for i, task in enumerate(trace.tasks):
+            pin = {"device": f"gpu{number}" if one else f"gpu{task.device}"}
+            after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
+            if i in delays:
+                ready_ns, ns = delays[i]
+                delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
+                delay |= {"duration_ns": ns, "attributes": {"stream": task.stream}}
+                yield (ready_ns, rank or 0, 1, i), delay | pin
+                after = [*after, delay["name"]]
+            op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
+            yield (task.start_ns, rank or 0, 2, i), op
 
+    def _delays(self, host: Host, begin_ns: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield tasks that started later than their edges say: since when they could have, and how long.
 
-def _host(trace: Trace, names: list[str]) -> tuple[list[tuple[int, Record]], dict[int, str]]:
-    """Return the host's ops with their starts, in order of time, and which of them launches each task."""
-    launches: dict[int, list[int]] = defaultdict(list)
-    for i, task in enumerate(trace.tasks):
-        launches[task.correlation].append(i)
-    begin = _begin(trace)
-    point: dict[tuple[int, int], int] = {}  # until when each thread is accounted for
-    last: dict[tuple[int, int], str] = {}
-    threads: dict[tuple[int, int], str] = {}
-    mine: dict[tuple[int, int], int] = {}  # the task each thread launched last
-    newest: dict[tuple[int, int], int] = {}  # the task launched last on each stream
-    ops: list[tuple[int, Record]] = []
-    launcher: dict[int, str] = {}
+        What was launched before the trace begins has no launch latency in it, so that any gap counts.
+        """
+        tasks = self.rank.trace.tasks
+        for i, task in enumerate(tasks):
+            ends = (tasks[p].end_ns for p in self.streams.before[i])
+            ready_ns = max([host.issued_ns.get(i, begin_ns), *ends])
+            if task.start_ns - ready_ns > (_USUAL_NS if i in host.issued_ns else 0):
+                yield i, (ready_ns, task.start_ns - ready_ns)
 
-    def add(thread: tuple[int, int], name: str, end: int, after: list[str], call: str = "") -> None:
-        start = point.get(thread, begin)
-        attributes = {"thread": threads.setdefault(thread, f"thread{len(threads)}")}
-        op: Record = {"name": name, "kind": name.partition(".")[0], "duration_ns": max(0, end - start)}
-        op["after"] = [*([last[thread]] if thread in last else []), *after]
-        op["attributes"] = attributes | ({"call": call} if call else {})
-        ops.append((start, op | {"device": "cpu"}))
-        point[thread], last[thread] = max(start, end), name
-
-    for n, call in enumerate(trace.calls):
-        tasks = launches.get(call.correlation, [])
-        if tasks:  # it has taken effect when the first task starts, at the latest
-            end = min(call.end_ns, *(trace.tasks[i].start_ns for i in tasks))
-            add(call.thread, f"launch.{n}", end, [], call.name)
-            launcher |= dict.fromkeys(tasks, f"launch.{n}")
-            for i in tasks:
-                mine[call.thread] = newest[trace.tasks[i].device, trace.tasks[i].stream] = i
-        elif _SYNCHRONIZE.match(call.name):
-            whole = "Stream" not in call.name
-            awaited = [*newest.values()] if whole else [i for i in [mine.get(call.thread)] if i is not None]
-            awaited = [i for i in awaited if trace.tasks[i].end_ns <= call.end_ns]
-            if call.start_ns > point.get(call.thread, begin):
-                add(call.thread, f"host.{n}", call.start_ns, [])
-            free = max([call.start_ns, *(trace.tasks[i].end_ns for i in awaited)])
-            point[call.thread] = max(point.get(call.thread, begin), free)
-            add(call.thread, f"synchronize.{n}", call.end_ns, [names[i] for i in awaited], call.name)
-    return ops, launcher
-
-
-def _begin(trace: Trace) -> int:
-    return min([*(task.start_ns for task in trace.tasks), *(call.start_ns for call in trace.calls)])
-
-
-# -- the graph ------------------------------------------------------------------------------------
-
-
-def _build(
-    name: str,
-    trace: Trace,
-    names: list[str],
-    before: list[list[int]],
-    calls: list[tuple[int, Record]],
-    launcher: Mapping[int, str],
-) -> Graph:
-    """Add host ops and tasks in order of time."""
-    builder = GraphBuilder(name)
-    begin = _begin(trace)
-    one = len({task.device for task in trace.tasks}) == 1
-    rows = [(start, 0, n, op) for n, (start, op) in enumerate(calls)]
-    for i, task in enumerate(trace.tasks):
-        attributes = {"stream": task.stream, "kernel": task.name, "recorded_start_ns": task.start_ns - begin}
+    def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
+        attributes: dict[str, Any] = {
+            "stream": task.stream,
+            "kernel": task.name,
+            "recorded_start_ns": task.start_ns - begin_ns,
+        }
         if task.operator is not None:
             attributes["operator"] = task.operator
+        meeting, duration_ns = self.rank.meetings.get(i), task.duration_ns
+        if meeting is not None:
+            attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
+            duration_ns = meeting.transfer_ns
         kind = kind_of(task.name)
-        op: Record = {
-            "name": names[i],
+        return {
             "kind": kind,
-            "after": [*([launcher[i]] if i in launcher else []), *(names[p] for p in before[i])],
-            "duration_ns": task.duration_ns,
+            "duration_ns": duration_ns,
             "bytes_read": task.nbytes if kind == "copy" else 0,
             "bytes_written": task.nbytes,
-            "device": "gpu" if one else f"gpu{task.device}",
             "attributes": attributes | task.facts,
         }
-        rows.append((task.start_ns, 1, i, op))
-    for _, _, _, record in sorted(rows, key=lambda row: row[:3]):
-        builder.op(**record)
-    return builder.build()
+
+    def _warn_of_early(self, missing: Sequence[GpuTask]) -> None:
+        if missing:
+            warnings.warn(
+                f"{self.path}: {len(missing)} of {len(self.rank.trace.tasks)} GPU tasks were launched before "
+                f"the trace begins (the first is {missing[0].name[:60]!r}); they wait only for their streams",
+                stacklevel=3,
+            )

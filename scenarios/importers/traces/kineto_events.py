@@ -8,53 +8,39 @@ category. Four kinds of slice matter here::
     stream 20                                     [ nccl kernel             ]
 
 ``correlation`` ties a task to its launch; ``External id`` ties both to the operator (``aten::addmm``).
-The categories changed their names once ("Kernel" became "kernel"); both are read.
+The categories changed their names once ("Kernel" became "kernel"); both are read. Names of keys are
+Kineto's (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp and CuptiActivity.cpp).
+
+Autograd runs the backward on a thread of its own, while the one that called ``backward`` waits. An operator
+and its gradient have one ``Sequence number``, which tells whose forward a thread runs backward.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scenarios.importers.files import StrPath, read_json
 from sim.words.errors import InputError
-from sim.words.units import round_half_up
 
-__all__ = ["GpuTask", "HostCall", "StreamWait", "Trace", "kind_of", "read_events", "short_name"]
+__all__ = ["GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace", "read_events"]
+
+Thread = tuple[int, int]
+"""Process and thread, as the system numbers them."""
 
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HOST = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
 _OPERATOR = frozenset({"cpu_op", "operator"})
+_GRADIENT = "autograd::engine::evaluate_function"
+_COLLECTIVE = ("c10d::", "nccl:", "record_param_comms")
+"""How operators begin in which a process group launches its kernels."""
 _FACTS = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of what is recorded about a kernel."""
-
-_KINDS = {
-    r"nccl.*all_?reduce": "all_reduce",
-    r"nccl.*all_?gather": "all_gather",
-    r"nccl.*reduce_?scatter": "reduce_scatter",
-    r"nccl.*(all_?to_?all|send_?recv)": "all_to_all",
-    r"nccl.*broadcast": "broadcast",
-    r"nccl": "collective",
-    r"^memcpy": "copy",
-    r"^memset": "fill",
-    r"flash|fmha|attention": "attention",
-    r"wgrad|dgrad|fprop|conv|winograd": "conv",
-    r"gemm|gemv|cublas|cutlass|splitk|nvjet": "matmul",
-    r"batch_?norm|bn_[fb]w": "batch_norm",
-    r"layer_?norm": "layer_norm",
-    r"softmax": "softmax",
-    r"embedding|index|gather|scatter": "gather",
-    r"reduce": "reduce",
-    r"cat|copy|transpose|nchwtonhwc|nhwctonchw": "copy",
-    r"elementwise|vectorized|multi_?tensor|foreach": "elementwise",
-}
-"""What the name of a kernel says about it, the first pattern that is found."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +60,10 @@ class GpuTask:
         What launched it (``"aten::addmm"``), if the trace says.
     facts : dict
         ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded.
+    group : tuple of str, optional
+        Name and ranks of the process group of a collective, where recorded.
+    pair : bool
+        Whether it is a ``send`` or ``recv``, by what is recorded.
     """
 
     name: str
@@ -85,11 +75,18 @@ class GpuTask:
     nbytes: int
     operator: str | None
     facts: dict[str, Any]
+    group: tuple[str, str] | None = None
+    pair: bool = False
 
     @property
     def end_ns(self) -> int:
         """When it ended."""
         return self.start_ns + self.duration_ns
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it is a kernel of NCCL (or RCCL, whose kernels have the same names)."""
+        return self.name.startswith("nccl")
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class HostCall:
     """A call of the CUDA runtime or driver."""
 
     name: str
-    thread: tuple[int, int]
+    thread: Thread
     correlation: int
     start_ns: int
     end_ns: int
@@ -112,41 +109,60 @@ class StreamWait:
     after: int
     """Tasks of the stream launched after this correlation wait,"""
     on_stream: int
-    recorded: int
-    """for those of the other stream launched before this one."""
+    recorded: int | None
+    """for those of the other stream launched before this one; None: nobody knows when."""
+
+
+@dataclass(frozen=True)
+class HostWait:
+    """What a recorded call of the host waits for."""
+
+    device: int
+    stream: int
+    """-1: all streams."""
+    recorded: int | None
+    """The event was recorded by this correlation; None: it waits for all that was launched before."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that matters here, in order of time."""
+    """Everything that matters here, in order of time.
+
+    Attributes
+    ----------
+    tasks, calls, waits
+    host_waits : dict
+        By correlation of the call.
+    callers : dict
+        Thread that only runs gradients → the thread that waits for it meanwhile.
+    inside : dict
+        By thread: begin and end of every operator in which a process group launches its kernels.
+    rank, world_size : int or None
+        Of a distributed job.
+    """
 
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
+    host_waits: dict[int, HostWait] = field(default_factory=dict)
+    callers: dict[Thread, Thread] = field(default_factory=dict)
+    inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    rank: int | None = None
+    world_size: int | None = None
 
+    @property
+    def begin_ns(self) -> int:
+        """When the first task or call began."""
+        starts = [task.start_ns for task in self.tasks[:1]] + [call.start_ns for call in self.calls[:1]]
+        return min(starts)
 
-def kind_of(name: str) -> str:
-    """Return the kind of op that a kernel is, from its name.
-
-    Examples
-    --------
-    >>> [kind_of(name) for name in ("ncclKernel_AllReduce_RING_LL_Sum_float", "Memset (Device)")]
-    ['all_reduce', 'fill']
-    """
-    lower = name.lower()
-    return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
-
-
-def short_name(name: str) -> str:
-    """Return the name of a kernel without return type, namespaces, template and call arguments.
-
-    Examples
-    --------
-    >>> short_name("void at::native::(anonymous namespace)::cat<float, 4>(float*)")
-    'cat'
-    """
-    plain = re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0].strip()
-    return re.split(r"::| ", plain)[-1] or name.split("(")[0].strip() or "kernel"
+    def later(self, ns: int) -> Trace:
+        """Return it by a clock that shows `ns` more."""
+        return replace(
+            self,
+            tasks=[replace(task, start_ns=task.start_ns + ns) for task in self.tasks],
+            calls=[replace(one, start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
+        )
 
 
 def read_events(path: StrPath) -> Trace:
@@ -163,27 +179,79 @@ def read_events(path: StrPath) -> Trace:
         raise InputError(f"{path}: not a trace (it has no list traceEvents)")
     events = [event if isinstance(event, dict) else {} for event in events]
     categories = [str(event.get("cat", "")).lower() for event in events]
-    operators: dict[int, str] = {}
-    for event, category in zip(events, categories, strict=True):
-        if category in _OPERATOR and "External id" in event.get("args", {}):
-            operators.setdefault(event["args"]["External id"], event["name"])
-    trace = Trace()
+    operators = [event for event, category in zip(events, categories, strict=True) if category in _OPERATOR]
+    names: dict[int, str] = {}
+    for event in operators:
+        if "External id" in event.get("args", {}):
+            names.setdefault(event["args"]["External id"], event["name"])
+    rank, world_size = _place(path, data)
+    trace = Trace(callers=_callers(operators), rank=rank, world_size=world_size)
     for index, (event, category) in enumerate(zip(events, categories, strict=True)):
         if event.get("ph") != "X":
             continue
         try:
             if category in _GPU:
-                trace.tasks.append(_task(event, operators))
+                trace.tasks.append(_task(event, names))
             elif category in _HOST:
                 trace.calls.append(_call(event))
+            elif str(event.get("name")).startswith(_COLLECTIVE):
+                start = _ns(event["ts"])
+                trace.inside[event["pid"], event["tid"]].append((start, start + _ns(event["dur"])))
             elif category == "cuda_sync" and event["name"] == "Stream Wait Event":
                 trace.waits.extend(_wait(event["args"]))
+            elif category == "cuda_sync" and event["name"] in ("Event Sync", "Stream Sync"):
+                trace.host_waits.update(_host_wait(event["args"]))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
             raise InputError(f"{path}: traceEvents[{index}] ({event.get('name')}): {reason}") from None
     trace.tasks.sort(key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
     trace.calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation))
+    for thread, spans in trace.inside.items():
+        trace.inside[thread] = _apart(spans)
     return trace
+
+
+def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans in order of time, those that overlap as one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _place(path: StrPath, data: Any) -> tuple[int | None, int | None]:
+    """Return rank and world size of what was recorded, where the trace has them."""
+    info = data.get("distributedInfo") if isinstance(data, dict) else None
+    if not isinstance(info, dict) or "rank" not in info:
+        return None, None
+    rank, size = info["rank"], info.get("world_size")
+    if not isinstance(rank, int) or not isinstance(size, int) or not 0 <= rank < size:
+        raise InputError(f"{path}: distributedInfo: rank {rank!r} of {size!r} is no rank of a job")
+    return rank, size
+
+
+def _callers(operators: Sequence[Any]) -> dict[Thread, Thread]:
+    """Return the threads that only run gradients, and for whom: the thread of the forward operators.
+
+    A process with several such threads, one a GPU, runs them at once; then nobody waits for one alone.
+    """
+    forward: dict[tuple[Any, Any], Thread] = {}
+    gradients: dict[Thread, Counter[Thread]] = defaultdict(Counter)
+    numbered = [each for each in operators if "Sequence number" in each.get("args", {})]
+    for event in sorted(numbered, key=lambda each: each.get("ts", 0)):
+        thread, number = (event.get("pid"), event.get("tid")), event["args"]["Sequence number"]
+        whose = forward.setdefault((event.get("pid"), number), thread)
+        if str(event.get("name")).startswith(_GRADIENT):
+            gradients[thread][whose] += 1
+    waits_for: dict[Thread, list[Thread]] = defaultdict(list)
+    for thread, owners in gradients.items():
+        (whose, _), *_ = owners.most_common(1)
+        if whose != thread:
+            waits_for[whose].append(thread)
+    return {threads[0]: whose for whose, threads in waits_for.items() if len(threads) == 1}
 
 
 def _task(event: Any, operators: dict[int, str]) -> GpuTask:
@@ -199,6 +267,10 @@ def _task(event: Any, operators: dict[int, str]) -> GpuTask:
         int(args.get("bytes", 0)),
         operators.get(args.get("External id")),
         facts,
+        (str(args["Process Group Name"]), str(args.get("Process Group Ranks", "")))
+        if "Process Group Name" in args
+        else None,
+        args.get("Collective name") in ("send", "recv"),
     )
 
 
@@ -211,15 +283,32 @@ def _call(event: Any) -> HostCall:
 
 def _wait(args: Any) -> Iterator[StreamWait]:
     """Yield the wait, unless the profiler could not tell what for (-1)."""
-    recorded, on_stream = int(args["wait_on_cuda_event_record_corr_id"]), int(args["wait_on_stream"])
-    if recorded >= 0 and on_stream >= 0:
-        device, stream, after = (int(args[key]) for key in ("device", "stream", "correlation"))
+    on_stream, recorded = int(args["wait_on_stream"]), _recorded(args)
+    device, stream, after = (int(args[key]) for key in ("device", "stream", "correlation"))
+    if on_stream >= 0 and (recorded is None or recorded >= 0):
         yield StreamWait(device, stream, after, on_stream, recorded)
 
 
+def _host_wait(args: Any) -> Iterator[tuple[int, HostWait]]:
+    """Yield the call's correlation and what it waits for, as far as the profiler could tell."""
+    device, correlation = int(args["device"]), int(args["correlation"])
+    if "wait_on_stream" not in args:
+        yield correlation, HostWait(device, int(args["stream"]), None)
+    for wait in _wait(args) if "wait_on_stream" in args else ():
+        yield correlation, HostWait(device, wait.on_stream, wait.recorded)
+
+
+def _recorded(args: Any) -> int | None:
+    """Return the correlation of the call that recorded an event; None: the profiler is too old to say it."""
+    key = "wait_on_cuda_event_record_corr_id"
+    return int(args[key]) if key in args or "wait_on_cuda_event_id" not in args else None
+
+
 def _ns(microseconds: Any) -> int:
+    """Return whole ns, rounded half up, exactly."""
     if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
         raise ValueError(f"{microseconds!r} is no time in microseconds")
     if not 0 <= microseconds < math.inf:
         raise ValueError(f"{microseconds!r} is no time in microseconds")
-    return round_half_up(1000 * Fraction(microseconds))
+    above, below = microseconds.as_integer_ratio()
+    return (2000 * above + below) // (2 * below)

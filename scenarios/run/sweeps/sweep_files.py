@@ -23,6 +23,7 @@ from typing import Any
 
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
+from scenarios.importers.traces.kineto import files_in
 from scenarios.run.sweeps.sweep_points import Point, Row, column_of
 from sim.files.reading import read_bytes
 from sim.words.errors import InputError
@@ -42,7 +43,10 @@ def stamps(path: str, points: Sequence[Point], sets: Sequence[str], allow_outsid
     @cache
     def content(name: str) -> bytes:
         with suppress(InputError):  # most texts name no file
-            return hashlib.sha256(read_bytes(document.file(name), unpack=False)).digest()
+            path = document.file(name)
+            files = [path / each for each in files_in(path)] if path.is_dir() else [path]
+            read = (read_bytes(file, unpack=False) for file in files)
+            return b"".join(hashlib.sha256(each).digest() for each in read)
         return b""
 
     base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim")]).encode())

@@ -17,6 +17,7 @@ from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.importers.files import in_file, read_bytes
+from scenarios.work.train.nccl_times import nccl_times
 from scenarios.work.train.simumax import from_simumax, is_simumax
 from scenarios.work.train.train_fields import CalibrationFields, ReachFields
 from sim.words.errors import InputError, hint
@@ -128,10 +129,13 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         contention=fields.contention,
         hiding=fields.hiding,
         measured=measured,
+        collective=None if fields.nccl is None else nccl_times(fields.nccl),
     )
 
 
-def _reach(fields: ReachFields) -> Reach:
+def _reach(fields: ReachFields | None) -> Reach:
+    if fields is None:  # the calibration has another source of times
+        return Reach(float("inf"))
     latency = {kind: float(ns) for kind, ns in fields.latency.items()}
     fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
     return Reach(float(fields.bandwidth or 0) or float("inf"), fields.efficiency, latency, fixed)

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from scenarios.build.train.layout import SHARDINGS, Sharding
 from scenarios.build.train.memory import Peak
-from scenarios.build.train.step import step_ns
+from scenarios.build.train.step import peaks_of, step_ns
 from scenarios.build.train.training import Training
-from scenarios.work.train.report import peaks_of
 from sim.words.errors import InputError, OutOfMemoryError
 from sim.words.units import format_bytes, format_duration
 
@@ -53,7 +52,9 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
     levels = ("none", "selective", "full")
     steps = levels[levels.index(of.recompute) + 1 :]
     yield [each for level in steps for each in tried(f"recompute: {level}", recompute=level)]
-    after: tuple[Sharding, ...] = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 :]
+    after: tuple[Sharding, ...] = SHARDINGS[
+        SHARDINGS.index(layout.sharding) + 1 : -1
+    ]  # zero-3 as it is given
     yield [
         each
         for name in after

@@ -16,22 +16,15 @@ from typing import Any
 import numpy as np
 
 from policies.pipeline import Schedule
-from scenarios.build.train.fsdp import fsdp_peak
 from scenarios.build.train.memory import Peak
-from scenarios.build.train.step import is_layered
 from scenarios.build.train.training import Spent, Training
 from sim.trace import Trace
 from sim.words.intervals import union
 from sim.words.units import NS_PER_S
 
-__all__ = ["peaks_of", "train_report"]
+__all__ = ["train_report"]
 
-_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "synchronise")
-
-
-def peaks_of(training: Training, schedule: Schedule) -> list[Peak]:
-    """Return the most that each pipeline rank holds."""
-    return [fsdp_peak(training)] if is_layered(training) else training.peaks(schedule)
+_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "synchronise")
 
 
 def train_report(

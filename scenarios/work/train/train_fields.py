@@ -82,8 +82,11 @@ class ParallelFields(Strict):
         bool, Field(description="split along the sequence what tensor parallelism leaves whole")
     ] = True
     sharding: Annotated[
-        Literal["none", "zero-1", "zero-2", "fsdp"],
-        Field(description="shared by data-parallel ranks: optimizer state, gradients too, parameters too"),
+        Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"],
+        Field(
+            description="shared by data-parallel ranks: optimizer state, gradients too, parameters too as "
+            "PyTorch's FSDP or as DeepSpeed's ZeRO-3 gathers them"
+        ),
     ] = "zero-1"
     shard: Annotated[Whole, Field(description="ranks that share one copy (HSDP); default: all")] = 0
     order: Annotated[
@@ -155,12 +158,27 @@ class CalibrationFields(Strict):
         BeforeValidator(_ratio),
         Field(ge=0, le=1, description="part of a collective that passes beside a kernel"),
     ] = 1.0
-    node: Annotated[ReachFields, Field(description="inside a node")]
-    between: Annotated[ReachFields, Field(description="between nodes: a rank's part of its node's network")]
+    nccl: Annotated[
+        Literal["a100", "h100", "h200", "b200"] | None,
+        Field(description="collectives as NCCL chooses and times them there, instead of node and between"),
+    ] = None
+    node: Annotated[ReachFields | None, Field(description="inside a node")] = None
+    between: Annotated[
+        ReachFields | None, Field(description="between nodes: a rank's part of its node's network")
+    ] = None
     measured: Annotated[
         list[Measured], Field(default_factory=list, description="efficiency of single shapes")
     ]
     sources: Annotated[dict[str, str], Field(default_factory=dict, description="where numbers come from")]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CalibrationFields:
+        for name, given in (("node", self.node), ("between", self.between)):
+            if self.nccl is None and given is None:
+                raise fault(f"{name} is missing: give it, or nccl")
+            if self.nccl is not None and given is not None:
+                raise fault(f"nccl says what collectives take: leave {name} out")
+        return self
 
 
 class TrainFields(Strict):

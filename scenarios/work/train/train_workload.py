@@ -19,13 +19,13 @@ from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
-from scenarios.build.train.step import is_layered, step_graph
+from scenarios.build.train.step import is_layered, peaks_of, step_graph
 from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_report import pipeline_report
 from scenarios.work.train.calibrations import named_calibration, read_calibration, to_calibration
 from scenarios.work.train.fits import check_fits
-from scenarios.work.train.report import peaks_of, train_report
+from scenarios.work.train.report import train_report
 from scenarios.work.train.train_fields import ModelFields, TrainFields
 from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph

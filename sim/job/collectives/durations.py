@@ -32,11 +32,10 @@ def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
 
 def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
     """Return which collectives take the time that the machine's model says."""
-    by_kind = {device.kind: modelled_ops(graph, machine, device) for device in machine.devices}
     found = np.zeros(len(c.op), dtype=bool)
-    for kind, ops in by_kind.items():
+    for kind, device in {device.kind: device for device in machine.devices}.items():
         here = np.array([device.kind == kind for device in machine.devices])[c.device]
-        found |= here & np.isin(c.op, ops)
+        found |= here & np.isin(c.op, modelled_ops(graph, machine, device))
     return found
 
 

@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scenarios.build.pipeline.pipeline_end import BESIDE
-from scenarios.build.pipeline.pipeline_graph import rank_name
+from scenarios.build.train.layered.step_writer import StepWriter
 from scenarios.build.train.memory import PARTS, Peak
 from scenarios.build.train.training import Training
-from sim import Graph, GraphBuilder
-from sim.words.units import round_half_up
+from sim import Graph
 
 __all__ = ["fsdp_graph", "fsdp_peak"]
 
@@ -33,16 +32,13 @@ def fsdp_graph(training: Training) -> Graph:
     writer = _Writer(training)
     for k in range(training.micro_batches):
         writer.micro_batch(k)
-    writer.end()
+    writer.optimizer()
     return writer.builder.build()
 
 
-class _Writer:
+class _Writer(StepWriter):
     def __init__(self, training: Training) -> None:
-        self.of = training
-        self.builder = GraphBuilder("fsdp")
-        self.stage = training.each_stage[0]
-        self.device = rank_name(0)
+        super().__init__(training, "fsdp")
         layers = [unit for unit in self.stage.units if unit.boundary]
         self.units = [training.timed(unit) for unit in layers]
         ends = [training.timed(unit) for unit in self.stage.units if not unit.boundary]
@@ -52,24 +48,6 @@ class _Writer:
         sizes = {*self.bytes, self.root}
         self.gather_ns = {n: training.gather_ns(n) for n in sizes}
         self.scatter_ns = {n: training.scatter_ns(n) for n in sizes}
-        self.after: list[int] = []  # what the optimizer waits for
-
-    def op(self, name: str, kind: str, ns: float, after: Sequence[int], k: int, phase: str) -> int:
-        return self.builder.append(
-            f"{name}.{k}",
-            kind=kind,
-            inputs=(),
-            outputs=(0,),
-            after=after,
-            duration_ns=round_half_up(ns),
-            device=self.device,
-            micro_batch=k,
-            phase=phase,
-        )
-
-    def beside(self, ns: float, *messages: float) -> float:
-        """Return the time of a kernel beside which messages pass: what is not hidden of them slows it."""
-        return ns + (1 - self.of.calibration.hiding) * min(ns, sum(messages))
 
     def gather(self, name: str, parameters: int, after: Sequence[int], k: int) -> int:
         return self.op(f"gather {name}", "all_gather", self.gather_ns[parameters], after, k, BESIDE)
@@ -111,10 +89,6 @@ class _Writer:
             self.scatter(str(i), self.bytes[i], backwards[-1], k)
         last = self.op("embedding gradient", "embedding", self.first.backward.ns, (), k, "B")
         self.scatter("root", self.root, last, k)
-
-    def end(self) -> None:
-        """Write the optimizer's step."""
-        self.op("optimizer", "optimizer", self.of.optimizer_ns(self.stage), self.after, -1, "O")
 
 
 def fsdp_peak(training: Training) -> Peak:

@@ -1,0 +1,55 @@
+"""What the name of a kernel says about it: its kind, and a short form."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+__all__ = ["kind_of", "short_name"]
+
+_KINDS = {
+    r"nccl.*all_?reduce": "all_reduce",
+    r"nccl.*all_?gather": "all_gather",
+    r"nccl.*reduce_?scatter": "reduce_scatter",
+    r"nccl.*(all_?to_?all|send_?recv)": "all_to_all",
+    r"nccl.*broadcast": "broadcast",
+    r"nccl": "collective",
+    r"^memcpy": "copy",
+    r"^memset": "fill",
+    r"flash|fmha|attention": "attention",
+    r"wgrad|dgrad|fprop|conv|winograd": "conv",
+    r"gemm|gemv|cublas|cutlass|splitk|nvjet": "matmul",
+    r"batch_?norm|bn_[fb]w": "batch_norm",
+    r"layer_?norm": "layer_norm",
+    r"softmax": "softmax",
+    r"embedding|index|gather|scatter": "gather",
+    r"reduce": "reduce",
+    r"cat|copy|transpose|nchwtonhwc|nhwctonchw": "copy",
+    r"elementwise|vectorized|multi_?tensor|foreach": "elementwise",
+}
+"""What the name of a kernel says about it, the first pattern that is found."""
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> str:
+    """Return the kind of op that a kernel is, from its name.
+
+    Examples
+    --------
+    >>> [kind_of(name) for name in ("ncclKernel_AllReduce_RING_LL_Sum_float", "Memset (Device)")]
+    ['all_reduce', 'fill']
+    """
+    lower = name.lower()
+    return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
+
+
+def short_name(name: str) -> str:
+    """Return the name of a kernel without return type, namespaces, template and call arguments.
+
+    Examples
+    --------
+    >>> short_name("void at::native::(anonymous namespace)::cat<float, 4>(float*)")
+    'cat'
+    """
+    plain = re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0].strip()
+    return re.split(r"::| ", plain)[-1] or name.split("(")[0].strip() or "kernel"

@@ -1,0 +1,241 @@
+"""The host of a recorded process: what its calls do themselves, and what they wait for.
+
+A host op lasts from the end of the one before it on its thread, so that the time between launches, in
+Python and the framework, counts. A call that waits for the device is an edge from what it waits for, and
+what is left of it then; so it waits in a simulation as long as it has to, and no longer::
+
+    recorded    thread   [launch][ cudaMemcpy, device to host         ]──[launch]
+                stream          [ kernel                       ][copy]      [ kernel
+
+    simulated   thread   [launch][launch]                         [sync]─[launch]
+                                     │ issues the copy          ▲
+                stream          [ kernel                       ][copy]      [ kernel
+
+====================================  ==========================================================
+call                                  waits for
+====================================  ==========================================================
+DeviceSynchronize, CtxSynchronize     all that was launched before it
+StreamSynchronize                     the stream that the profiler noted (``cuda_sync``), or else the one
+                                      on which its thread launched last
+EventSynchronize                      what was launched before the event that the profiler noted was
+                                      recorded, or else before its thread recorded one last
+copies that are synchronous           the copy
+copies from the device to pageable    the copy
+copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
+                                      return after the copy had begun (only large ones do)
+====================================  ==========================================================
+
+A copy that waits was issued at the beginning of its call. How long that takes shows only where nothing had to
+be waited for; elsewhere it is the median of such copies, or of all launches in the trace.
+
+The thread that runs gradients and the one that called ``backward`` take turns, as one waits for the other:
+here they are one.
+
+Sources: CUDA driver API, "API synchronization behavior"
+(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); PyTorch's autograd engine
+(torch/csrc/autograd/engine.cpp: ``Engine::execute`` waits for the graph's future).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from scenarios.importers.traces.kineto_events import GpuTask, HostCall, Thread, Trace
+from scenarios.importers.traces.kineto_waits import Streams
+
+__all__ = ["Host", "Record"]
+
+Record = dict[str, Any]
+"""The arguments of `GraphBuilder.op`."""
+
+_ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
+_STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
+_EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
+_RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
+_COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
+_ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
+_TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
+_FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device")
+
+
+class Host:
+    """The host's ops, in order of time.
+
+    Parameters
+    ----------
+    trace : Trace
+    names : list of str
+        The ops of its tasks.
+    streams : Streams
+        What tasks, and streams, wait for on the GPU.
+    begin_ns : int
+        Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
+    prefix : str
+        Of the names of ops.
+    device : str
+        What they are pinned to.
+
+    Attributes
+    ----------
+    ops : list of (int, Record)
+        With their starts.
+    launcher : dict
+        Task → the op that launches it.
+    issued_ns : dict
+        Task → the end of that op.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        names: list[str],
+        streams: Streams,
+        begin_ns: int,
+        prefix: str = "",
+        device: str = "cpu",
+    ) -> None:
+        self.ops: list[tuple[int, Record]] = []
+        self.launcher: dict[int, str] = {}
+        self.issued_ns: dict[int, int] = {}
+        self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
+        self._prefix, self._device = prefix, device
+        self._point: dict[Thread, int] = {}  # until when each thread is accounted for
+        self._last: dict[Thread, str] = {}
+        self._threads: dict[Thread, str] = {}
+        self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
+        self._marked: dict[Thread, tuple[tuple[int, int], int]] = {}  # and when it recorded its last event
+        self._launches: dict[int, list[int]] = defaultdict(list)
+        for i, task in enumerate(trace.tasks):
+            self._launches[task.correlation].append(i)
+        self._issuing_ns = self._usual_issue_ns()
+        for n, call in enumerate(trace.calls):
+            self._take(n, call)
+
+    def _take(self, n: int, call: HostCall) -> None:
+        tasks = self._launches.get(call.correlation, [])
+        if tasks:
+            self._launch(n, call, tasks)
+        elif _RECORD.match(call.name) and call.thread in self._mine:
+            self._marked[call.thread] = self._mine[call.thread], call.correlation
+        elif (awaited := self._awaited(call)) is not None:
+            self._reach(n, call)
+            self._wait(n, call, awaited)
+
+    # -- launches ----------------------------------------------------------------------------------
+
+    def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
+        """Add a launch, which takes effect when its first task starts, at the latest, and its wait."""
+        first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
+        task, name, after = self._trace.tasks[first], f"launch.{n}", []
+        until = min(call.end_ns, task.start_ns)
+        awaited = self._in_time(call, tasks) if _waits_for_copy(call, task) else []
+        if awaited and self._is_held(call, first):
+            until = min(until, call.start_ns + self._issuing_ns)
+        elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
+            self._reach(n, call)
+            after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
+            self._pass(call, after)
+        self._add(call, name, until, after)
+        self.launcher |= dict.fromkeys(tasks, self._prefix + name)
+        self.issued_ns |= dict.fromkeys(tasks, self._point[self._control(call)])
+        self._mine[call.thread] = task.device, task.stream
+        if awaited:
+            self._wait(n, call, awaited)
+
+    def _is_held(self, call: HostCall, task: int) -> bool:
+        """Whether a task was recorded to wait for another one when its call began."""
+        return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
+
+    def _usual_issue_ns(self) -> int:
+        """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
+        copies, launches = [], []
+        for call in self._trace.calls:
+            for i in self._launches.get(call.correlation, [])[:1]:
+                task = self._trace.tasks[i]
+                took = max(0, min(call.end_ns, task.start_ns) - call.start_ns)
+                if not _waits_for_copy(call, task):
+                    launches.append(took)
+                elif not self._is_held(call, i):
+                    copies.append(took)
+        known = sorted(copies or launches)
+        return known[len(known) // 2] if known else 0
+
+    # -- waits -------------------------------------------------------------------------------------
+
+    def _awaited(self, call: HostCall) -> list[int] | None:
+        """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
+        if _ALL.match(call.name):
+            return self._in_time(call, self._streams.all_at(call.correlation))
+        if (noted := self._trace.host_waits.get(call.correlation)) is not None:
+            stream: tuple[int, int] | None = noted.device, noted.stream
+            recorded = call.correlation if noted.recorded is None else noted.recorded
+        elif _STREAM.match(call.name):
+            stream, recorded = self._mine.get(call.thread), call.correlation
+        elif _EVENT.match(call.name):
+            stream, recorded = self._marked.get(call.thread, (None, 0))
+        else:
+            return None
+        return [] if stream is None else self._in_time(call, self._streams.at(stream, recorded))
+
+    def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
+        """Return the tasks that had ended when a call returned: for others it cannot have waited."""
+        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns]
+
+    def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
+        """Add a wait: it lasts what is left of its call when what it waits for has ended."""
+        waited_ns = self._pass(call, awaited)
+        self._add(call, f"synchronize.{n}", call.end_ns, awaited, {"recorded_wait_ns": waited_ns})
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def _control(self, call: HostCall) -> Thread:
+        return self._trace.callers.get(call.thread, call.thread)
+
+    def _reach(self, n: int, call: HostCall) -> None:
+        """Account for the host's own time until a call begins."""
+        if call.start_ns > self._point.get(self._control(call), self._begin_ns):
+            self._add(call, f"host.{n}", call.start_ns)
+
+    def _pass(self, call: HostCall, awaited: list[int]) -> int:
+        """Account for the time until tasks have ended; return how long that is."""
+        thread = self._control(call)
+        since = self._point.get(thread, self._begin_ns)
+        self._point[thread] = max([since, *(self._trace.tasks[i].end_ns for i in awaited)])
+        return self._point[thread] - since
+
+    def _add(
+        self, call: HostCall, name: str, end_ns: int, awaited: Iterable[int] = (), more: Record | None = None
+    ) -> None:
+        """Add an op of a call's thread: it lasts from where the thread was until `end_ns`."""
+        thread, kind = self._control(call), name.partition(".")[0]
+        if thread not in self._threads:
+            self._threads[thread] = f"thread{len(self._threads)}"
+            if self._trace.begin_ns > self._begin_ns:
+                self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
+        start = self._point.get(thread, self._begin_ns)
+        attributes = {"thread": self._threads[thread]}
+        op: Record = {
+            "name": self._prefix + name,
+            "kind": kind,
+            "duration_ns": max(0, end_ns - start),
+            "after": [*([self._last[thread]] if thread in self._last else []), *self._named(awaited)],
+            "device": self._device,
+            "attributes": attributes
+            | ({} if kind in ("host", "before") else {"call": call.name})
+            | (more or {}),
+        }
+        self.ops.append((start, op))
+        self._point[thread], self._last[thread] = max(start, end_ns), op["name"]
+
+    def _named(self, tasks: Iterable[int]) -> Iterator[str]:
+        return (self._names[i] for i in tasks)
+
+
+def _waits_for_copy(call: HostCall, task: GpuTask) -> bool:
+    """Whether a call that launches a task returns only when it has ended."""
+    return bool(
+        (_COPY.match(call.name) and not _ON_DEVICE.search(task.name)) or _TO_PAGEABLE.search(task.name)
+    )

@@ -1,0 +1,186 @@
+"""What tasks of a GPU wait for on it: the one before them on their stream, and events of other streams.
+
+::
+
+    calls       launch a    record e    launch b    wait for e    launch c
+    stream 7    a ────────── e ──────── b
+    stream 20                                       ( a )         c            c waits for a, not for b
+
+A stream's *position* at a call is what has to end before the stream is through with all that it was told so
+far: the task launched last, or that one and the positions of events that it waits for since.
+
+Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
+``enable_cuda_sync_events``). An older one has the calls of ``cudaStreamWaitEvent`` only: then the stream on
+which the thread launches next is taken to wait for all other streams as they are at the call, unless the
+recorded times say otherwise. One in between tells the stream of the event, and not when it was recorded: then
+it is taken as it is at the call, under the same condition.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from scenarios.importers.traces.kineto_events import Thread, Trace
+
+__all__ = ["EventWait", "Streams", "event_waits"]
+
+_STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
+
+
+class EventWait(NamedTuple):
+    """A wait of a stream for an event of another one.
+
+    Attributes
+    ----------
+    key : tuple
+        Which wait of the process it is, and for which stream: the same on all ranks of one program.
+    at : int
+        Correlation of the call.
+    device, stream, on_stream : int
+    recorded : int
+        Correlation of the call that recorded the event.
+    fits : bool
+        Whether the next task of the stream was recorded to start after what it waits for had ended.
+    """
+
+    key: tuple[int, int]
+    at: int
+    device: int
+    stream: int
+    on_stream: int
+    recorded: int
+    fits: bool = True
+
+
+class Streams:
+    """The positions of all streams, call by call.
+
+    Parameters
+    ----------
+    trace : Trace
+    waits : iterable of EventWait
+
+    Attributes
+    ----------
+    before : list of tuple of int
+        What each task waits for.
+    """
+
+    def __init__(self, trace: Trace, waits: Iterable[EventWait] = ()) -> None:
+        self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
+        self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        told: list[tuple[int, int, EventWait | None]]
+        told = [(task.correlation, i, None) for i, task in enumerate(trace.tasks)]
+        steps = sorted([*told, *((wait.at, -1, wait) for wait in waits)], key=lambda step: step[:2])
+        for correlation, i, wait in steps:
+            on = trace.tasks[i] if wait is None else wait
+            stream = on.device, on.stream
+            position = self._now(stream)
+            if wait is None:
+                self.before[i], position = position, (i,)
+            else:
+                other = self.at((wait.device, wait.on_stream), wait.recorded)
+                position = tuple(dict.fromkeys((*position, *other)))
+            self._history[stream].append((correlation, position))
+
+    @property
+    def known(self) -> list[tuple[int, int]]:
+        """The streams, as device and number."""
+        return [*self._history]
+
+    def _now(self, stream: tuple[int, int]) -> tuple[int, ...]:
+        history = self._history.get(stream)
+        return history[-1][1] if history else ()
+
+    def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
+        """Return the position of a stream of a device before a call."""
+        history = self._history.get(stream, [])
+        known = bisect.bisect_left(history, (correlation,))
+        return history[known - 1][1] if known else ()
+
+    def fits(self, trace: Trace, wait: EventWait) -> bool:
+        """Whether the next task of the stream that waits was recorded to start after what it waits for."""
+        history = self._history.get((wait.device, wait.stream), [])
+        following = bisect.bisect_right(history, (wait.at, (sys.maxsize,)))
+        if following == len(history):
+            return True
+        (task,) = history[following][1]
+        start_ns = trace.tasks[task].start_ns
+        awaited = self.at((wait.device, wait.on_stream), wait.recorded)
+        return all(trace.tasks[i].end_ns <= start_ns for i in awaited)
+
+    def all_at(self, correlation: int) -> tuple[int, ...]:
+        """Return the positions of all streams before a call."""
+        return tuple(dict.fromkeys(i for stream in self.known for i in self.at(stream, correlation)))
+
+
+def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
+    """Return the waits between streams of each rank of a program (or of one process).
+
+    A wait that one rank cannot have had is none on the others, if all ranks call it as often.
+    """
+    found = [list(_waits(trace)) for trace in traces]
+    calls = [sum(_STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
+    if len(set(calls)) == 1:
+        wrong = {wait.key for waits in found for wait in waits if not wait.fits}
+        return [[wait for wait in waits if wait.key not in wrong] for waits in found]
+    return [[wait for wait in waits if wait.fits] for waits in found]
+
+
+def _waits(trace: Trace) -> Iterator[EventWait]:
+    """Yield every wait, as recorded or, without a record, as inferred."""
+    streams = Streams(trace)
+    if trace.waits:
+        for n, told in enumerate(trace.waits):
+            key, recorded = (n, told.on_stream), told.after if told.recorded is None else told.recorded
+            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, recorded)
+            yield wait if told.recorded is not None else wait._replace(fits=streams.fits(trace, wait))
+        return
+    threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
+    calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))
+    for n, call in enumerate(calls):
+        mine = threads[trace.callers.get(call.thread, call.thread)]
+        at = bisect.bisect_left(mine, (call.correlation, -1))
+        if at == len(mine):
+            continue
+        if at and trace.tasks[mine[at - 1][1]].communicates:
+            launch = call_of[mine[at - 1][0]]
+            if _in_one(trace.inside.get(call.thread, []), launch.start_ns, call.start_ns):
+                continue
+        waiting = trace.tasks[mine[at][1]]
+        for device, stream in streams.known:
+            if device == waiting.device and stream != waiting.stream:
+                key, now = (n, stream), call.correlation
+                wait = EventWait(key, now, device, waiting.stream, stream, now)
+                if streams.at((device, stream), now):
+                    yield wait._replace(fits=streams.fits(trace, wait))
+
+
+def _launched_by(trace: Trace) -> dict[Thread, list[tuple[int, int]]]:
+    """Return the tasks that each thread launched, in that order, with their correlations.
+
+    A thread that runs gradients goes on with the streams of the one that waits for it, and the other way.
+    """
+    thread_of = {call.correlation: trace.callers.get(call.thread, call.thread) for call in trace.calls}
+    threads: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
+    for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
+        if correlation in thread_of:
+            threads[thread_of[correlation]].append((correlation, i))
+    return threads
+
+
+def _in_one(spans: list[tuple[int, int]], first_ns: int, then_ns: int) -> bool:
+    """Whether two instants are in one of several spans, which are apart and in order.
+
+    Of a process group's operator: what waits there after the kernel's launch are streams of its own. NCCL
+    lets its internal stream wait for the one it launched on (nccl, src/enqueue.cc, ``ncclLaunchPrepare``),
+    PyTorch runs callbacks on a stream from the pool (aten/src/ATen/core/ivalue_inl.h, ``invokeCallback``).
+    The stream that uses the result waits later, outside.
+    """
+    at = bisect.bisect_right(spans, (then_ns, sys.maxsize)) - 1
+    return at >= 0 and spans[at][0] <= first_ns and then_ns < spans[at][1]

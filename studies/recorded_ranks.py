@@ -1,0 +1,286 @@
+"""Recorded ranks run together: exposed communication as recorded and simulated, and what a straggler does.
+
+    python -m studies.recorded_ranks FOLDER [--slow 2] [--alone TRACE.json.gz ...]
+
+::
+
+    rank0.json.gz ┐                 ┌─► as recorded ───► spans, exposed communication, waits for late ranks
+    rank1.json.gz ┼─► one graph ────┤
+    ...           ┘                 └─► one rank's GPU, or host, 20 % slower ───► who waits
+
+*Exposed* is the time in which a rank communicates and computes nothing, as Holistic Trace Analysis has it:
+kernels of NCCL communicate, copies and fills are memory, all other kernels compute (``get_kernel_type`` in
+hta/utils/utils.py). The time in which a collective waits for a late rank counts, as it does in a recording.
+
+Two plain rules stand beside it: ranks *alone*, whose collectives take as long as they were recorded to, and
+collectives for which *nobody waits*, which take their transfer only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from devices.machine import make_machine
+from policies.issue.ready_queue import ReadyQueue
+from policies.streams.recorded import Recorded
+from scenarios.importers import load_graph
+from scenarios.importers.traces.kineto import files_in
+from sim import Graph, simulate
+from sim.explain.idle import idle_reasons
+from sim.trace import Trace
+from sim.words.arrays import BoolArray, IntArray
+from sim.words.intervals import union
+from sim.words.units import round_half_up
+
+__all__ = [
+    "Spans",
+    "as_recorded",
+    "as_simulated",
+    "load_ranks",
+    "run_recorded",
+    "scaled",
+    "waiting_ns",
+    "without_waiting",
+]
+
+SLOWER: Final = 1.2
+"""A straggler."""
+
+
+class Spans(NamedTuple):
+    """What happened on each rank, in ns.
+
+    Attributes
+    ----------
+    span : array of int64
+        From the begin of its recording to the end of its last kernel.
+    exposed : array of int64
+        It communicated and computed nothing.
+    waited : array of int64
+        Its collectives waited for a late rank.
+    """
+
+    span: IntArray
+    exposed: IntArray
+    waited: IntArray
+
+
+def load_ranks(path: Path) -> Graph:
+    """Return the ranks of a folder together, or the process of a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
+        return load_graph(path, format="kineto")
+
+
+def run_recorded(graph: Graph) -> Trace:
+    """Run a recorded graph on GPUs that cost nothing themselves."""
+    streams: dict[str, set[object]] = {}
+    threads: dict[str, set[object]] = {}
+    for op, own in graph.attributes.items():
+        if "stream" in own or "thread" in own:
+            of = streams if "stream" in own else threads
+            of.setdefault(graph.pins[int(graph.pin_code[op])], set()).add(
+                own.get("stream", own.get("thread"))
+            )
+    devices: dict[str, Any] = {pin: {"kind": "gpu", "streams": len(used)} for pin, used in streams.items()}
+    devices |= {pin: {"kind": "cpu", "cores": len(used)} for pin, used in threads.items()}
+    policy = ReadyQueue(synchronisation="issue")
+    return simulate(graph, make_machine({"devices": devices}), policy, streams=Recorded())
+
+
+def scaled(graph: Graph, device: str, factor: float) -> Graph:
+    """Return the graph with the ops of a device, or a kind of device, so many times as long.
+
+    Transfers of collectives are the links', and what a host did before its recording began is unknown:
+    they stay.
+    """
+    ns = graph.duration_ns.copy()
+    for op, code in enumerate(graph.pin_code.tolist()):
+        fixed = graph.kind(op) == "before" or "communicator" in graph.attributes.get(op, {})
+        if graph.pins[code].startswith(device) and not fixed:
+            ns[op] = round_half_up(factor * int(ns[op]))
+    return replace(graph, duration_ns=ns)
+
+
+def as_recorded(graph: Graph) -> Spans:
+    """Return what was recorded of the ranks of a graph."""
+    ops = _tasks(graph)
+    start = np.array([graph.attributes[op]["recorded_start_ns"] for op in ops.tolist()])
+    ns = [graph.attributes[op].get("recorded_ns", graph.duration_ns[op]) for op in ops.tolist()]
+    return _spans(graph, ops, start, start + np.array(ns, np.int64))
+
+
+def as_simulated(trace: Trace) -> Spans:
+    """Return what happened in a run of the ranks."""
+    graph = trace.job.graph
+    at = np.empty(len(graph), np.int64)
+    at[trace.tasks["op"]] = np.arange(len(trace))
+    ops = _tasks(graph)
+    return _spans(graph, ops, trace.tasks["start_ns"][at[ops]], trace.tasks["end_ns"][at[ops]])
+
+
+def without_waiting(graph: Graph) -> Graph:
+    """Return the graph with collectives that take their transfer and meet nobody."""
+    attributes = {
+        op: {key: value for key, value in own.items() if key != "communicator"}
+        for op, own in graph.attributes.items()
+    }
+    return replace(graph, attributes=attributes)
+
+
+def _tasks(graph: Graph) -> IntArray:
+    """Return the ops that were recorded on a GPU."""
+    return np.array([op for op, own in graph.attributes.items() if "recorded_start_ns" in own], np.int64)
+
+
+def _rank_of(graph: Graph, ops: IntArray) -> IntArray:
+    """Return the rank of each op; 0 in the graph of one process."""
+    names = (graph.op_names[op] for op in ops.tolist())
+    return np.array([int(name[4 : name.index("/")]) if name.startswith("rank") else 0 for name in names])
+
+
+def _spans(graph: Graph, ops: IntArray, start: IntArray, end: IntArray) -> Spans:
+    names = [str(graph.attributes[op]["kernel"]) for op in ops.tolist()]
+    communicates = np.array([name.startswith("nccl") for name in names])
+    computes = ~communicates & np.array([not name.startswith(("Memcpy", "Memset")) for name in names])
+    rank = _rank_of(graph, ops)
+    ranks = int(rank.max()) + 1
+    begin, last = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    for op, name in enumerate(graph.op_names):
+        if name.endswith("/before.thread0"):
+            begin[_rank_of(graph, np.array([op]))] = graph.duration_ns[op]
+    np.maximum.at(last, rank, end)
+
+    def covered(which: BoolArray) -> IntArray:
+        return union(start[which], end[which], rank[which]).lengths(ranks)
+
+    waited = np.zeros(ranks, np.int64)
+    transfer = graph.duration_ns[ops]
+    meets = np.array(["recorded_ns" in graph.attributes[op] for op in ops.tolist()])
+    np.add.at(waited, rank[meets], (end - start - transfer)[meets])
+    return Spans(last - begin, covered(communicates | computes) - covered(computes), waited)
+
+
+def waiting_ns(trace: Trace) -> tuple[int, int, int]:
+    """Return how long the host waited inside its calls, as recorded and in a run, and how long it worked."""
+    graph, tasks = trace.job.graph, trace.tasks
+    start = np.empty(len(graph), np.int64)
+    end = start.copy()
+    start[tasks["op"]], end[tasks["op"]] = tasks["start_ns"], tasks["end_ns"]
+    point: dict[tuple[str, str], int] = {}
+    recorded = waited = work = 0
+    for op in range(len(graph)):
+        own = graph.attributes.get(op, {})
+        if "thread" in own:
+            thread = graph.pins[int(graph.pin_code[op])], own["thread"]
+            if "recorded_wait_ns" in own:
+                recorded += own["recorded_wait_ns"]
+                waited += int(start[op]) - point.get(thread, 0)
+            work += int(end[op] - start[op])
+            point[thread] = int(end[op])
+    return recorded, waited, work
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def replay_table(folder: Path, graph: Graph) -> list[list[str]]:
+    """Return the rows of the table of ranks as recorded and simulated."""
+    was, now = as_recorded(graph), as_simulated(run_recorded(graph))
+    nobody = as_simulated(run_recorded(without_waiting(graph)))
+    alone = [as_simulated(run_recorded(load_ranks(folder / name))) for name in files_in(folder)]
+    rows = []
+    for rank in range(len(was.span)):
+        pairs = [(was.span, now.span), (was.exposed, now.exposed)]
+        row = [str(rank)]
+        for recorded, simulated in pairs:
+            error = f"{100 * (simulated[rank] / recorded[rank] - 1):+.2f} %"
+            row += [_ms(recorded[rank]), _ms(simulated[rank]), error]
+        row += [_ms(was.waited[rank]), _ms(now.waited[rank])]
+        rows.append([*row, _ms(alone[rank].exposed[0]), _ms(nobody.exposed[rank])])
+    return rows
+
+
+def straggler_table(graph: Graph, slow: int) -> list[list[str]]:
+    """Return the rows of the table of ranks of which one is slow: waits for late ranks, and the last end."""
+    graphs = [graph, *(scaled(graph, f"{kind}{slow}", SLOWER) for kind in ("gpu", "cpu"))]
+    runs = [run_recorded(each) for each in graphs]
+    late = [{name: why.get("late rank", 0) for name, why in idle_reasons(one).items()} for one in runs]
+    found = [as_simulated(one) for one in runs]
+    return [
+        [f"{rank}{' (slow)' * (rank == slow)}"]
+        + [_ms(one[f"gpu{rank}"]) for one in late]
+        + [_ms(one.span[rank]) for one in found]
+        for rank in range(len(found[0].span))
+    ]
+
+
+def faster_row(path: Path) -> list[str]:
+    """Return the row of one recording with a GPU 100 times faster."""
+    graph = load_ranks(path)
+    now, fast = run_recorded(graph), run_recorded(scaled(graph, "gpu", 0.01))
+    (recorded, waited, work), (_, left, same) = waiting_ns(now), waiting_ns(fast)
+    gone = f"{100 * (1 - left / recorded):.1f} %" if recorded else "–"
+    before = as_recorded(graph).span.max()
+    ends = [as_simulated(one).span.max() for one in (now, fast)]
+    assert same == work
+    error = f"{100 * (ends[0] / before - 1):+.2f} %"
+    delays = int(graph.duration_ns[graph.is_kind("delay")].sum()) if "delay" in graph.kinds else 0
+    return [
+        path.name.removesuffix(".json.gz"),
+        *(_ms(before), _ms(ends[0]), error, _ms(delays), _ms(recorded), _ms(waited), _ms(left), gone),
+        _ms(ends[1]),
+    ]
+
+
+def _ms(ns: int | np.integer[Any]) -> str:
+    return f"{int(ns) / 1e6:.3f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="traces of all ranks of a job")
+    parser.add_argument("--slow", type=int, default=2, help="the rank that is slow")
+    parser.add_argument("--alone", type=Path, nargs="*", default=[], help="traces of one process")
+    given = parser.parse_args(arguments)
+    graph = load_ranks(given.folder)
+    print("As recorded, and run together (ms):\n")
+    of = ["recorded", "simulated", "off by"]
+    head = ["rank", *(f"span {word}" for word in of), *(f"exposed {word}" for word in of)]
+    head += ["waiting recorded", "waiting simulated", "exposed, ranks alone", "exposed, nobody waits"]
+    print(_markdown(head, replay_table(given.folder, graph)))
+    print(f"Rank {given.slow} is 20 % slower (ms): waits for late ranks, and spans\n")
+    cases = ["as recorded", "slow GPU", "slow host"]
+    head = ["rank", *(f"waits, {case}" for case in cases), *(f"span, {case}" for case in cases)]
+    print(_markdown(head, straggler_table(graph, given.slow)))
+    print("A GPU 100 times faster (ms):\n")
+    head = [
+        "recording",
+        "span recorded",
+        "span simulated",
+        "off by",
+        "unexplained gaps",
+        "host waits recorded",
+    ]
+    head += ["simulated", "at 100 x", "gone", "span at 100 x"]
+    paths = [*given.alone, *(given.folder / name for name in files_in(given.folder)), given.folder]
+    print(_markdown(head, [faster_row(path) for path in paths]))
+
+
+if __name__ == "__main__":
+    main()

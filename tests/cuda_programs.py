@@ -1,0 +1,148 @@
+"""Programs of CUDA calls, run by the rules of CUDA, and the trace that a profiler writes of such a run.
+
+A program is a list of steps of one host thread. All times are whole µs. There is no launch latency and no
+gap, so that nothing of a run is the device's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+CALL, TAIL = 4, 3
+"""What a call takes itself, and what is left of one that waited."""
+
+Step = tuple[Any, ...]
+"""``("work", µs)``, ``("launch", stream)``, ``("item", stream)`` (a copy to pageable memory),
+``("record", event, stream)``, ``("wait", stream, event)``, ``("sync stream", stream)``, ``("sync event",
+event)``, ``("sync device",)``, ``("collective", stream)``."""
+
+
+@dataclass
+class Run:
+    """What happened: the events of a trace, and when each task started and ended."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    host_end: int = 0
+    collectives: list[int] = field(default_factory=list)
+    """The tasks that are collectives."""
+
+
+def host(name: str, correlation: int, ts: float, dur: float, tid: int = 1) -> dict[str, Any]:
+    """Return a call."""
+    args = {"correlation": correlation, "External id": correlation}
+    return _slice("cuda_runtime", name, ts, dur, 9, tid, args)
+
+
+def gpu(name: str, correlation: int, ts: float, dur: float, stream: int = 7, device: int = 0,
+        category: str = "kernel", **more: Any) -> dict[str, Any]:  # fmt: skip
+    """Return a task."""
+    args = {"correlation": correlation, "stream": stream, "device": device, "External id": correlation}
+    return _slice(category, name, ts, dur, 0, stream, args | more)
+
+
+def operator(name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    """Return an operator of the framework."""
+    return _slice("cpu_op", name, ts, dur, 9, tid, args)
+
+
+def sync(name: str, correlation: int, stream: int, **args: Any) -> dict[str, Any]:
+    """Return what the profiler notes about a wait."""
+    known = {"stream": stream, "correlation": correlation, "device": 0}
+    return _slice("cuda_sync", name, 0, 0, 0, stream, known | args)
+
+
+def _slice(
+    category: str, name: str, ts: float, dur: float, pid: int, tid: int, args: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
+
+
+def ran(
+    program: Sequence[Step],
+    durations: Sequence[int],
+    *,
+    clock: int = 0,
+    ends: Sequence[int] = (),
+    begin: int = 0,
+) -> Run:
+    """Run a program.
+
+    Parameters
+    ----------
+    program, durations
+        Of each task in turn; of a collective the end counts that `ends` says.
+    clock : int
+        What the clock of the trace shows at time 0.
+    ends : sequence of int
+        When each collective ends.
+    begin : int
+        When the host begins.
+    """
+    run, now, correlation = Run(), begin, 0
+    free: dict[int, int] = {}  # of each stream: when all that it was told to do, or to wait for, has ended
+    recorded: dict[int, tuple[int, int, int]] = {}  # of each event: correlation, stream, when it is reached
+    for kind, *where in program:
+        if kind == "work":
+            now += where[0]
+            continue
+        correlation += 1
+        called = now
+        now += CALL
+        if kind in ("launch", "item", "collective"):
+            (stream,) = where
+            task = len(run.start)
+            run.start.append(max(now, free.get(stream, 0)))
+            run.end.append(run.start[task] + durations[task])
+            name, category = "kernel", "kernel"
+            if kind == "collective":
+                run.end[task] = max(run.start[task], ends[len(run.collectives)])
+                run.collectives.append(task)
+                name = "ncclKernel_AllReduce_RING_LL_Sum_float"
+            if kind == "item":
+                name, category = "Memcpy DtoH (Device -> Pageable)", "gpu_memcpy"
+                now = run.end[task] + TAIL
+            free[stream] = run.end[task]
+            length = run.end[task] - run.start[task]
+            at = clock + run.start[task]
+            run.events.append(gpu(name, correlation, at, length, stream, category=category))
+            name = "cudaMemcpyAsync" if kind == "item" else "cudaLaunchKernel"
+        elif kind == "record":
+            event, stream = where
+            recorded[event] = correlation, stream, free.get(stream, 0)
+            name = "cudaEventRecord"
+        elif kind == "wait":
+            stream, event = where
+            name = "cudaStreamWaitEvent"
+            if event in recorded:
+                since, other, reached = recorded[event]
+                free[stream] = max(free.get(stream, 0), reached)
+                noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
+                run.events.append(sync("Stream Wait Event", correlation, stream, **noted))
+        else:
+            if kind == "sync stream":
+                until, name = free.get(where[0], 0), "cudaStreamSynchronize"
+                run.events.append(sync("Stream Sync", correlation, where[0]))
+            elif kind == "sync event":
+                since, other, until = recorded.get(where[0], (-1, -1, 0))
+                name = "cudaEventSynchronize"
+                noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
+                run.events.append(sync("Event Sync", correlation, -1, **noted))
+            else:
+                until, name = max(free.values(), default=0), "cudaDeviceSynchronize"
+            now = max(called, until) + TAIL
+        run.events.append(host(name, correlation, clock + called, now - called))
+    run.host_end = now
+    return run

@@ -1,0 +1,135 @@
+"""The program that judges published training steps: what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import studies.training.__main__ as program
+from studies.training.judge import SIMUMAX_FILE, STEPS_FILE, Judge, Judged, Judgement
+from studies.training.kept import Kept
+from studies.training.published import Published, read_published
+
+COLUMNS = (
+    "id,source,group,model,params_b,layers,hidden,heads,seq,gpu,gpus,precision,tp,pp,vpp,cp,ep,dp,sharding,mbs,gbs,"
+    "micro_batches,recompute,step_ms,tokens_per_s_per_gpu,model_tflops_per_gpu,peer_prediction_ms,note"
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Return a folder with one small row of each of two sources, and nothing of the others."""
+    sizes = {
+        "model": "GPT",
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "seq": 64,
+        "gpu": "A100",
+        "gpus": 1,
+        "mbs": 1,
+        "gbs": 1,
+    }
+    sources = ("vtrain-a100-multi", "megatron-2104.04473-T1")
+    rows = [
+        {"id": source, "source": source, "group": f"{source}|x", "step_ms": 5, **sizes} for source in sources
+    ]
+    (tmp_path / "cluster").mkdir()
+    with gzip.open(tmp_path / STEPS_FILE, "wt", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS.split(","), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    (tmp_path / SIMUMAX_FILE).write_bytes(b"")
+    return tmp_path
+
+
+class Fake:
+    """Sources that are judged at once, and counted."""
+
+    def __init__(self, rows: list[Published]) -> None:
+        self.rows, self.judged, self.fails = rows, list[str](), ""
+
+    def of(self, name: str) -> Judgement:
+        if name == self.fails:
+            raise KeyboardInterrupt
+        self.judged.append(name)
+        row = self.rows[len(name) % 2]
+        return Judgement(name.title(), f"how {name}", (Judged(row, 5.5, 4.0, 6.0),), f"beside {name}")
+
+
+@pytest.fixture
+def fake(data: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    made = Fake(read_published(data / STEPS_FILE))
+    monkeypatch.setattr(
+        program, "SOURCES", {name: lambda _, name=name: made.of(name) for name in ("vtrain", "megatron")}
+    )
+    monkeypatch.setattr(program, "Judge", lambda _: None)
+    return made
+
+
+def test_an_interrupted_study_goes_on_and_writes_the_same_page(
+    data: Path, fake: Fake, tmp_path: Path
+) -> None:
+    whole, page = tmp_path / "whole.md", tmp_path / "page.md"
+    assert program.main([str(data), str(whole)]) == 0
+    assert fake.judged == ["vtrain", "megatron"]
+    fake.fails = "megatron"
+    with pytest.raises(KeyboardInterrupt):
+        program.main([str(data), str(page)])
+    partial = tmp_path / "page.md.partial"
+    partial.write_text(partial.read_text() + '{"cut off', encoding="utf-8")
+    fake.fails = ""
+    fake.judged.clear()
+    assert program.main([str(data), str(page)]) == 0
+    assert fake.judged == ["megatron"]
+    assert page.read_text() == whole.read_text()
+    assert "| Vtrain | 1 | 10.0 % |" in page.read_text()
+    assert "beside megatron." in page.read_text()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_what_was_judged_of_other_data_is_judged_again(data: Path, fake: Fake, tmp_path: Path) -> None:
+    rows = fake.rows
+    kept = Kept(tmp_path / "p.md", data, rows)
+    kept.put("vtrain", fake.of("vtrain"))
+    assert Kept(tmp_path / "p.md", data, rows).get("vtrain") == fake.of("vtrain")
+    assert Kept(tmp_path / "p.md", data, rows).get("megatron") is None
+    (data / SIMUMAX_FILE).write_bytes(b"changed")
+    assert Kept(tmp_path / "p.md", data, rows).get("vtrain") is None
+    assert json.loads((tmp_path / "p.md.partial").read_text())["judged"]
+
+
+def test_one_source_alone(data: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main([str(data), "--only", "megatron"]) == 0
+    told = capsys.readouterr()
+    assert fake.judged == ["megatron"]
+    assert "| Megatron | 1 | 10.0 % |" in told.out
+    assert "Vtrain" not in told.out
+    assert told.err.startswith("megatron: 1 rows, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "the following arguments are required: data"),
+        (["nowhere"], f"there is no {STEPS_FILE} in nowhere"),
+        (["DATA", "page.md", "--only", "vtrain"], "a page has all sources; leave it out with --only"),
+        (["DATA", "--only", "vtrian"], "invalid choice: 'vtrian'"),
+    ],
+)
+def test_wrong_use(
+    data: Path, fake: Fake, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(data) if each == "DATA" else each for each in arguments])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not fake.judged
+
+
+def test_every_source_is_a_method_of_the_judge() -> None:
+    assert all(getattr(Judge, name) is judged for name, judged in program.SOURCES.items())
