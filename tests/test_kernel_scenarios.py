@@ -30,6 +30,7 @@ REFUSED = {
     "failure": "the graph has Sends and Recvs that meet by key",
     "loop": "the graph has control flow",
     "npu_tiles": "the tasks of npu0 share its cores, SMs or bandwidth",
+    "parallel_layers": "sends and recvs are grouped",
     "peak_memory": "the memory of gpu0 runs short",
     "rendezvous": "the graph has Sends and Recvs that meet by key",
     "sessions": "the tasks of cpu0 share its cores, SMs or bandwidth",

@@ -17,7 +17,7 @@ from parallel_helpers import by_stream, run
 from policies.compile.parallel.context.chunks import attention_shares
 from policies.compile.parallel.context.context_parallel import ContextParallel
 from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.grid.combined import RankOrder, programs_of
+from policies.compile.parallel.grid.combined import RankOrder, UnsummedWarning, programs_of, warn_of_unsummed
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
 from policies.compile.records import Record, read
 from policies.compile.training.training_step import Training
@@ -270,6 +270,14 @@ def timed(graph: Graph) -> Graph:
         if "communicator" not in record.attributes and record.duration_ns is None:
             record.duration_ns = record.flops // 1000
     return write(records)
+
+
+def test_gradients_that_nobody_sums_are_told() -> None:
+    split = ContextParallel(2).apply(STEP)
+    with pytest.warns(UnsummedWarning, match="nothing sums the gradients of context-parallel ranks"):
+        warn_of_unsummed(split)
+    for fine in (DistributedDataParallel(1).apply(split), ContextParallel(2).apply(gpt_graph(GPT)), STEP):
+        warn_of_unsummed(fine)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -12,7 +12,7 @@ from policies.compile.parallel.fsdp2 import FullyShard
 from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.parallel.zero.stage_3 import ZeroThree
 from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
-from policies.compile.records import read
+from policies.compile.records import read, write
 from policies.compile.training.training_step import Training
 from sim import Graph, GraphBuilder
 from sim.graph.graph import Role
@@ -279,6 +279,14 @@ def test_micro_batches_have_one_update(stage: type[ZeroOne]) -> None:
     for kind, times in (("matmul", 3), ("sgd", 1), ("all_gather", 1), ("all_reduce", sums)):
         assert kinds[1].count(kind) == times * kinds[0].count(kind)
     assert run(three, 2).makespan_ns
+
+
+def test_zero_2_refuses_a_pipeline() -> None:
+    records = read(accumulated([40], 2))
+    first = next(iter(records.ops))
+    records.ops[first].micro_batch = 1
+    with pytest.raises(GraphError, match="zero-2 takes micro-batches one after another"):
+        ZeroTwo(2).apply(write(records))
 
 
 def accumulated(weights: list[int], n: int) -> Graph:

@@ -309,6 +309,9 @@ def drawn(data: st.DataObject) -> tuple[Graph, dict[str, np.ndarray[Any, Any]]]:
         y = columns[0]
         for c, other in enumerate(columns[1:]):
             y = op(f"mix{k}.{c}", data.draw(st.sampled_from(["mul", "add"])), [y, other], inner)
+        if data.draw(st.booleans()):  # of random numbers, which stay with it
+            size = 4 * TOKENS * inner
+            y = b.op(f"drop{k}", kind="dropout", inputs=[y], outputs=size, attributes={"stateful": True})
         y = op(f"down{k}", "matmul", [y, given(f"d{k}", inner, width)], width, 64)
         if data.draw(st.booleans()):
             y = op(f"offset{k}", "add", [y, given(f"o{k}", width)], width)
@@ -357,6 +360,7 @@ def _one(record: Record, x: list[Any], rank: int) -> Any:
         return sum(x[1:], x[0])
     one = {
         "relu": lambda a: a * (a > 0),
+        "dropout": lambda a: a / 2,
         "tanh": np.tanh,
         "loss_grad": lambda a: a / 3,
         "mul": lambda *a: np.prod([*np.broadcast_arrays(*a)], axis=0),

@@ -18,6 +18,8 @@ Sources: megatron/core/distributed/distributed_data_parallel.py, param_and_grad_
 
 from __future__ import annotations
 
+from copy import copy
+
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
 from policies.compile.parallel.grid.combined import DataParallel
@@ -48,7 +50,8 @@ class MegatronDDP(DataParallel):
     overlap_param_gather : bool
         Whether updated parameters are gathered during the forward.
     pipeline_rank : int
-        The place in a pipeline; only the first has buckets.
+        The place in a pipeline; only the first has buckets. After ``pipeline-parallel`` it is that of each
+        rank.
 
     Examples
     --------
@@ -76,6 +79,12 @@ class MegatronDDP(DataParallel):
             )
             raise InputError(f"megatron-ddp: {message}", path=("overlap_param_gather",))
         self.gather_ahead = overlap_param_gather
+
+    def on_stage(self, rank: int) -> MegatronDDP:
+        """Return the rewrite as it is on a pipeline rank: only the first has buckets."""
+        found = copy(self)
+        found.pipeline_rank = rank or self.pipeline_rank
+        return found
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, from the last parameter to the first."""

@@ -113,7 +113,7 @@ class Modules:
         return next((name for name in (*made, *read) if name is not None), None)
 
 
-def pattern_of(wrap: str | None) -> re.Pattern[str] | None:
+def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:
     """Return a regular expression.
 
     Raises
@@ -125,4 +125,4 @@ def pattern_of(wrap: str | None) -> re.Pattern[str] | None:
         return None if wrap is None else re.compile(wrap)
     except (re.error, TypeError) as error:
         message = f"must be a regular expression for names of ops; found {wrap!r}: {error}"
-        raise InputError(message, path=("wrap",)) from None
+        raise InputError(message, path=(option,)) from None

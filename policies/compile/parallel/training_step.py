@@ -79,7 +79,8 @@ class TrainingStep:
         if has_control_flow(graph):
             raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
         for op in graph.in_communicators:
-            if "rank" in graph.attributes[op] or "dimension" not in graph.attributes[op]:
+            given = graph.attributes[op]
+            if "rank" in given or "dimension" not in given:
                 name = graph.op_names[op]
                 raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from policies.compile.parallel.grid.combined import warn_of_unsummed
 from policies.compile.parallel.ranks import OnRanks
 from scenarios.run.decisions import Step
 from sim.graph.graph import Graph
@@ -74,6 +75,7 @@ def compile_graph(
             raise
         except InputError as error:
             raise document.error(step.loc, f"{step.name}: {error}") from error
+    warn_of_unsummed(graph)
     return graph, placement, machine
 
 

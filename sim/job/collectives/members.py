@@ -72,12 +72,12 @@ class Collectives:
         Which line it stands in; with whom it meets; and which rank of which party it is.
     signature : array of int64
         A number for what has to be the same on all ranks: kind, size, root, exchange.
+    group : array of int64
+        A number for the group call that it is part of, -1: it is no part of one.
     exchange : array of int64
         Which of `sends` an uneven ``all_to_all`` carries out, -1: none.
     sends : tuple of tuple of tuple of int
         Of each such exchange: the bytes from each rank to each.
-    group : array of int64
-        A number for the group call that it is part of, -1: it is no part of one.
     members : tuple of tuple of int
         Of each party: its devices, in machine order; of a pair the sender first.
     party_of_seat : array of int64
@@ -94,9 +94,9 @@ class Collectives:
     party: IntArray
     seat: IntArray
     signature: IntArray
+    group: IntArray
     exchange: IntArray
     sends: tuple[tuple[tuple[int, ...], ...], ...]
-    group: IntArray
     members: tuple[tuple[int, ...], ...]
     party_of_seat: IntArray
 
@@ -172,13 +172,30 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     found = Collectives(
         tuple(names),
         tuple(tuple(each) for each in ranks),
-        *(op, communicator, device, nbytes, root, line, party, seat, signature, exchange),
-        exchanged,
+        *(op, communicator, device, nbytes, root, line, party, seat, signature),
         _groups(graph, ops),
+        exchange,
+        exchanged,
         members,
         seats // n,
     )
     _check_ranks(graph, machine, found)
+    return found
+
+
+def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
+    """Return the number of each op's group call, -1: it is part of none."""
+    numbers: dict[str | int, int] = {}
+    found = np.full(len(ops), UNSET)
+    for i, op in enumerate(ops):
+        given = graph.attributes[op].get("group")
+        if given is None:
+            continue
+        if graph.kind(op) not in _PAIRED:
+            raise _fault(graph, op, "is in a group; only recv and send can be", "group")
+        if isinstance(given, bool) or not isinstance(given, str | int):
+            raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
+        found[i] = numbers.setdefault(given, len(numbers))
     return found
 
 
@@ -223,22 +240,6 @@ def _exchanges(
         exchange[i] = here
         sends[here][ranks.index(device)] = tuple(given.get(name, 0) for name in names)
     return exchange, tuple(tuple(rows) for rows in sends)
-
-
-def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
-    """Return the number of each op's group call, -1: it is part of none."""
-    numbers: dict[str | int, int] = {}
-    found = np.full(len(ops), UNSET)
-    for i, op in enumerate(ops):
-        given = graph.attributes[op].get("group")
-        if given is None:
-            continue
-        if graph.kind(op) not in _PAIRED:
-            raise _fault(graph, op, "is in a group; only recv and send can be", "group")
-        if isinstance(given, bool) or not isinstance(given, str | int):
-            raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
-        found[i] = numbers.setdefault(given, len(numbers))
-    return found
 
 
 def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:

@@ -15,6 +15,7 @@ each dimension, the fastest first (`rank_grid`). So the next rewrite finds the g
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -22,11 +23,22 @@ from typing import Any, Final
 from policies.compile.parallel.grid.rank_grid import DATA, MEGATRON, Grid, read_order
 from policies.compile.parallel.ranks import OnRanks, Ranks, add_ranks
 from policies.compile.records import Edge, Records, read, write
+from policies.compile.training.gradients import OPTIMISERS
 from sim import Graph, GraphBuilder
 from sim.words.arrays import UNSET
 from sim.words.errors import GraphError, InputError
 
-__all__ = ["REPLICAS", "REPLICATE", "DataParallel", "RankOrder", "multiplied", "on_each_rank", "programs_of"]
+__all__ = [
+    "REPLICAS",
+    "REPLICATE",
+    "DataParallel",
+    "RankOrder",
+    "UnsummedWarning",
+    "multiplied",
+    "on_each_rank",
+    "programs_of",
+    "warn_of_unsummed",
+]
 
 REPLICAS: Final = "replicas"
 """Dimension of groups that each share parameters out (HSDP)."""
@@ -87,6 +99,25 @@ def multiplied(
     return _placed(placed, grid, ranks if old.ranks == 1 else Ranks.of("", grid.ranks))
 
 
+class UnsummedWarning(UserWarning):
+    """Ranks update parameters with gradients of some tokens of a sequence only."""
+
+
+def warn_of_unsummed(graph: Graph) -> None:
+    """Warn if ranks share sequences, and no rewrite for replicas sums their gradients.
+
+    Warns
+    -----
+    UnsummedWarning
+    """
+    given = (graph.attributes[op].get("rank", {}) for op in graph.in_communicators[:1])
+    if any("cp" in rank and "dp" not in rank for rank in given) and OPTIMISERS.keys() & {*graph.kinds}:
+        message = (
+            "nothing sums the gradients of context-parallel ranks: end policy.compile with a rewrite for"
+        )
+        warnings.warn(UnsummedWarning(f"{message} replicas, such as {{name: ddp, ranks: 1}}"), stacklevel=2)
+
+
 class DataParallel(OnRanks):
     """A rewrite that makes replicas of what there is, whose gradients are summed: override `step`.
 
@@ -102,6 +133,10 @@ class DataParallel(OnRanks):
         """Return what a rank runs that sums its gradients with `n` - 1 others."""
         raise NotImplementedError(f"{type(self).__name__} must define step(graph, n)")
 
+    def on_stage(self, rank: int) -> DataParallel:
+        """Return the rewrite as it is on a pipeline rank."""
+        return self
+
     def program(self, graph: Graph) -> Graph:
         """Return what each rank runs, of the step of one device."""
         return self.step(graph, self.sizes["dp"])
@@ -115,9 +150,11 @@ class DataParallel(OnRanks):
         """Return the program of every rank there is on all its replicas."""
         if not graph.in_communicators:
             return self.everywhere(self.program(programs_of(graph)[1][0]))
-        return multiplied(
-            graph, self.ranks, self.sizes, lambda one, grid, at: self.step(one, len(grid.members(DATA)))
-        )
+
+        def of_rank(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+            return self.on_stage(at.get("pp", 0)).step(one, len(grid.members(DATA)))
+
+        return multiplied(graph, self.ranks, self.sizes, of_rank)
 
     def everywhere(self, program: Graph) -> Graph:
         """Return the graph in which every rank runs a program."""

@@ -25,7 +25,7 @@ from sim import Graph
 from sim.graph.graph import Role
 from sim.words.errors import GraphError
 
-__all__ = ["GradientAccumulation", "refuse_micro_batches"]
+__all__ = ["GradientAccumulation", "added", "refuse_micro_batches", "renamed"]
 
 
 class GradientAccumulation:
@@ -76,7 +76,7 @@ class GradientAccumulation:
             own |= {n: f"micro{k}/{n}" for n in step.records.externals if n not in made.externals}
             made.externals |= {own[n]: e for n, e in step.records.externals.items() if n in own}
             for record in step.work:
-                copied = _renamed(record, own, k)
+                copied = renamed(record, own, k)
                 made.ops[copied.name] = copied
                 for output in range(len(record.outputs)):
                     gradient = parameters.get(record.tensor(output))
@@ -86,14 +86,14 @@ class GradientAccumulation:
                         if before is not None:
                             name = f"micro{k}/{gradient.name}/accumulate"
                             total[gradient.gradient] = name
-                            made.ops[name] = _added(copied, name, before, output, gradient.elements)
+                            made.ops[name] = added(copied, name, before, output, gradient.elements)
         for update in step.updates:
             inputs = [(total.get(tensor, tensor), d) for tensor, d in update.inputs]
             made.ops[update.name] = replace(update, inputs=inputs)
         return write(made)
 
 
-def _renamed(record: Record, own: Mapping[str, str], k: int) -> Record:
+def renamed(record: Record, own: Mapping[str, str], k: int) -> Record:
     """Return an op as that of a micro-batch."""
 
     def of(name: str) -> str:
@@ -113,7 +113,7 @@ def _renamed(record: Record, own: Mapping[str, str], k: int) -> Record:
     )
 
 
-def _added(record: Record, name: str, before: str, output: int, elements: int) -> Record:
+def added(record: Record, name: str, before: str, output: int, elements: int) -> Record:
     """Return what adds a gradient to those before it; without a cost where its op has a duration."""
     nbytes = record.outputs[output]
     timed = record.duration_ns is not None or record.duration_by_kind

@@ -38,8 +38,9 @@ from policies.compile.parallel.grid.combined import multiplied, programs_of
 from policies.compile.parallel.grid.rank_grid import Grid
 from policies.compile.parallel.program import COMPUTE
 from policies.compile.parallel.ranks import Ranks
+from policies.compile.parallel.tensor.exchanges import PART, SEQUENCE, SPLIT, WHOLE, Exchanges
 from policies.compile.parallel.tensor.plan import LOSSES, PRODUCTS, Plan, data_and_weight
-from policies.compile.parallel.training_step import parts_of_gradients
+from policies.compile.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.compile.records import Record, Records, read, write
 from policies.compile.training.backward import elements
 from policies.compile.training.gradients import OPTIMISERS
@@ -49,11 +50,6 @@ from sim.words.errors import GraphError
 from sim.words.units import round_half_up
 
 __all__ = ["TensorParallel", "WholeWarning"]
-
-WHOLE, SPLIT, PART, SEQUENCE = "whole", "split", "part", "sequence"
-
-STREAM: Final = "tensor parallel"
-"""The communicator, and the stream of what runs beside the gradient of a weight."""
 
 _SUMS: Final = frozenset({"add_n", "add"})
 
@@ -141,13 +137,15 @@ class TensorParallel:
         """Return what one rank runs."""
         records, t = read(graph), len(self.ranks)
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
+        trains = any(record.kind in OPTIMISERS for record in records.ops.values())
+        step = TrainingStep(graph) if trains else None
         plan = Plan(records, order, t, self.column, self.row, self.vocabulary)
         if not plan.role and not plan.split:
             raise GraphError(f"graph {graph.name!r} has nothing that could be split{_told(plan.whole)}")
         if plan.whole:
             rest = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
             warnings.warn(WholeWarning(rest + _told(plan.whole)), stacklevel=2)
-        return write(_Writer(records, order, plan, t, self.sequence and t > 1).records)
+        return write(_Writer(records, order, plan, t, step, self.sequence and t > 1).records)
 
 
 def _listed(given: Sequence[str]) -> tuple[str, ...]:
@@ -159,57 +157,41 @@ def _told(whole: Mapping[str, str]) -> str:
     return f" ({'; '.join(shown)}{'; ...' if len(whole) > 3 else ''})" if shown else ""
 
 
-class _Writer:
-    """Writes the program of a rank, op by op, and keeps what each tensor is there."""
+class _Writer(Exchanges):
+    """Writes the program of a rank, op by op."""
 
-    def __init__(self, records: Records, order: Sequence[str], plan: Plan, t: int, sequence: bool) -> None:
-        self.old, self.plan, self.t, self.sequence = records, plan, t, sequence
-        suffix = "tensor parallel" + (", sequence parallel" if sequence else "")
-        self.records = Records(f"{records.name} ({suffix})", {}, {})
-        self.state: dict[str, str] = {}
-        self.moved: dict[str, str] = {}
-        """Tensor → what it became when its parts were summed."""
-        self.gathered: dict[tuple[str, bool], str] = {}
-        self.last = ""
-        """What was issued last on the stream of all."""
+    def __init__(
+        self,
+        records: Records,
+        order: Sequence[str],
+        plan: Plan,
+        t: int,
+        step: TrainingStep | None,
+        sequence: bool,
+    ) -> None:
+        super().__init__(records, t, sequence)
+        self.plan = plan
         for name, given in records.externals.items():
             self.state[name] = SPLIT if name in plan.split else WHOLE
             nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
             self.records.externals[name] = replace(given, nbytes=nbytes)
         ops = [records.ops[name] for name in order]
-        updates = [record for record in ops if record.kind in OPTIMISERS or record.attributes.get("stateful")]
-        self.gradient_of = self._gradients(updates)
+        self.parameters = [] if step is None else step.parameters
+        made = {each.gradient: each.name for each in self.parameters}
+        self.gradient_of = parts_of_gradients(records, made)
+        """Gradient, or part of its sum → parameter."""
+        names = {each.update for each in self.parameters}
+        updates = [record for record in ops if record.name in names]
         self.input_of = {weight: plan.product[name][0] for name, weight in self._columns()}
         found = [each for each in ops if each.kind == "gather" and each.inputs[0][0] in plan.split]
         self.looked_up = {tensor for each in found for tensor, _ in each.inputs}
-        skip = {record.name for record in updates}
         for record in ops:
-            if record.name not in skip:
+            if record.name not in names:
                 self.issue(record)
         self._finish(updates)
 
     def _columns(self) -> list[tuple[str, str]]:
         return [(name, self.plan.product[name][1]) for name, r in self.plan.role.items() if r != "row"]
-
-    def _gradients(self, updates: Sequence[Record]) -> dict[str, str]:
-        """Return gradient, or part of its sum → parameter."""
-        found: dict[str, str] = {}
-        for update in updates:
-            tensors = list(dict.fromkeys(tensor for tensor, d in update.inputs if not d))
-            made = [tensor for tensor in tensors if self.old.producer(tensor) is not None]
-            own = [
-                tensor for tensor in tensors if self.plan.readers.get(tensor) and tensor in self.plan.trained
-            ]
-            own = [tensor for tensor in own if tensor in self.old.externals and not self._is_state(tensor)]
-            found |= dict(zip(made, own, strict=False))
-        return parts_of_gradients(self.old, found)
-
-    def _is_state(self, name: str) -> bool:
-        return all(reader.name not in self.plan.names for reader in self.plan.readers.get(name, []))
-
-    def share(self, nbytes: int) -> int:
-        """Return the bytes of a rank's part."""
-        return -(-nbytes // self.t)
 
     # -- ops ------------------------------------------------------------------------------------
 
@@ -396,93 +378,6 @@ class _Writer:
                 found[name] = -(-found[name] // self.t)
         return found
 
-    # -- what ranks exchange --------------------------------------------------------------------
-
-    def of(self, tensor: str) -> str:
-        """Return what a tensor is on this rank; from an iteration before: as it is given."""
-        return self.state.get(tensor, WHOLE)
-
-    def reduced(self, tensor: str) -> str:
-        """Sum the parts of a tensor: all of it, or with sequence parallelism some tokens."""
-        producer = self.old.producer(tensor)
-        assert producer is not None
-        nbytes = self.old.nbytes(tensor)
-        positions = producer.kind == "gather" and len(producer.inputs) > 2  # they are added to the whole
-        scatter = self.sequence and not positions
-        kind = "reduce_scatter" if scatter else "all_reduce"
-        kept = self.share(nbytes) if scatter else nbytes
-        beside = producer.phase not in (None, "F")
-        self.moved[tensor] = self.collective(
-            f"{tensor}/{kind}", kind, tensor, nbytes, kept, producer, beside=beside
-        )
-        self.state[tensor] = SEQUENCE if self.sequence else WHOLE
-        if self.sequence and positions:
-            self._scatter(tensor, producer)
-        return self.moved[tensor]
-
-    def _scatter(self, tensor: str, producer: Record) -> None:
-        """Copy some tokens of a tensor (``scatter_to_sequence_parallel_region``)."""
-        name, kept = f"{tensor}/scatter", self.share(self.old.nbytes(tensor))
-        self.records.ops[name] = replace(
-            producer,
-            name=name,
-            kind="slice",
-            inputs=[(self.moved[tensor], 0)],
-            after=[],
-            outputs=(kept,),
-            flops=0,
-            bytes_read=kept,
-            bytes_written=kept,
-            duration_ns=None,
-            duration_by_kind={},
-            attributes={"stream": COMPUTE},
-        )
-        self.moved[tensor] = name
-
-    def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
-        """Return a tensor, gathered if ranks have parts of it."""
-        if self.of(tensor) == PART:
-            self.reduced(tensor)
-        source = self.moved.get(tensor, tensor)
-        if self.of(tensor) == WHOLE:
-            return source
-        if (tensor, backward) not in self.gathered:
-            producer = self.old.producer(tensor)
-            assert producer is not None
-            again = backward and producer.phase in (None, "F")
-            name = f"{tensor}/all_gather{'_again' if again else ''}"
-            nbytes = self.old.nbytes(tensor)
-            of = replace(producer, phase="I") if again else producer
-            self.gathered[tensor, backward] = self.collective(
-                name, "all_gather", source, nbytes, nbytes, of, beside=beside
-            )
-        return self.gathered[tensor, backward]
-
-    def collective(
-        self, name: str, kind: str, source: str, nbytes: int, kept: int, of: Record, *, beside: bool = False
-    ) -> str:
-        """Write what ranks exchange; `beside`: on a stream that waits for what was issued before only."""
-        self.records.ops[name] = Record(
-            name,
-            kind,
-            [(source, 0)],
-            [(self.last, 0)] if beside and self.last != source else [],
-            (kept,),
-            bytes_read=min(nbytes, self.records.nbytes(source)),
-            bytes_written=kept,
-            dtype=of.dtype,
-            stage=of.stage,
-            micro_batch=of.micro_batch,
-            phase=of.phase,
-            attributes={
-                "communicator": STREAM,
-                "dimension": "tp",
-                "stream": STREAM if beside else COMPUTE,
-                "nbytes": nbytes,
-            },
-        )
-        return name
-
     def _finish(self, updates: Sequence[Record]) -> None:
         """Sum the gradients of which ranks have parts, in one; then write the updates."""
         read_ = dict.fromkeys(chain.from_iterable([t for t, _ in update.inputs] for update in updates))
@@ -499,7 +394,7 @@ class _Writer:
             self.moved |= {part: record.tensor(k) for k, part in enumerate(parts)}
         for update in updates:
             own = dict.fromkeys(tensor for tensor, _ in update.inputs)
-            weights = [t for t in own if t in self.old.externals and not self._is_state(t)]
+            weights = [each.name for each in self.parameters if each.update == update.name]
             old = sum(self.old.externals[t].nbytes for t in weights)
             new = sum(self.records.externals[t].nbytes for t in weights)
             for tensor in own:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from policies.compile.parallel.training_step import TrainingStep, ready_places
 from policies.compile.records import Record
+from sim.words.errors import GraphError
 
 __all__ = ["MicroBatch", "micro_batches"]
 
@@ -42,8 +43,18 @@ class MicroBatch:
 
 
 def micro_batches(step: TrainingStep) -> list[MicroBatch]:
-    """Return the micro-batches of a step."""
-    n = 1 + max((record.micro_batch or 0 for record in step.work), default=0)
+    """Return the micro-batches of a step.
+
+    Raises
+    ------
+    GraphError
+        They are not one after another, as in a pipeline, where DeepSpeed's engine refuses stage 2, too.
+    """
+    order = [record.micro_batch or 0 for record in step.work]
+    if order != sorted(order):
+        name = step.records.name
+        raise GraphError(f"zero-2 takes micro-batches one after another; those of {name!r} are not")
+    n = 1 + max(order, default=0)
     if n == 1:
         return [MicroBatch.whole(step)]
     parts: list[dict[str, str]] = [{} for _ in range(n)]
