@@ -160,7 +160,9 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     if format is not None:
         return _checked(format)
     if os.path.isdir(path):
-        raise InputError(f"{path}: is a folder; the format kineto reads one with the ranks of a job")
+        raise InputError(
+            f"{path}: is a directory, not a file; the format kineto reads one with the ranks of a job"
+        )
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     for known in plugins.names(_GROUP):
         importer = _checked(known)
