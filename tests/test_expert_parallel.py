@@ -18,6 +18,8 @@ from parallel_helpers import run
 from devices.machine import make_machine
 from policies.compile.parallel.experts.expert_parallel import ExpertParallel
 from policies.compile.parallel.experts.routing import routed
+from policies.compile.parallel.grid.combined import programs_of
+from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.records import Records, read
 from policies.compile.training.training_step import Training
 from policies.issue.in_order import InOrder
@@ -405,3 +407,35 @@ def test_without_durations_a_cost_model_says_how_long_the_tokens_take() -> None:
     trace = simulate(graph, machine, InOrder(synchronisation="issue"), streams=Recorded())
     lasted = {name: times(trace, name)["ffn"] for name in ("gpu0", "gpu1")}
     assert [end - start for start, end in lasted.values()] == [12 * 10**9, 4 * 10**9]
+
+
+def test_micro_batches_exchange_each_and_sum_once() -> None:
+    b = GraphBuilder("training")
+    b.input("x", 80), b.parameter("r", 4), b.parameter("h", 4)
+    router = b.op("router", kind="matmul", inputs=["x", "r"], outputs=80, duration_ns=8)
+    last = layer(b, router, "ffn0", gated=True)
+    b.op("head", kind="matmul", inputs=[last, "h"], outputs=80, duration_ns=8)
+    step = GradientAccumulation(2).apply(Training().apply(b.build()))
+    graph = parallel(step, 4, size=2, routing={"tokens": [[3, 3, 1, 1], [3, 3, 1, 1]]})
+    records = read(graph)
+    mine = [
+        name[5:] for name, r in records.ops.items() if name.startswith("gpu0/") and r.kind == "all_to_all"
+    ]
+    ends = ("dispatch", "combine", "combine/grad", "dispatch/grad")
+    assert mine == [f"micro{k}/ffn0/{end}" for k in range(2) for end in ends]
+    added = records.ops["gpu0/micro1/ffn0.wu/accumulate"]
+    assert (added.outputs, added.bytes_read) == ((200,), 400)
+    assert records.externals["gpu0/ffn0.wu"].nbytes == 200
+    sums = [
+        name[5:] for name, r in records.ops.items() if name.startswith("gpu0/") and r.kind == "all_reduce"
+    ]
+    assert sorted(sums) == ["all_reduce0", "all_reduce1"]
+    assert run(graph, 4).tasks["end_ns"].tolist() == run(graph, 4, engine="kernel").tasks["end_ns"].tolist()
+
+
+def test_experts_are_a_dimension_of_the_grid() -> None:
+    grid, programs = programs_of(parallel(forward(), 4, size=2, routing={"tokens": [6, 6, 2, 2]}))
+    assert grid.sizes == {"ep": 2, "dp": 2}
+    assert [program is programs[0] for program in programs] == [True, False, True, False]
+    with pytest.raises(GraphError, match="is divided into ep already"):
+        parallel(parallel(forward()))

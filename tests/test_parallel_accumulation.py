@@ -15,7 +15,7 @@ from policies.compile.parallel.micro_batches import accumulation
 from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
 from policies.compile.parallel.zero.stage_3 import ZeroThree
-from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
+from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne
 from policies.compile.records import read
 from policies.compile.training.training_step import Training
 from scenarios.build.gpt import gpt_graph
@@ -65,7 +65,7 @@ def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once()
     assert {f"micro{k}/layer0.attention/0" for k in range(3)} <= groups
 
 
-@pytest.mark.parametrize("rewrite", [FullyShard(2), ZeroTwo(2), ZeroThree(2), ZeroOne(2, overlap_comm=True)])
+@pytest.mark.parametrize("rewrite", [FullyShard(2), ZeroThree(2)])
 def test_who_exchanges_for_each_micro_batch_refuses(rewrite: FullyShard) -> None:
     with pytest.raises(GraphError, match="does not take a step of several micro-batches; ddp"):
         rewrite.apply(GradientAccumulation(2).apply(THREE))

@@ -9,9 +9,10 @@ import pytest
 from parallel_helpers import by_stream, layers, run
 
 from policies.compile.parallel.fsdp2 import FullyShard
+from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.parallel.zero.stage_3 import ZeroThree
 from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
-from policies.compile.records import read
+from policies.compile.records import read, write
 from policies.compile.training.training_step import Training
 from sim import Graph, GraphBuilder
 from sim.graph.graph import Role
@@ -230,69 +231,66 @@ def test_zero_2_computes_on_when_the_sum_before_is_over() -> None:
 
 
 def test_zero_1_sums_at_the_last_of_several_micro_batches() -> None:
-    """Forward and backward of two layers take 600 ns; gradients are added up as they come, 1 ns each."""
-    graph = ZeroOne(2, reduce_bucket_size=10, micro_batches=2).apply(layers([40] * 2))
-    found = by_stream(run(graph, 2))["compute"]
-    assert found[5] == (500, 600, "mb0/l0/weight_grad")
-    assert found[6] == (600, 700, "mb1/l0")
-    assert found[10:16] == [
-        (1000, 1100, "mb1/l1/weight_grad"),
-        (1100, 1101, "mb1/w1/accumulate"),
-        (1101, 1201, "mb1/l0/weight_grad"),
-        (1201, 1202, "mb1/w0/accumulate"),
-        (1202, 1282, "reduce0"),
-        (1282, 1362, "reduce1"),
+    """Forward and backward of two layers take 600 ns; gradients are added up as they come."""
+    graph = ZeroOne(2, reduce_bucket_size=10).apply(accumulated([40] * 2, 2))
+    found = [name for _, _, name in by_stream(run(graph, 2))["compute"]]
+    assert found[5:7] == ["micro0/l0/weight_grad", "micro1/l0"]
+    assert found[11:15] == [
+        "micro1/w1/accumulate",
+        "micro1/l0/weight_grad",
+        "micro1/w0/accumulate",
+        "reduce0",
     ]
+    hooked = ZeroOne(2, reduce_bucket_size=10, overlap_comm=True).apply(accumulated([40] * 2, 2))
+    assert [name for _, _, name in by_stream(run(hooked, 2))["reduce"]] == ["reduce0", "reduce1"]
 
 
 def test_zero_2_sums_in_every_micro_batch() -> None:
-    """... and keeps parts: 80 ns for each of two sums, and 1 ns for what is kept, twice."""
-    graph = ZeroTwo(2, reduce_bucket_size=10, micro_batches=2).apply(layers([40] * 2))
+    """80 ns for each of two sums, and 1 ns for the part that is kept, in both."""
+    graph = ZeroTwo(2, reduce_bucket_size=10).apply(accumulated([40] * 2, 2))
     found = by_stream(run(graph, 2))["compute"]
     assert found[6:10] == [
-        (600, 680, "mb0/reduce0"),
-        (680, 760, "mb0/reduce1"),
-        (760, 761, "mb0/keep_part"),
-        (761, 861, "mb1/l0"),
+        (600, 680, "micro0/reduce0"),
+        (680, 760, "micro0/reduce1"),
+        (760, 761, "micro0/keep_part"),
+        (761, 861, "micro1/l0"),
     ]
     assert found[15:18] == [
-        (1361, 1441, "mb1/reduce0"),
-        (1441, 1521, "mb1/reduce1"),
-        (1521, 1522, "mb1/keep_part"),
+        (1361, 1441, "micro1/reduce0"),
+        (1441, 1521, "micro1/reduce1"),
+        (1521, 1522, "micro1/keep_part"),
     ]
     records = read(graph)
-    assert records.ops["gpu0/mb1/keep_part"].outputs == (20, 20)
-    assert records.ops["gpu0/w1/update"].inputs[0] == ("gpu0/mb1/keep_part:1", 0)
-    overlapped = ZeroTwo(2, reduce_bucket_size=10, overlap_comm=True, micro_batches=3).apply(layers([40] * 2))
+    assert records.ops["gpu0/micro1/keep_part"].outputs == (20, 20)
+    assert records.ops["gpu0/w1/update"].inputs[0] == ("gpu0/micro1/keep_part:1", 0)
+    assert not [name for name in records.ops if "accumulate" in name]
+    overlapped = ZeroTwo(2, reduce_bucket_size=10, overlap_comm=True).apply(accumulated([40] * 2, 3))
     assert [name for _, _, name in by_stream(run(overlapped, 2))["reduce"]] == [
-        f"mb{k}/reduce{i}" for k in range(3) for i in range(2)
+        f"micro{k}/reduce{i}" for k in range(3) for i in range(2)
     ]
 
 
 @pytest.mark.parametrize("stage", [ZeroOne, ZeroTwo])
-def test_micro_batches_have_inputs_of_their_own_and_one_update(stage: type[ZeroOne]) -> None:
+def test_micro_batches_have_one_update(stage: type[ZeroOne]) -> None:
     """Work comes m times; updates and gathers once; sums of stage 1 once, of stage 2 m times."""
-    one, three = (stage(2, micro_batches=m).apply(layers(FOUR)) for m in (1, 3))
+    one, three = (stage(2).apply(accumulated(FOUR, m)) for m in (1, 3))
     kinds = [[g.kind(op) for op in range(len(g)) if g.op_names[op].startswith("gpu0/")] for g in (one, three)]
-    for kind, times in (
-        ("matmul", 3),
-        ("sgd", 1),
-        ("all_gather", 1),
-        ("all_reduce", 3 if stage.stage == 2 else 1),
-    ):
+    sums = 3 if stage.stage == 2 else 1
+    for kind, times in (("matmul", 3), ("sgd", 1), ("all_gather", 1), ("all_reduce", sums)):
         assert kinds[1].count(kind) == times * kinds[0].count(kind)
-    assert {name for name in three.external_names if name.endswith("/x")} == {
-        f"gpu{r}/mb{k}/x" for r in range(2) for k in range(3)
-    }
     assert run(three, 2).makespan_ns
-    assert {three.micro_batch[three.index(f"gpu1/mb{k}/l0")] for k in range(3)} == {0, 1, 2}
 
 
-def test_too_many_micro_batches_are_refused_at_once() -> None:
-    with pytest.raises(InputError, match="ops are more than"):
-        ZeroTwo(2, micro_batches=10**7).apply(layers(FOUR))
-    with pytest.raises(InputError, match="micro_batches must be a whole number of at least 1"):
-        ZeroTwo(2, micro_batches=0)
+def test_zero_2_refuses_a_pipeline() -> None:
+    records = read(accumulated([40], 2))
+    first = next(iter(records.ops))
+    records.ops[first].micro_batch = 1
+    with pytest.raises(GraphError, match="zero-2 takes micro-batches one after another"):
+        ZeroTwo(2).apply(write(records))
+
+
+def accumulated(weights: list[int], n: int) -> Graph:
+    return GradientAccumulation(n).apply(layers(weights))
 
 
 def test_updated_parameters_are_gathered_in_whole_buckets() -> None:
@@ -363,9 +361,7 @@ def test_zero_3_without_streams_of_its_own() -> None:
     assert list(by_stream(run(graph, 2))) == ["compute"]
 
 
-@pytest.mark.parametrize(
-    "name", ["fsdp2", "program", "zero.micro_batches", "zero.stages_1_and_2", "zero.stage_3"]
-)
+@pytest.mark.parametrize("name", ["fsdp2", "program", "zero.stages_1_and_2", "zero.stage_3"])
 def test_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}"))
     assert result.attempted

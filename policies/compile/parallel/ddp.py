@@ -20,7 +20,7 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arX
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from policies.compile.parallel.buckets import closed_when_full
@@ -36,6 +36,7 @@ __all__ = ["DistributedDataParallel", "reduce_in_buckets"]
 
 _FIRST_BYTES: Final = 2**20
 _CAP_BYTES: Final = 25 * 2**20
+_ALL: Final[Mapping[str, str]] = {"communicator": "data parallel"}
 
 
 class DistributedDataParallel(DataParallel):
@@ -114,7 +115,7 @@ def reduce_in_buckets(
     strict: bool = True,
     parts: int = 1,
     waits: Callable[[Record], str | None] = lambda record: None,
-    communicator: Callable[[Sequence[Parameter]], str] = lambda bucket: "data parallel",
+    meets: Callable[[Sequence[Parameter]], Mapping[str, str]] = lambda bucket: _ALL,
 ) -> str:
     """Issue forward and backward, and a sum of each bucket; return the last. Updates read what was summed.
 
@@ -129,8 +130,8 @@ def reduce_in_buckets(
         Of how many parts a rank keeps one (reduce_scatter); 1: all_reduce.
     waits : callable
         What an op waits for besides.
-    communicator : callable
-        Over which a bucket is summed.
+    meets : callable
+        Attributes that say over whom a bucket is summed.
     """
     kind = "all_reduce" if parts == 1 else "reduce_scatter"
     last = ""
@@ -153,7 +154,7 @@ def reduce_in_buckets(
                 sizes,
                 after=[] if overlap else [record.name],
                 stream=kind,
-                communicator=communicator(buckets[bucket]),
+                **meets(buckets[bucket]),
                 **({"nbytes": parts * sum(sizes)} if parts > 1 else {}),
             )
             names = [last, *(f"{last}:{i}" for i in range(1, len(gradients)))]

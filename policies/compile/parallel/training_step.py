@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -22,7 +22,7 @@ from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
 from sim.words.errors import GraphError
 
-__all__ = ["Parameter", "TrainingStep", "parts_of_gradients"]
+__all__ = ["Parameter", "TrainingStep", "parts_of_gradients", "ready_places"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class TrainingStep:
         With backward and updates (`policies.compile.training`, or of an importer).
     forward : bool
         Whether a forward alone, without updates, will do.
-    within : collection of str
-        Communicators that are there already.
 
     Attributes
     ----------
@@ -76,13 +74,13 @@ class TrainingStep:
         No op updates a parameter, the graph has control flow or communicators, or is on several devices.
     """
 
-    def __init__(self, graph: Graph, *, forward: bool = False, within: Collection[str] = ()) -> None:
+    def __init__(self, graph: Graph, *, forward: bool = False) -> None:
         of = f"graph {graph.name!r}"
         if has_control_flow(graph):
             raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
         for op in graph.in_communicators:
             given = graph.attributes[op]
-            if given["communicator"] not in within and ("rank" in given or "dimension" not in given):
+            if "rank" in given or "dimension" not in given:
                 name = graph.op_names[op]
                 raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
         pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
@@ -109,18 +107,7 @@ class TrainingStep:
         Ops in a row that make nothing but such gradients from one that they share (those of a
         product's weight and bias) are one node of autograd: hooks run when the node is over.
         """
-        wanted = {each.gradient for each in self.parameters}
-        found: dict[str, int] = {}
-        place, node = 0, frozenset[str]()
-        for k in reversed(range(len(self.work))):
-            record = self.work[k]
-            made = [record.tensor(i) for i in range(len(record.outputs))]
-            read = {tensor for tensor, _ in record.inputs if self.records.producer(tensor) is not None}
-            if not (wanted.issuperset(made) and node & read):
-                place = k
-            node = frozenset(read) if wanted.issuperset(made) else frozenset()
-            found.update((tensor, place) for tensor in made if tensor in wanted)
-        return found
+        return ready_places(self.records, self.work, {each.gradient for each in self.parameters})
 
     def in_ready_order(self) -> list[Parameter]:
         """Return the parameters as their gradients become ready, those of a node the last first."""
@@ -165,6 +152,22 @@ class TrainingStep:
         if maker is not None and maker.name in self.finishing:
             gradient = maker.inputs[[maker.tensor(k) for k in range(len(maker.outputs))].index(gradient)][0]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
+
+
+def ready_places(records: Records, work: Sequence[Record], wanted: Collection[str]) -> dict[str, int]:
+    """Return gradient → the place in `work` of the op after which it is ready: `TrainingStep.ready_at`."""
+    gradients = frozenset(wanted)
+    found: dict[str, int] = {}
+    place, node = 0, frozenset[str]()
+    for k in reversed(range(len(work))):
+        record = work[k]
+        made = [record.tensor(i) for i in range(len(record.outputs))]
+        read = {tensor for tensor, _ in record.inputs if records.producer(tensor) is not None}
+        if not (gradients.issuperset(made) and node & read):
+            place = k
+        node = frozenset(read) if gradients.issuperset(made) else frozenset()
+        found.update((tensor, place) for tensor in made if tensor in gradients)
+    return found
 
 
 _SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})

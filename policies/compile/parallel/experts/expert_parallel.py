@@ -25,28 +25,31 @@ megatron/core/distributed/distributed_data_parallel.py (buffers of expert parame
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
 from policies.compile.parallel.experts.layers import Layers
-from policies.compile.parallel.experts.one_rank import EXPERTS, OneRank
+from policies.compile.parallel.experts.one_rank import OneRank
 from policies.compile.parallel.experts.routing import routed
+from policies.compile.parallel.grid.combined import multiplied
+from policies.compile.parallel.grid.rank_grid import DATA, Grid
 from policies.compile.parallel.program import COMPUTE, Program
-from policies.compile.parallel.ranks import Ranks, add_ranks
+from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
-from policies.compile.records import Records, write
+from policies.compile.records import write
 from policies.option_checks import whole
-from sim import Graph, GraphBuilder
+from sim import Graph
 from sim.words.errors import InputError
 from sim.words.limits import MOST_BUILT, at_most
 from sim.words.plugins import NOWHERE, Origin
 
 __all__ = ["ExpertParallel"]
 
-_DENSE: Final = "data parallel"
-_COPIES: Final = "expert data parallel"
+_DENSE: Final = {"communicator": "data parallel", "dimension": f"ep-{DATA}"}
+_COPIES: Final = {"communicator": "expert data parallel", "dimension": DATA}
+"""On which gradients meet: those of all parameters but the experts', and theirs."""
 _MOST_EXPERTS: Final = 100_000
 
 
@@ -135,44 +138,49 @@ class ExpertParallel:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the step on all ranks."""
-        step = TrainingStep(graph, forward=True)
         at_most(MOST_BUILT, len(self.ranks) * len(graph), "ops")
-        layers = Layers(step, self.wrap, self.experts)
-        out = GraphBuilder(f"{step.records.name} (expert parallel)")
-        for place in range(self.size):
-            rank = OneRank(
-                layers,
-                self.routing,
-                place,
-                top_k=self.top_k,
-                token_bytes=self.token_bytes,
-                stream="all_to_all" if self.overlap else COMPUTE,
-            )
-            one = self._program(rank.records(), layers.own)
-            for group in range(len(self.ranks) // self.size):
-                self._add(out, one, place, group)
-        return out.build()
+        made: dict[tuple[int, int], Graph] = {}
+        layers: dict[int, Layers] = {}
 
-    def _program(self, records: Records, own: Collection[str]) -> Graph:
-        """Return the program of a rank: gradients are summed in buckets, those of experts apart."""
-        step = TrainingStep(write(records), forward=True, within=(EXPERTS,))
-        program = Program(step, "")
-        copies = len(self.ranks) // self.size > 1
+        def program(one: Graph, _: Grid, at: Mapping[str, int]) -> Graph:
+            key = id(one), at["ep"]
+            if id(one) not in layers:
+                layers[id(one)] = Layers(TrainingStep(one, forward=True), self.wrap, self.experts)
+            if key not in made:
+                made[key] = self._program(layers[id(one)], at["ep"])
+            return made[key]
+
+        sizes = {"ep": self.size, "dp": len(self.ranks) // self.size}
+        return multiplied(graph, self.ranks, sizes, program, varies=True)
+
+    def _program(self, layers: Layers, place: int) -> Graph:
+        """Return what a rank runs: gradients are summed in buckets, those of experts apart."""
+        rank = OneRank(
+            layers,
+            self.routing,
+            place,
+            top_k=self.top_k,
+            token_bytes=self.token_bytes,
+            stream="all_to_all" if self.overlap else COMPUTE,
+        )
+        own, step = layers.own, TrainingStep(write(rank.records()), forward=True)
+        program = Program(step, "expert parallel")
+        copies = len(self.ranks) > self.size
         dense = [each for each in step.parameters[::-1] if each.name not in own]
         apart = [each for each in step.parameters[::-1] if each.name in own] if copies else []
         buckets = [bucket for some in (dense, apart) for bucket in self._buckets(some)]
-        if not buckets:
-            for record in step.work:
-                program.compute(record)
-            last = None
-        else:
+        last = None
+        if buckets:
             last = reduce_in_buckets(
                 program,
                 step,
                 buckets,
                 strict=False,
-                communicator=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
+                meets=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
             )
+        else:
+            for record in step.work:
+                program.compute(record)
         for update in step.updates:
             program.compute(update, after=[last])
         return program.graph()
@@ -181,20 +189,3 @@ class ExpertParallel:
         sizes, dtypes = [each.elements for each in parameters], [each.dtype for each in parameters]
         rows = closed_when_full(sizes, [self.bucket_size], dtypes)
         return [[parameters[k] for k in row] for row in rows]
-
-    def _add(self, out: GraphBuilder, graph: Graph, place: int, group: int) -> None:
-        """Add the program of a place in a group: devices for places, and groups with their numbers."""
-        names = self.ranks[group * self.size : (group + 1) * self.size]
-        numbered = {EXPERTS: f"{EXPERTS} {group}", _COPIES: f"{_COPIES} {place}"}
-        if len(self.ranks) == self.size:
-            numbered = {}
-
-        def attributes(own: Mapping[str, Any], _: int) -> Mapping[str, Any]:
-            found = dict(own)
-            if "communicator" in own:
-                found["communicator"] = numbered.get(own["communicator"], own["communicator"])
-            if "sends" in own:
-                found["sends"] = {names[int(k)]: nbytes for k, nbytes in own["sends"].items()}
-            return found
-
-        add_ranks(out, graph, [names[place]], attributes)

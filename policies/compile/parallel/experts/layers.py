@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Final
 
 from policies.compile.parallel.modules import pattern_of
-from policies.compile.parallel.training_step import TrainingStep
+from policies.compile.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.compile.records import Record
 from sim.graph.graph import Role
 from sim.words.errors import GraphError, InputError
@@ -37,6 +37,8 @@ class Layer:
     Attributes
     ----------
     name : str
+    module : str
+        Its name without that of a micro-batch.
     forward, backward : list of str
         Its ops, in order.
     expert : dict of str to int
@@ -50,6 +52,7 @@ class Layer:
     """
 
     name: str
+    module: str
     forward: list[str] = field(default_factory=list)
     backward: list[str] = field(default_factory=list)
     expert: dict[str, int] = field(default_factory=dict)
@@ -86,8 +89,8 @@ class Layers:
         Op → its layer.
     own : dict of str to int
         Parameter of experts → of which it is; None: of all.
-    gradients : set of str
-        Tensors that are gradients of parameters.
+    gradients : dict of str to str
+        Gradient of a parameter, and what it is a sum of → the parameter.
 
     Raises
     ------
@@ -104,15 +107,18 @@ class Layers:
         if step.updates and "F" not in {record.phase for record in step.work}:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
         self.weights = self._made_of_parameters()
-        self.gradients = {each.gradient for each in step.parameters}
+        self.gradients = parts_of_gradients(
+            step.records, {each.gradient: each.name for each in step.parameters}
+        )
+        several = any(record.micro_batch for record in step.work)
         found: dict[str, Layer] = {}
         self.of: dict[str, Layer] = {}
         for record in step.work:
             match = pattern.search(record.name)
-            if match is None or record.kind == "loss_grad":
+            if match is None or record.kind == "loss_grad" or self._adds_up(record):
                 continue
-            name = _name(match)
-            layer = found.setdefault(name, Layer(name))
+            name = f"micro{record.micro_batch}/{_name(match)}" if several else _name(match)
+            layer = found.setdefault(name, Layer(name, _name(match)))
             (layer.forward if self._is_forward(record) else layer.backward).append(record.name)
             self.of[record.name] = layer
             if match.re.groups and match.group(1) is not None:
@@ -142,13 +148,9 @@ class Layers:
         found: dict[str, tuple[str, int] | str | None] = {}
         for record in self.step.work:
             layer = self.of.get(record.name)
-            whose = (
-                None
-                if layer is None
-                else (layer.name, layer.expert[record.name])
-                if layer.expert
-                else layer.name
-            )
+            whose: tuple[str, int] | str | None = None if layer is None else layer.module
+            if layer is not None and layer.expert:
+                whose = layer.module, layer.expert[record.name]
             for tensor, _ in record.inputs:
                 given = self.step.records.externals.get(tensor)
                 if given is None or given.role != Role.PARAMETER:
@@ -167,6 +169,10 @@ class Layers:
 
     def _is_forward(self, record: Record) -> bool:
         return record.phase == "F" or (record.phase is None and not self.step.updates)
+
+    def _adds_up(self, record: Record) -> bool:
+        """Whether an op makes one gradient of a parameter of others, as of micro-batches."""
+        return bool(record.inputs) and all(tensor in self.gradients for tensor, _ in record.inputs)
 
     def _number(self, record: Record, text: str) -> int:
         if not text.isdecimal() or int(text) >= self.experts:

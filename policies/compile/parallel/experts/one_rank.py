@@ -129,6 +129,7 @@ class OneRank:
             record.bytes_written = sum(_rounded(back if inwards else out, each))
             record.attributes = {
                 "communicator": EXPERTS,
+                "dimension": "ep",
                 "sends": sends,
                 "stream": self.stream,
             }
@@ -173,8 +174,7 @@ class OneRank:
         """Add an op of the graph, as it is here."""
         layer = self.layers.of.get(record.name)
         if layer is None:
-            inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
-            self.made[record.name] = replace(record, inputs=inputs)
+            self._other_op(record)
             return
         expert = layer.expert.get(record.name)
         if expert is not None and expert not in self.got:
@@ -198,6 +198,15 @@ class OneRank:
             made.duration_ns, made.duration_by_kind = 0, {}
         made.attributes = self._shape(record, layer, expert, gradient=bool(written))
         self.made[record.name] = made
+
+    def _other_op(self, record: Record) -> None:
+        """Add an op that is no expert's, though it may add up their gradients."""
+        parameter = self.layers.gradients.get(record.name)
+        copies = Fraction(1) if parameter is None else self._copies(parameter)
+        if copies:
+            inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+            outputs = tuple(round_half_up(n * copies) for n in record.outputs)
+            self.made[record.name] = replace(scaled(record, copies), inputs=inputs, outputs=outputs)
 
     def _update(self, record: Record) -> None:
         """Add an update: of the parameters that are here."""

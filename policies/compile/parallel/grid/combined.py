@@ -254,8 +254,12 @@ def _as_one(attributes: dict[str, Any], grid: Grid, rank: int, rank_of: Mapping[
     dimension = found["dimension"]
     if grid.groups(dimension) > 1:
         found["communicator"] = found["communicator"].rpartition(" ")[0]
+    members = grid.members(dimension, rank)
+    if "sends" in found:
+        places = {rank_of[name]: nbytes for name, nbytes in found["sends"].items()}
+        found["sends"] = {str(members.index(other)): nbytes for other, nbytes in places.items()}
     if "peer" in found:
-        found["peer"] = str(grid.members(dimension, rank).index(rank_of[found["peer"]]))
+        found["peer"] = str(members.index(rank_of[found["peer"]]))
     return found
 
 
@@ -280,6 +284,9 @@ def _of_rank(own: Mapping[str, Any], grid: Grid, rank: int, devices: Sequence[st
     found = {**own, "dimension": dimension}
     if grid.groups(dimension) > 1:
         found["communicator"] = f"{own['communicator']} {grid.number(dimension, rank)}"
+    if "sends" in own:
+        members = grid.members(dimension, rank)
+        found["sends"] = {devices[members[int(k)]]: nbytes for k, nbytes in own["sends"].items()}
     if "peer" in own:
         found["peer"] = devices[grid.members(dimension, rank)[int(own["peer"])]]
     found["rank"] = {name: (place, grid.sizes[name]) for name, place in grid.at(rank).items()}

@@ -144,4 +144,4 @@ def refuse_micro_batches(step: TrainingStep, what: str) -> None:
     """
     if any(record.micro_batch for record in step.work):
         message = f"{what} does not take a step of several micro-batches"
-        raise GraphError(f"{message}; ddp, megatron-ddp and zero-1 sum gradients after the last")
+        raise GraphError(f"{message}; ddp, megatron-ddp, zero-1 and zero-2 do")

@@ -8,8 +8,9 @@
 
 A bucket is summed when the next gradient would not fit, so after the op that makes that one. In stage 1
 without ``overlap_comm`` nothing is summed before the backward is over, and then in the order of registration.
-With several micro-batches stage 1 adds up whole gradients and sums them over the ranks in the last one. Stage
-2 keeps no more than a part: it sums those of every micro-batch, and adds its parts up.
+With several micro-batches (``gradient-accumulation``) stage 1 adds up whole gradients and sums them over the
+ranks in the last one. Stage 2 keeps no more than a part: it sums those of every micro-batch, and adds its
+parts up.
 
 What is called reduce_scatter there is an all_reduce of the bucket, of which each rank copies its part
 (``use_multi_rank_bucket_allreduce``, the default). Updated parameters are gathered at the end of the step and
@@ -24,19 +25,16 @@ deepspeed/runtime/zero/config.py (defaults, in elements).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import DataParallel
-from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
-from policies.compile.parallel.zero.micro_batches import marked, micro_batch, with_inputs
+from policies.compile.parallel.zero.micro_batches import MicroBatch, micro_batches
 from policies.option_checks import whole
 from sim import Graph
-from sim.words.limits import MOST_BUILT, at_most
 
 __all__ = ["GROUP", "ZeroOne", "ZeroTwo"]
 
@@ -55,8 +53,6 @@ class ZeroOne(DataParallel):
         Elements.
     overlap_comm : bool
         Whether sums run on a stream of their own.
-    micro_batches : int
-        How many are computed before an update (``gradient_accumulation_steps``); the graph is that of one.
 
     Examples
     --------
@@ -77,28 +73,24 @@ class ZeroOne(DataParallel):
         reduce_bucket_size: int = 500_000_000,
         allgather_bucket_size: int = 500_000_000,
         overlap_comm: bool = False,
-        micro_batches: int = 1,
     ) -> None:
         name = f"zero-{self.stage}"
         self.ranks, self.overlap_comm = Ranks.of(name, ranks), overlap_comm
         self.reduce_bucket_size = whole(name, "reduce_bucket_size", reduce_bucket_size)
         self.allgather_bucket_size = whole(name, "allgather_bucket_size", allgather_bucket_size)
-        self.micro_batches = whole(name, "micro_batches", micro_batches, most=MOST_BUILT)
 
-    def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
+    def buckets(self, step: TrainingStep, batch: MicroBatch) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order in which they are summed."""
-        hooks = self.stage == 2 or self.overlap_comm
-        order = step.in_ready_order() if hooks else step.parameters
+        order = step.parameters
+        if self.stage == 2 or self.overlap_comm:
+            last_first = step.parameters[::-1]
+            order = sorted(last_first, key=lambda each: batch.ready_at[each.gradient])
         sizes = [each.elements for each in order]
         return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
-        at_most(MOST_BUILT, self.micro_batches * n * len(graph), "ops")
-        step = TrainingStep(graph)
-        if self.stage == 2 or self.overlap_comm or self.micro_batches > 1:
-            refuse_micro_batches(step, f"zero-{self.stage} (but by its own option micro_batches)")
-        host = _Host(self, step, n)
+        host = _Host(self, TrainingStep(graph), n)
         host.run()
         return host.program.graph()
 
@@ -107,15 +99,11 @@ class _Host:
     """The host of a rank."""
 
     def __init__(self, of: ZeroOne, step: TrainingStep, n: int) -> None:
-        self.of, self.step, self.n, self.micro_batches = of, step, n, of.micro_batches
+        self.of, self.step, self.n = of, step, n
         self.program = Program(step, f"ZeRO {of.stage}")
         self.updates = self.program.shard(step, n, parameters=False)
-        self.program.records.externals = with_inputs(self.program.records.externals, self.micro_batches)
-        self.buckets = of.buckets(step)
-        self.full: dict[int, int] = {}
-        """Place of an op → the bucket that is full once it has run."""
-        if of.stage == 2 or of.overlap_comm:
-            self.full = {step.ready_at[after[0].gradient]: k for k, after in enumerate(self.buckets[1:])}
+        self.batches = micro_batches(step) if of.stage == 2 else [MicroBatch.whole(step)]
+        self.buckets = of.buckets(step, self.batches[0])
         self.gradients: dict[str, str] = {}
         """Gradient → what there is of it: of this micro-batch, or of all so far."""
         self.before: str | None = None
@@ -124,57 +112,37 @@ class _Host:
 
     def run(self) -> None:
         """Issue the whole step."""
-        for k in range(self.micro_batches):
-            self.micro_batch(k)
+        for k, batch in enumerate(self.batches):
+            self.micro_batch(k, batch)
         self.program.instead = self.gradients
         for update in self.updates:
             self.program.compute(update, after=[self.last])
         self.gather()
 
-    def micro_batch(self, k: int) -> None:
+    def micro_batch(self, k: int, batch: MicroBatch) -> None:
         """Issue a forward and a backward, and the sums that belong to it."""
-        of, step, m = self.of, self.step, self.micro_batches
-        kept, self.gradients = self.gradients, {}
-        sums = of.stage == 2 or k == m - 1
+        kept, self.gradients = self.gradients, dict(batch.gradients)
+        full: dict[int, int] = {}  # place of an op → the bucket that is full once it has run
+        if self.of.stage == 2 or self.of.overlap_comm:
+            after = [batch.ready_at[bucket[0].gradient] for bucket in self.buckets[1:]]
+            full = {place: bucket for bucket, place in enumerate(after)}
         launched = 0
-        for place, record in enumerate(micro_batch(step, k, m)):
+        for place, record in enumerate(batch.work):
             self.program.compute(record, after=[self.wait])
             self.before, self.wait = record.name, None
-            for each in self.made_at.get(place, ()):
-                self.gradients[each.gradient] = marked(each.gradient, k, m)
-                if of.stage == 1 and k:
-                    self.accumulate(each, kept, k)
-            while sums and place in self.full and launched <= self.full[place]:
+            while place in full and launched <= full[place]:
                 self.wait, self.last = self.last, self.reduce(launched, k)
                 launched += 1
-        for bucket in range(launched, len(self.buckets) if sums else 0):
+        for bucket in range(launched, len(self.buckets)):
             self.last = self.reduce(bucket, k)
-        if of.stage == 2 and m > 1:
+        if len(self.batches) > 1:
             self.keep_part(kept, k)
-
-    @cached_property
-    def made_at(self) -> dict[int, list[Parameter]]:
-        """Place of an op → the parameters whose gradients it makes."""
-        place = {record.name: k for k, record in enumerate(self.step.work)}
-        found: dict[int, list[Parameter]] = {}
-        for each in self.step.parameters:
-            producer = self.step.records.producer(each.gradient)
-            assert producer is not None
-            found.setdefault(place[producer.name], []).append(each)
-        return found
-
-    def accumulate(self, each: Parameter, kept: Mapping[str, str], k: int) -> None:
-        """Add a gradient to that of the micro-batches before, in place."""
-        name = f"{marked(each.name, k, self.micro_batches)}/accumulate"
-        reads = [kept[each.gradient], self.gradients[each.gradient]]
-        self.gradients[each.gradient] = self.before = self.program.add(name, "add_n", reads, [each.nbytes])
-        self.program.records.ops[name].flops = each.elements
 
     def reduce(self, bucket: int, k: int) -> str:
         """Sum a bucket over the ranks."""
         gradients = [each.gradient for each in self.buckets[bucket]]
         name = self.program.add(
-            marked(f"reduce{bucket}", k, self.micro_batches if self.of.stage == 2 else 1),
+            f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}",
             "all_reduce",
             [self.gradients[gradient] for gradient in gradients],
             [each.nbytes for each in self.buckets[bucket]],
@@ -187,7 +155,7 @@ class _Host:
 
     def keep_part(self, kept: Mapping[str, str], k: int) -> None:
         """Keep a rank's part of what was summed, let go of the rest; later parts are added to the first."""
-        name, gradients = f"mb{k}/keep_part", [each.gradient for each in self.step.parameters]
+        name, gradients = f"micro{k}/keep_part", [each.gradient for each in self.step.parameters]
         reads = [*(kept[g] for g in gradients if k), *(self.gradients[g] for g in gradients)]
         parts = [shard_nbytes(each, self.n) for each in self.step.parameters]
         self.program.add(name, "add_n" if k else "copy", reads, parts)
