@@ -135,7 +135,7 @@ class Clock:
     """A context for a network that only calls back: all calls of an instant, then whoever settles it."""
 
     def __init__(self, job: Any, flow: Any) -> None:
-        self.job, self.flow, self.now_ns = job, flow, 0
+        self.job, self.flow, self.now_ns, self.conditions = job, flow, 0, None
         self.calls: list[tuple[int, int, Any, Any]] = []
         self.settling: list[Any] = []
         self.ends: dict[int, int] = {}
