@@ -102,7 +102,8 @@ class Grid:
 
     def groups(self, dimensions: str | Iterable[str]) -> int:
         """Return how many groups there are over these dimensions."""
-        return self.ranks // len(self.members(dimensions))
+        varying = _names(dimensions)
+        return math.prod(size for name, size in self.sizes.items() if name not in varying)
 
     def ordered(self, order: Sequence[str]) -> Grid:
         """Return the grid of the same sizes in another order; what `order` lacks comes last."""
