@@ -82,7 +82,7 @@ def test_scenarios_may_name_files_outside_their_folder_if_that_is_allowed(
     options = ("-v", "-p", "no:cacheprovider", "--sim-check", "below")
     refused = pytester.runpytest_inprocess(*options)
     assert refused.ret in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
-    assert "is outside the scenario's folder; allow it with --allow-outside" in str(refused.stdout)
+    assert "is outside the scenario's folder; allow it with --sim-allow-outside" in str(refused.stdout)
     assert "Traceback" not in f"{refused.stdout}{refused.stderr}"
     allowed = pytester.runpytest_inprocess(*options, "--sim-allow-outside")
     assert allowed.ret == 0
