@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, write
 
+from scenarios.importers import load_graph
+from scenarios.run.load import load_scenario
+
 pytest_plugins = ["pytester"]
+
+# A run in this process drops what it was first to import, and C extensions load only once: import them here.
+ALREADY_IMPORTED = (load_graph, load_scenario)
 
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

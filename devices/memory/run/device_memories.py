@@ -105,9 +105,7 @@ class DeviceMemories:
         first = np.array(machine.first_stream, np.int64)
         streams = job.stream_of if job.launched.any() else first[job.device_of]
         self.stream = np.concatenate((streams, first[flow.destination]))
-        self.reads_at_issue = np.concatenate(
-            (self.at_issue & job.launched, np.zeros(len(flow.tensor), bool))
-        )
+        self.reads_at_issue = np.concatenate((self.at_issue & job.launched, np.zeros(len(flow.tensor), bool)))
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)
