@@ -82,9 +82,7 @@ class ScenarioFile(pytest.File):
                 allow_outside=self.config.getoption("--sim-allow-outside"),
             ).expected()
         except InputError as error:
-            # pytest's own options begin with what they belong to
-            told = str(error).replace("allow it with --allow-", "allow it with --sim-allow-")
-            raise self.CollectError(told) from None
+            raise self.CollectError(str(error)) from None
         for i, case in enumerate(cases):
             # The scenario's own policy may be among those that it compares.
             again = any(case.label == other.label for other in cases[:i])
