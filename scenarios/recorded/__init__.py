@@ -1,1 +1,1 @@
-"""Recorded programs: how they ran, how they run again, and what would change that."""
+"""Recordings as models: the schedule that was recorded, and the machine on which it comes out again."""

@@ -222,7 +222,10 @@ class Host:
             if self._trace.begin_ns > self._begin_ns:
                 self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
         start = self._point.get(thread, self._begin_ns)
-        attributes: dict[str, Any] = {"thread": self._threads[thread]}
+        attributes: dict[str, Any] = {
+            "thread": self._threads[thread],
+            "recorded_start_ns": start - self._begin_ns,
+        }
         if kind == "launch":
             attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
         own_ns = call.start_ns if kind == "launch" else end_ns
