@@ -74,7 +74,8 @@ def load(
         its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
         the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
         ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
-        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``.
+        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``; of one
+        that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
 
     Raises
     ------
