@@ -267,7 +267,7 @@ def _task(event: Any, operators: dict[int, str]) -> GpuTask:
         _ns(event["ts"]),
         _ns(event["dur"]),
         int(args.get("bytes", 0)),
-        operators.get(args.get("External id")),
+        operators.get(args.get("External id", args.get("external id"))),
         facts,
         (str(args["Process Group Name"]), str(args.get("Process Group Ranks", "")))
         if "Process Group Name" in args
