@@ -26,7 +26,7 @@ from sim.record.record import Record
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
-__all__ = ["Gap", "blame", "explain_text", "largest_gaps"]
+__all__ = ["Gap", "blame", "explain_text", "largest_gaps", "name_of_row"]
 
 
 class Gap(NamedTuple):
@@ -91,6 +91,11 @@ def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:
 def _task(f: Facts, row: int) -> str:
     name = f.job.graph.op_names[int(f.trace.tasks["op"][row])]
     return f"{name!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
+
+
+def name_of_row(f: Facts, row: int) -> str:
+    """Return what sentences call a task, or a transfer."""
+    return _task(f, row) if row < f.n else _transfer(f, row)
 
 
 def _iteration(f: Facts, iteration: int) -> str:
