@@ -120,7 +120,7 @@ def tasks_of(graph: Graph, run: Run) -> dict[int, int]:
     return {
         op: known[own["stream"], own["recorded_start_ns"]]
         for op, own in graph.attributes.items()
-        if "recorded_start_ns" in own
+        if "kernel" in own
     }
 
 
@@ -323,7 +323,7 @@ def test_a_gap_that_nothing_explains_stays(trace: Load) -> None:
     delay = graph.index("delay.1")
     assert (start["delay.1"], graph.duration_ns[delay]) == (15_000, 100_000)
     assert start["b.1"] == 115_000
-    assert graph.attributes[delay] == {"stream": 7}
+    assert graph.attributes[delay] == {"stream": 7, "recorded_start_ns": 35_000}
 
 
 def test_launches_before_the_trace_begins(trace: Load) -> None:

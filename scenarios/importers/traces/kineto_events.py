@@ -131,6 +131,8 @@ class Trace:
     Attributes
     ----------
     tasks, calls, waits
+    notes_waits : bool
+        Whether the profiler noted waits, if only that it could not tell what for.
     host_waits : dict
         By correlation of the call.
     callers : dict
@@ -144,6 +146,7 @@ class Trace:
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
+    notes_waits: bool = False
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -185,7 +188,8 @@ def read_events(path: StrPath) -> Trace:
         if "External id" in event.get("args", {}):
             names.setdefault(event["args"]["External id"], event["name"])
     rank, world_size = _place(path, data)
-    trace = Trace(callers=_callers(operators), rank=rank, world_size=world_size)
+    noted = "cuda_sync" in categories
+    trace = Trace(callers=_callers(operators), rank=rank, world_size=world_size, notes_waits=noted)
     for index, (event, category) in enumerate(zip(events, categories, strict=True)):
         if event.get("ph") != "X":
             continue

@@ -216,7 +216,7 @@ class Host:
             if self._trace.begin_ns > self._begin_ns:
                 self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
         start = self._point.get(thread, self._begin_ns)
-        attributes = {"thread": self._threads[thread]}
+        attributes = {"thread": self._threads[thread], "recorded_start_ns": start - self._begin_ns}
         op: Record = {
             "name": self._prefix + name,
             "kind": kind,
