@@ -62,7 +62,7 @@ class Answer:
         for row in rows.tolist():
             groups.setdefault(label[row], []).append(row)
         found = [(name, len(of), int(schedule.lasted_ns[of].sum()), of[0]) for name, of in groups.items()]
-        return sorted(found, key=lambda one: (-one[2], one[3]))[: self.top]
+        return sorted(found, key=lambda one: (-one[2], -one[1], one[3]))[: self.top]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim diff --json`` prints."""

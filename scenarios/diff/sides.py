@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -39,6 +39,7 @@ __all__ = ["Asked", "Side", "two_sides"]
 
 _SCENARIO: Final = (".yaml", ".yml")
 _TABLE: Final = (".csv", ".csv.gz", ".parquet")
+_NO_TIMES: Final = "a plan has no times; name the scenario that it is of as the other side"
 _SCHEMA: Final = re.compile(rb'"schema"\s*:\s*"(sim\.[a-z_]+/\d+)"')
 
 
@@ -87,8 +88,13 @@ class _One:
 
     path: str
     policy: str | None
-    sets: Sequence[str]
+    own: Sequence[str]
     asked: Asked = field(repr=False)
+
+    @property
+    def sets(self) -> list[str]:
+        """The settings of both sides and its own."""
+        return [*self.asked.sets, *self.own]
 
     @property
     def changed(self) -> bool:
@@ -115,7 +121,7 @@ def two_sides(asked: Asked) -> tuple[Side, Side]:
     if (a.path, a.policy, a.sets) == (b.path, b.policy, b.sets):
         raise InputError(f"{a.path}: is on both sides, and nothing differs between them")
     if kinds == ("plan", "plan"):
-        raise InputError(f"{a.path}: a plan has no times; name the scenario that it is of as the other side")
+        raise InputError(f"{a.path}: {_NO_TIMES}")
     return _side(a, kinds[0], b), _side(b, kinds[1], a)
 
 
@@ -126,10 +132,19 @@ def _given(asked: Asked) -> tuple[_One, _One]:
     elif asked.policies:
         both = len(asked.paths) == 2 or asked.sets_a or asked.sets_b
         policies = (asked.policies[0] if both else None, asked.policies[0])
+        decides = [_takes_policy(path) for path in asked.paths]
+        if decides in ([True, False], [False, True]):  # it is of the one that takes it
+            policies = (asked.policies[0], None) if decides[0] else (None, asked.policies[0])
     paths = asked.paths[0], asked.paths[-1]
     more = asked.sets_a, asked.sets_b
-    a, b = (_One(paths[k], policies[k], [*asked.sets, *more[k]], asked) for k in (0, 1))
+    a, b = (_One(paths[k], policies[k], more[k], asked) for k in (0, 1))
     return a, b
+
+
+def _takes_policy(path: str) -> bool:
+    """Whether a policy can be named for a file: one runs under it, or it holds the runs of several."""
+    kind = _kind(path)
+    return kind in ("scenario", "recording") or (kind == "table" and bool(runs_in(read_ops_table(path))))
 
 
 def _kind(path: str) -> str:
@@ -155,7 +170,7 @@ def _kind(path: str) -> str:
 
 def _side(one: _One, kind: str, other: _One) -> Side:
     if kind == "scenario":
-        return _of_case(_case(_scenario(one), one.policy))
+        return _of_case(_case(_scenario(one), one.policy), one.own)
     if kind == "plan":
         return _of_plan(one, other)
     if kind == "table":
@@ -163,7 +178,7 @@ def _side(one: _One, kind: str, other: _One) -> Side:
             raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
         return _of_table(one.path, one.policy)
     if one.changed:
-        return _of_case(_case(_recording_as_scenario(one), one.policy))
+        return _of_case(_case(_recording_as_scenario(one), one.policy), one.own)
     return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
 
 
@@ -180,18 +195,20 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
         runs = runs_in(read_ops_table(one.path))
         if len(runs) == 2:
             return _of_table(one.path, runs[0]), _of_table(one.path, runs[1])
-        raise InputError(f"{one.path}: holds {len(runs) or 1} runs, not two; name a second file")
+        holds = f"{len(runs)} runs, not two" if len(runs) > 1 else "one run"
+        raise InputError(f"{one.path}: holds {holds}; name a second file, or two --policy of it")
     if kind == "plan":
-        raise InputError(
-            f"{one.path}: a plan has no times; name the scenario that it is of as the other side"
-        )
-    case = _case(_scenario(one), None)
+        raise InputError(f"{one.path}: {_NO_TIMES}")
+    scenario = _scenario(one)
+    case = _case(scenario, None)
     if _is_recorded(case):
         title = f"{case.scenario.name}, as recorded"
         return Side(title, lambda: _as_recorded(case.work.graph, one.path)), _of_case(case)
+    known = ", ".join(scenario.variants)
     raise InputError(
-        f"{one.path}: is one run; name a second file, another --policy, or a setting of one side "
-        "(--set-b workload.batch=64)"
+        f"{one.path}: is one run; name a second file, another --policy"
+        + (f" (it compares {known})" if known else "")
+        + ", or a setting of one side (--set-b KEY=VALUE)"
     )
 
 
@@ -211,33 +228,31 @@ def _case(scenario: Scenario, policy: str | None) -> Case:
     return scenario.case(policy) if policy else scenario.case()
 
 
-def _of_case(case: Case) -> Side:
+def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
+    """Return the run of a case; `own` are the settings of this side alone, which its title names."""
+
     def run() -> Schedule:
         from scenarios.run.execute import run_case
         from sim.diff.schedule import schedule_of
 
         return schedule_of(run_case(case).trace, title, policy=case.label)
 
-    title = f"{case.scenario.name}: {case.label}"
+    title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
     return Side(title, run)
 
 
 def _of_plan(one: _One, other: _One) -> Side:
     """Return the run in which the other side's scenario follows a plan."""
     if _kind(other.path) != "scenario":
-        raise InputError(
-            f"{one.path}: a plan has no times; name the scenario that it is of as the other side"
-        )
+        raise InputError(f"{one.path}: {_NO_TIMES}")
     if one.policy is not None:
         raise InputError(f"--policy {one.policy}: {one.path} is a plan, which decides everything")
     own = _case(_scenario(other), other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
-    asked = one.asked
-    allowed = Asked(asked.paths, allow_code=asked.allow_code, allow_outside=True)
-    scenario = _scenario(_One(other.path, None, [*one.sets, f"policy={policy}"], allowed))
-    _, run = _of_case(_case(scenario, None))
-    return Side(f"{scenario.name}: {_name(one.path)}", run)
+    asked = replace(one.asked, allow_outside=True)  # the plan is named here, and not by the scenario
+    scenario = _scenario(_One(other.path, None, [*one.own, f"policy={policy}"], asked))
+    return _of_case(_case(scenario, None), one.own, _name(one.path))
 
 
 # -- tables and recordings --------------------------------------------------------------------------

@@ -102,7 +102,9 @@ class Differences:
 
     @cached_property
     def relaned(self) -> BoolArray:
-        """Which pairs run on another stream or worker."""
+        """Which pairs run on another stream or worker; none if lanes were paired by what they do."""
+        if self.pairs.by == "order":
+            return np.zeros(len(self.pairs.a), bool)
         codes: dict[str, int] = {}
         of_a, of_b = (
             np.array([codes.setdefault(lane, len(codes)) for lane in each.lanes], np.int64)
@@ -166,8 +168,10 @@ class Differences:
         each, which, count = np.unique(self.moved_ns[at], return_inverse=True, return_counts=True)
         first = np.full(len(each), np.iinfo(np.int64).max)
         np.minimum.at(first, which, self._starts(at)[0])
-        largest = np.lexsort((first, -np.abs(each)))[:top]
-        return [Move(int(each[k]), int(count[k]), self._first_of(at[which == k])) for k in largest.tolist()]
+        largest = np.lexsort((first, -np.abs(each)))[: top + 1].tolist()  # +x and -x may be equally early
+        found = {k: Move(int(each[k]), int(count[k]), self._first_of(at[which == k])) for k in largest}
+        largest.sort(key=lambda k: (-abs(each[k]), first[k], self._identity(found[k].first)))
+        return [found[k] for k in largest[:top]]
 
     def kinds(self, top: int) -> list[KindChange]:
         """Return the kinds of which ops last longer or shorter, those that changed most in all first.

@@ -19,7 +19,7 @@ from sim.explain.text import blame, name_of_row
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
-__all__ = ["OF_NO_RECORDING", "UNEXPLAINED", "Held", "held_at", "waits_of"]
+__all__ = ["OF_NO_RECORDING", "UNEXPLAINED", "Held", "began_ns", "held_at", "waits_of"]
 
 UNEXPLAINED: Final = "unexplained"
 """In a recording: nothing that was recorded held the op up any more."""
@@ -59,6 +59,18 @@ def waits_of(schedule: Schedule, row: int) -> dict[str, int]:
         if ns:
             waits[reason] = waits.get(reason, 0) + ns
     return waits
+
+
+def began_ns(schedule: Schedule, row: int, reason: str) -> int | None:
+    """Return since when a row waited for a reason; None if it never did.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    row : int
+    reason : str
+    """
+    return next((begin for word, begin, ns in _pieces(schedule, row) if word == reason and ns), None)
 
 
 def held_at(schedule: Schedule, row: int, at_ns: int) -> Held | None:
@@ -158,6 +170,18 @@ def _held_transfer(f: Facts, row: int, at_ns: int, reason: str) -> Held:
 # -- tables -----------------------------------------------------------------------------------------
 
 
+_IN_TABLE: Final = {
+    "issue": "is ready, and its issuer is busy",
+    "policy": "is ready, and the policy holds it back",
+    "stream": "is issued and queued on its stream",
+    "event": "waits for an event of another stream",
+    "launch": "is being launched",
+    "resources": "waits for resources of the device",
+    "memory": "waits for memory",
+    "communicator": "waits for an earlier collective of its communicator",
+}
+
+
 def _pieces_in_table(schedule: Schedule, row: int) -> Iterator[tuple[str, int, int]]:
     told = schedule.told
     start = int(schedule.start_ns[row])
@@ -193,4 +217,4 @@ def _held_in_table(schedule: Schedule, row: int, at_ns: int, reason: str) -> Hel
         if ahead != UNSET:
             told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
             return Held(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
-    return Held(reason, f"{name} waits ({reason})", UNSET)
+    return Held(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)

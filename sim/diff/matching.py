@@ -7,7 +7,8 @@ that do the same in the same order on a lane (`sim.diff.in_order`), if that find
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -70,34 +71,57 @@ def _keys(schedule: Schedule) -> dict[tuple[object, ...], int]:
 
 
 def _by_order(a: Schedule, b: Schedule) -> Pairs:
-    labels = (a.kernels, b.kernels) if a.kernels and b.kernels else (a.labels, b.labels)
+    whole = a.kernels is not None and b.kernels is not None
     codes: dict[str, int] = {}
     of_a, of_b = (
-        np.array([codes.setdefault(label, len(codes)) for label in each], np.int64) for each in labels
+        np.array([codes.setdefault(label, len(codes)) for label in each], np.int64)
+        for each in ((a.kernels or a.labels, b.kernels or b.labels) if whole else (a.labels, b.labels))
     )
     pairs: list[tuple[int, int]] = []
-    lanes_a, lanes_b = _rows_of_lanes(a), _rows_of_lanes(b)
-    for lane, other in _lanes_that_correspond(list(lanes_a), list(lanes_b)):
-        rows, others = lanes_a[lane], lanes_b[other]
+    for rows, others in _lanes_that_correspond(_rows_of_lanes(a), _rows_of_lanes(b), of_a, of_b):
         mine, theirs = common_subsequence(of_a[rows], of_b[others])
         pairs += zip(rows[mine].tolist(), others[theirs].tolist(), strict=True)
     return _pairs(pairs, "order")
 
 
-def _rows_of_lanes(schedule: Schedule) -> dict[str, IntArray]:
-    """Return lane -> the rows on it in order of time, lanes in their own order."""
+def _rows_of_lanes(schedule: Schedule) -> dict[str, dict[str, IntArray]]:
+    """Return device -> lane -> the rows on it in order of time; all in their own order."""
     rows = np.flatnonzero(schedule.compared)
     rows = rows[np.lexsort((rows, schedule.start_ns[rows], schedule.lane[rows]))]
     used, first = np.unique(schedule.lane[rows], return_index=True)
-    parts = np.split(rows, first[1:])
-    return {schedule.lanes[lane]: part for lane, part in zip(used.tolist(), parts, strict=True)}
+    found: dict[str, dict[str, IntArray]] = {}
+    for lane, part in zip(used.tolist(), np.split(rows, first[1:]), strict=True):
+        device = int(schedule.device[part[0]])
+        lanes = found.setdefault(schedule.devices[device] if device >= 0 else "", {})
+        lanes[schedule.lanes[lane]] = part
+    return found
 
 
-def _lanes_that_correspond(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    """Return lanes of the same name, and the others in order, if they are as many."""
-    left, right = [lane for lane in a if lane not in b], [lane for lane in b if lane not in a]
-    same = [(lane, lane) for lane in a if lane in b]
-    return same + list(zip(left, right, strict=True)) if len(left) == len(right) else same
+def _lanes_that_correspond(
+    a: dict[str, dict[str, IntArray]], b: dict[str, dict[str, IntArray]], of_a: IntArray, of_b: IntArray
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the rows of lanes that do the same: of one device, with most events in common first.
+
+    Two recordings number their streams and threads differently. Devices go by name; those of other names by
+    their order, if they are as many.
+    """
+    left, right = [name for name in a if name not in b], [name for name in b if name not in a]
+    devices = [(name, name) for name in a if name in b]
+    devices += zip(left, right, strict=True) if len(left) == len(right) else ()
+    for device, other in devices:
+        counts_a, counts_b = (
+            {lane: Counter(codes[rows].tolist()) for lane, rows in lanes.items()}
+            for lanes, codes in ((a[device], of_a), (b[other], of_b))
+        )
+        common = sorted(
+            (-(counts_a[x] & counts_b[y]).total(), x != y, *sorted((x, y)), x, y)
+            for x in counts_a
+            for y in counts_b
+        )
+        for same, _, _, _, x, y in common:
+            if same and x in counts_a and y in counts_b:
+                del counts_a[x], counts_b[y]
+                yield a[device][x], b[other][y]
 
 
 def _pairs(pairs: list[tuple[int, int]], by: str) -> Pairs:

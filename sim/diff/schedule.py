@@ -151,16 +151,20 @@ class Schedule:
 
     @cached_property
     def kernels(self) -> list[str] | None:
-        """As `labels`, with the whole names of kernels; None where no op has one."""
+        """As `labels`, with whole names of kernels, also of those that calls launch; None without any."""
         if self.facts is None:
             return None
-        of = self.facts.job.graph.attributes
-        op = self.facts.trace.tasks["op"].tolist()
-        if not any("kernel" in of.get(each, {}) for each in op):
+        graph = self.facts.job.graph
+        kernel = {op: str(own["kernel"]) for op, own in graph.attributes.items() if "kernel" in own}
+        if not kernel:
             return None
-        known = [str(of.get(each, {}).get("kernel", "")) for each in op]
-        known += [""] * (len(self) - len(op))
-        return [kernel or label for kernel, label in zip(known, self.labels, strict=True)]
+        found = []
+        for label, op in zip(self.labels, self.facts.trace.tasks["op"].tolist(), strict=False):
+            if op not in kernel:
+                launched = (kernel[each] for each in graph.successors.row(op).tolist() if each in kernel)
+                label = f"{label} {next(launched, '')}"
+            found.append(kernel.get(op, label))
+        return found + self.labels[len(found) :]
 
     @cached_property
     def numbered(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sim.diff.differences import Differences
-from sim.diff.held import held_at, waits_of
+from sim.diff.held import Held, began_ns, held_at, waits_of
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
@@ -84,6 +84,14 @@ def why_first_moved(d: Differences) -> Why | None:
     return _Chain(d, later).explain(a, b)
 
 
+class _Change(NamedTuple):
+    """What has changed, in a word and in a sentence; which rows to ask next, and when, if that is not all."""
+
+    root: str
+    told: str = ""
+    next: tuple[int, int, int] | None = None
+
+
 class _Chain:
     """Follows what stood in the way, from the schedule in which an op starts later."""
 
@@ -99,64 +107,64 @@ class _Chain:
         at_ns = int(self.early.start_ns[early])
         told: list[str] = []
         reason, root = "", "unknown"
-        seen: set[int] = set()
-        while late not in seen and len(seen) < _MOST:
-            seen.add(late)
+        seen: set[tuple[int, int]] = set()
+        while (late, at_ns) not in seen and len(seen) < _MOST:
+            seen.add((late, at_ns))
             held = held_at(self.late, late, at_ns)
             if held is None:
                 break
             reason = reason or held.reason
             told.append(f"in {self.in_late} at {format_duration(at_ns)} {held.told}")
-            root, sentence, following = self._changed(late, early, held.row, held.reason, at_ns)
-            if sentence:
-                told.append(sentence)
-            if following is None:
+            change = self._changed(late, early, held, at_ns)
+            root = change.root
+            if change.told:
+                told.append(change.told)
+            if change.next is None:
                 break
-            late, early = following
-            at_ns = int(self.early.start_ns[early])
+            late, early, at_ns = change.next
         waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
         return Why(a, b, self.later, reason, root, tuple(told), *waited)
 
-    def _changed(
-        self, late: int, early: int, row: int, reason: str, at_ns: int
-    ) -> tuple[str, str, tuple[int, int] | None]:
-        """Say what differs about who stood in the way; who to ask next, if that one moved itself."""
+    def _changed(self, late: int, early: int, held: Held, at_ns: int) -> _Change:
+        """Say what differs about what held a row up."""
+        row, reason = held.row, held.reason
         if row == UNSET:
-            return "unknown", "", None
+            return _Change("unknown")
         if row == late:
             return self._cost(late, early, reason)
         name = self.late.name_of(row)
         other = self.partner.get(row)
         if other is None:
             if not self.late.compared[row]:
-                return "only", f"{name} fills a gap of the recording", None
-            return "only", f"{name} runs in {self.in_late} only", None
+                return _Change("only", f"{name} fills a gap of the recording")
+            return _Change("only", f"{name} runs in {self.in_late} only")
         x = self.late.name_of(late)
-        over = self.d.over_ns
         started = int(self.late.start_ns[row]), int(self.early.start_ns[other])
         if started[1] > at_ns or (started[1] == at_ns and started[0] < started[1]):
             when = f"starts at {format_duration(started[1])} there"
-            return "order", f"in {self.in_early} {x} comes before {name}, which {when}", None
-        if reason in ("issue", "launch"):
+            return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
+        if reason in ("issue", "launch") and started[0] > at_ns:
             return self._cost(row, other, reason)
+        over = self.d.over_ns
         lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
-        moved = abs(started[0] - started[1]) > over
-        if not moved and abs(lasted[0] - lasted[1]) > over:
-            return "duration", f"{name} lasts {self._both(*lasted)}", None
-        if moved and (row, other) != (late, early):
-            return "unknown", f"{name} starts at {self._both(*started)}", (row, other)
-        return "wait", self._does_not_wait(x, name, late, early), None
+        if abs(started[0] - started[1]) > over:
+            following = (row, other, started[1])
+            return _Change("unknown", f"{name} starts at {self._both(*started)}", following)
+        if abs(lasted[0] - lasted[1]) > over:
+            return _Change("duration", f"{name} lasts {self._both(*lasted)}")
+        return _Change("wait", self._does_not_wait(x, name, late, early))
 
-    def _cost(self, late: int, early: int, reason: str) -> tuple[str, str, None]:
-        """Compare what issuing or launching took, of an op that was issued then."""
-        verb = "launching" if reason == "launch" else "issuing"
+    def _cost(self, late: int, early: int, reason: str) -> _Change:
+        """Compare what issuing or launching took; what took as long began later, and waited before."""
         took = tuple(
             waits_of(schedule, row).get(reason, 0)
             for schedule, row in ((self.late, late), (self.early, early))
         )
-        if took[0] == took[1]:
-            return "unknown", "", None
-        return "cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}", None
+        if took[0] != took[1]:
+            verb = "launching" if reason == "launch" else "issuing"
+            return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
+        begin = began_ns(self.early, early, reason)
+        return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
 
     def _does_not_wait(self, x: str, name: str, late: int, early: int) -> str:
         lanes = self.late.lane_of(late), self.early.lane_of(early)

@@ -2,9 +2,9 @@
 
 ::
 
-    A   gpu0/0  ▇▇a▇▇▓▓▓b▓▓▓▒▒c▒▒          grey: the same in both   blue: earlier in B   red: later in B
-    B   gpu0/0  ▇▇a▇▇▓▓▓▓▓b▓▓▓▓▓▒▒c▒▒      orange: starts at the same time, and lasts longer or shorter
-                     ┊                     yellow: in one of them only
+    A   gpu0/0  ▇▇a▇▇▓▓▓b▓▓▓▒▒c▒▒      grey: the same in both; blue: earlier in B; red: later; pale: a little
+    B   gpu0/0  ▇▇a▇▇▓▓▓▓▓b▓▓▓▓▓▒▒c▒▒  green: starts at the same time, and lasts longer or shorter
+                     ┊                 yellow: in one of them only
                      the first op that moved
 
 Both have the same lanes, from top to bottom, so that an op stands at the same height wherever it did not
@@ -31,18 +31,25 @@ if TYPE_CHECKING:
 
 __all__ = ["diff_gantt"]
 
-_SAME, _EARLIER, _LATER, _RESIZED, _ONLY, _FILLER = range(6)
+_SAME, _EARLIER, _EARLIER_A_LITTLE, _LATER, _LATER_A_LITTLE, _RESIZED, _ONLY, _FILLER = range(8)
 _WORDS: Final = (
     "the same in both",
     "starts earlier in B",
+    "a little earlier (by less than a tenth of the most)",
     "starts later in B",
+    "a little later (by less than a tenth of the most)",
     "starts at the same time, lasts longer or shorter",
     "in one of them only",
     "a gap of the recording",
 )
-_COLOURS: Final = ("#BBBBBB", "#0072B2", "#D55E00", "#E69F00", "#F0E442", "#EEEEEE")
-"""Okabe and Ito's, but for what does not matter."""
+_COLOURS: Final = (
+    *("#BBBBBB", "#0072B2", "#8FC3E3", "#D55E00", "#F2B48A"),
+    *("#009E73", "#F0E442", "#EEEEEE"),
+)
+"""Okabe and Ito's and tints of them, but for what does not matter."""
 
+_LITTLE: Final = 10
+"""What moved by less than the most over this, moved a little."""
 _HEIGHT: Final = 0.8
 _LANE_INCHES: Final = 0.3
 _MOST_LANES: Final = 60
@@ -127,8 +134,10 @@ def _changes(d: Differences) -> tuple[IntArray, IntArray]:
     """Return what became of each row of A and of B."""
     of_pair = np.full(len(d.pairs.a), _SAME)
     of_pair[d.resized] = _RESIZED
-    of_pair[d.moved & (d.moved_ns < 0)] = _EARLIER
-    of_pair[d.moved & (d.moved_ns > 0)] = _LATER
+    for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
+        by = np.where(d.moved, way * d.moved_ns, 0)
+        of_pair[by > 0] = near
+        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max())] = far
     changes = []
     for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):
         change = np.where(schedule.compared, _ONLY, _FILLER)

@@ -69,11 +69,21 @@ def _print_first(d: Differences, why: Why) -> None:
     where = lanes[0] if lanes[0] == lanes[1] else f"{lanes[0]} in A and {lanes[1]} in B"
     by = f"{format_duration(abs(b - a))} {'later' if b > a else 'earlier'}"
     times = f"starts at {format_duration(a)} in A, {format_duration(b)} in B: {by}"
-    print(f"{strong('First to move:')} {d.a.name_of(why.a)} on {where} {times}")
+    print(f"{strong('First to move:')} {_named(d, why.a, why.b)} on {where} {times}")
     for sentence in why.chain:
         print(f"  {sentence}")
     waits = [_waits(each) for each in (why.waited_a, why.waited_b)]
     print(f"  until it started, it waited in A for {waits[0]}; in B for {waits[1]}")
+
+
+def _named(d: Differences, a: int, b: int) -> str:
+    """Return what an op is called, in both where that differs."""
+    name, other = d.a.name_of(a), d.b.name_of(b)
+    return name if name == other else f"{name} ({other} in B)"
+
+
+def _arrow(a: str, b: str) -> str:
+    return a if a == b else f"{a} → {b}"
 
 
 def _waits(waited: dict[str, int]) -> str:
@@ -89,14 +99,13 @@ def _print_moves(answer: Answer) -> None:
             {
                 "moved most": shortened(d.a.name_of(a)) + (f" and {move.ops - 1:,} more" * (move.ops > 1)),
                 "kind": d.a.kind_of(a),
-                "lane in A": d.a.lane_of(a),
-                "lane in B": d.b.lane_of(b),
+                "lane": _arrow(d.a.lane_of(a), d.b.lane_of(b)),
                 "start in A": format_duration(int(d.a.start_ns[a])),
                 "start in B": format_duration(int(d.b.start_ns[b])),
                 "moved": _signed(move.by_ns),
             }
         )
-    _print(rows, left=4)
+    _print(rows, left=3)
 
 
 def _print_only(answer: Answer, side: str) -> None:

@@ -66,11 +66,9 @@ def diff(
     from scenarios.diff.sides import Asked, two_sides
     from scenarios.report.outputs import PICTURES, check_path
     from sim.diff.differences import differences
-    from sim.words.errors import located
     from sim.words.units import parse_duration
 
-    with located("--over"):
-        over_ns = None if over is None else parse_duration(over)
+    over_ns = None if over is None else parse_duration(over, what="--over")
     for path in gantt or ():
         check_path("gantt", path, PICTURES)
     given = (policy or (), sets or (), sets_a or (), sets_b or ())
