@@ -7,6 +7,7 @@ more. One of several runs has a column ``policy``, which says of which run a row
 from __future__ import annotations
 
 import io
+import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,7 +53,7 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
         elif name.endswith(".csv"):
             table = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
         else:
-            table = pd.read_json(io.BytesIO(content), orient="records", dtype=False, convert_dates=False)
+            table = pd.DataFrame(json.loads(content))
     except InputError:
         raise
     except Exception as error:  # each of the three readers has errors of its own

@@ -11,8 +11,8 @@
     sim diff trace.json.gz                                    a recording and its simulation
     sim diff monday.json.gz tuesday.json.gz                   two recordings, as they were recorded
 
-Anything may stand on either side. A recording is simulated, and not taken as recorded, on a side for which a
-policy or a setting is given.
+Anything may stand on either side. A recording is taken as recorded; it is simulated on a side for which a
+policy or a setting is given, and on both if one file stands for both sides.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class _One:
         return [*self.asked.sets, *self.own]
 
     @property
-    def changed(self) -> bool:
-        """Whether it has to be simulated."""
-        return self.policy is not None or bool(self.sets)
+    def runs(self) -> bool:
+        """Whether a recording runs: it is changed, or compared with itself under a change."""
+        return self.policy is not None or bool(self.sets) or len(self.asked.paths) == 1
 
 
 def two_sides(asked: Asked) -> tuple[Side, Side]:
@@ -108,18 +108,14 @@ def two_sides(asked: Asked) -> tuple[Side, Side]:
     Raises
     ------
     InputError
-        Not one or two paths, what cannot be compared, or a single path of which there is one schedule only.
+        What cannot be compared, or a single path of which there is one schedule only.
     """
-    if not 1 <= len(asked.paths) <= 2:
-        raise InputError(f"sim diff: takes one or two files, not {len(asked.paths)}")
     if len(asked.policies) > 2:
         raise InputError(f"--policy: takes one policy for each side, not {len(asked.policies)}")
     a, b = _given(asked)
     kinds = _kind(a.path), _kind(b.path)
     if len(asked.paths) == 1 and not asked.policies and not asked.sets_a and not asked.sets_b:
         return _alone(a, kinds[0])
-    if (a.path, a.policy, a.sets) == (b.path, b.policy, b.sets):
-        raise InputError(f"{a.path}: is on both sides, and nothing differs between them")
     if kinds == ("plan", "plan"):
         raise InputError(f"{a.path}: {_NO_TIMES}")
     return _side(a, kinds[0], b), _side(b, kinds[1], a)
@@ -177,7 +173,7 @@ def _side(one: _One, kind: str, other: _One) -> Side:
         if one.sets:
             raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
         return _of_table(one.path, one.policy)
-    if one.changed:
+    if one.runs:
         return _of_case(_case(_recording_as_scenario(one), one.policy), one.own)
     return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
 
@@ -195,8 +191,11 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
         runs = runs_in(read_ops_table(one.path))
         if len(runs) == 2:
             return _of_table(one.path, runs[0]), _of_table(one.path, runs[1])
-        holds = f"{len(runs)} runs, not two" if len(runs) > 1 else "one run"
-        raise InputError(f"{one.path}: holds {holds}; name a second file, or two --policy of it")
+        if len(runs) > 1:
+            raise InputError(
+                f"{one.path}: holds the runs {', '.join(runs)}; name two with --policy, or a second file"
+            )
+        raise InputError(f"{one.path}: holds one run; name a second file")
     if kind == "plan":
         raise InputError(f"{one.path}: {_NO_TIMES}")
     scenario = _scenario(one)
@@ -287,9 +286,11 @@ def _recording_as_scenario(one: _One) -> Scenario:
     from scenarios.recorded.setup import as_scenario
     from scenarios.run.load import scenario_of
 
-    words = as_scenario(os.path.abspath(one.path))
-    root = read_yaml_text(json.dumps({"name": _name(one.path), **words}), one.path, places=False)
-    document = Document(root, Path(one.path), allow_outside=True)
+    path = Path(one.path).absolute()
+    words = as_scenario(path)
+    words["workload"] = dict.fromkeys(words["workload"], path.name)  # beside the scenario, so to speak
+    root = read_yaml_text(json.dumps({"name": path.name, **words}), one.path, places=False)
+    document = Document(root, path)
     return scenario_of(document.with_settings(one.sets), one.asked.allow_code)
 
 

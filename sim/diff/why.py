@@ -10,7 +10,10 @@ schedule at all; or nobody changed, and it does not wait for them there::
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from sim.diff.differences import Differences
 from sim.diff.held import Held, began_ns, held_at, waits_of
@@ -102,6 +105,12 @@ class _Chain:
         self.in_late, self.in_early = ("B", "A") if later == "b" else ("A", "B")
         self.partner = {b: a for a, b in forth.items()} if later == "b" else forth
 
+    @cached_property
+    def fillers(self) -> dict[tuple[str, int], int]:
+        """What fills the gaps of a recording, in the schedule in which the op starts earlier."""
+        rows = np.flatnonzero(~self.early.compared).tolist()
+        return {(self.early.names[row], int(self.early.iteration[row])): row for row in rows}
+
     def explain(self, a: int, b: int) -> Why:
         late, early = (b, a) if self.later == "b" else (a, b)
         at_ns = int(self.early.start_ns[early])
@@ -134,9 +143,9 @@ class _Chain:
             return self._cost(late, early, reason)
         name = self.late.name_of(row)
         other = self.partner.get(row)
+        if other is None and not self.late.compared[row]:
+            other = self.fillers.get((self.late.names[row], int(self.late.iteration[row])))
         if other is None:
-            if not self.late.compared[row]:
-                return _Change("only", f"{name} fills a gap of the recording")
             return _Change("only", f"{name} runs in {self.in_late} only")
         x = self.late.name_of(late)
         started = int(self.late.start_ns[row]), int(self.early.start_ns[other])

@@ -12,13 +12,14 @@ __all__ = ["diff"]
 
 
 def diff(
-    paths: Annotated[
-        list[str],
+    file: Annotated[
+        str,
         typer.Argument(
-            metavar="A [B]",
-            help="Each a scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan.",
+            metavar="A",
+            help="A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan.",
         ),
     ],
+    other: Annotated[str | None, typer.Argument(metavar="B", help="The same.")] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,6 +73,7 @@ def diff(
     for path in gantt or ():
         check_path("gantt", path, PICTURES)
     given = (policy or (), sets or (), sets_a or (), sets_b or ())
+    paths = [file] if other is None else [file, other]
     sides = two_sides(Asked(paths, *given, allow_code=allow_code, allow_outside=allow_outside))
     schedules = []
     for letter, side in zip("AB", sides, strict=True):
