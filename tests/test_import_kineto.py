@@ -249,6 +249,16 @@ def test_several_threads_and_devices(trace):
     assert graph.duration_ns[graph.index("synchronize.2")] == 2_000  # from 18, when b ends, to 20
 
 
+def test_a_rank_alone_needs_no_size_of_its_job(tmp_path):
+    """Holistic Trace Analysis adds ``rank`` to traces of one process."""
+    path = tmp_path / "trace.json"
+    events = [host("cudaLaunchKernel", 1, 0, 2), gpu("a", 1, 5, 5)]
+    path.write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": events}))
+    assert load(path).op_names == ["launch.0", "a.0"]
+    with pytest.raises(InputError, match="does not say which rank of how many it is"):
+        load([path, path])
+
+
 def test_kinds_of_kernels():
     names = {
         "ncclDevKernel_AllGather_RING_LL(ncclDevComm*)": "all_gather",

@@ -419,7 +419,7 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no rank": (
         lambda f: (f / "rank1.json").write_text(json.dumps({"traceEvents": [gpu("a", 1, 0, 1)]})),
-        r"rank1\.json: does not say which rank it is \(distributedInfo\)",
+        r"rank1\.json: does not say which rank of how many it is \(distributedInfo\)",
     ),
     "impossible rank": (
         lambda f: change(f, "rank1.json", rank=2),

@@ -15,7 +15,7 @@ import numpy as np
 from sim.diff.schedule import Schedule
 from sim.explain.derived_columns import Facts
 from sim.explain.idle import held_up
-from sim.explain.text import blame, name_of_row
+from sim.explain.sentences import blame, row_text
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
@@ -150,11 +150,11 @@ def _in_the_way(f: Facts, row: int, at_ns: int, reason: str) -> int:
 
 
 def _held_transfer(f: Facts, row: int, at_ns: int, reason: str) -> Held:
-    name = name_of_row(f, row)
+    name = row_text(f, row)
     cause = int(f.last_producer[row])
     if reason == "dependency" and cause != UNSET:
         verb = "runs" if f.row_start[cause] <= at_ns else "has not started yet"
-        return Held(reason, f"{name} carries what {name_of_row(f, cause)} makes, which {verb}", cause)
+        return Held(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
     way = f.way(row - f.n)
     ahead = (
         other
@@ -164,7 +164,7 @@ def _held_transfer(f: Facts, row: int, at_ns: int, reason: str) -> Held:
     other = next(ahead, UNSET)
     if other == UNSET:
         return Held(reason, f"{name} waits for a link, or for its request", UNSET)
-    return Held(reason, f"{name} waits for {name_of_row(f, other)} on its way", other)
+    return Held(reason, f"{name} waits for {row_text(f, other)} on its way", other)
 
 
 # -- tables -----------------------------------------------------------------------------------------
