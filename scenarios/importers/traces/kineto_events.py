@@ -34,6 +34,8 @@ _GPU: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset
 _HOST: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
 _OPERATOR: Final = frozenset({"cpu_op", "operator"})
 _GRADIENT: Final = "autograd::engine::evaluate_function"
+_FORWARD_THREAD: Final = "Fwd thread id"
+"""0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
 _FACTS: Final = {
@@ -80,6 +82,7 @@ class _Reader:
         self._tasks: list[GpuTask] = []
         self._calls: list[HostCall] = []
         self._waits: list[StreamWait] = []
+        self._notes_waits = False
         self._host_waits: dict[int, HostWait] = {}
         self._inside: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
         self._operators: dict[int, str] = {}  # by External id
@@ -91,6 +94,7 @@ class _Reader:
         if not isinstance(event, dict):
             raise ValueError(f"{event!r:.40} is no event")
         category, phase = text(event, "cat").lower() if "cat" in event else "", event.get("ph")
+        self._notes_waits |= category == "cuda_sync"
         if category in _OPERATOR:
             self._operator(event)
         if phase != "X":
@@ -106,23 +110,23 @@ class _Reader:
             elif event["name"] in ("Event Sync", "Stream Sync"):
                 self._host_waits.update(_host_wait(arguments(event)))
         elif str(event.get("name")).startswith(_COLLECTIVE):
-            start = ns(event, "ts")
-            self._inside[event["pid"], event["tid"]].append((start, start + ns(event, "dur")))
+            begin, took = span(event)
+            self._inside[_thread_of(event)].append((begin, begin + took))
 
     def _operator(self, event: Mapping[str, Any]) -> None:
         args = arguments(event) if "args" in event else {}
         if "External id" in args:
             self._operators.setdefault(whole(args, "External id"), text(event, "name"))
         if "Sequence number" in args:
-            is_gradient = text(event, "name").startswith(_GRADIENT)
+            is_gradient = text(event, "name").startswith(_GRADIENT) or bool(args.get(_FORWARD_THREAD))
             number = whole(args, "Sequence number")
-            self._numbered.append(_Numbered(ns(event, "ts"), thread_of(event), number, is_gradient))
+            self._numbered.append(_Numbered(ns(event, "ts"), _thread_of(event), number, is_gradient))
 
     def _task(self, event: Mapping[str, Any]) -> None:
         args = arguments(event)
         operator = None
-        if "External id" in args:
-            external = whole(args, "External id")
+        if key := next((key for key in ("External id", "external id") if key in args), None):
+            external = whole(args, key)
             operator = self._operators.get(external)
             if operator is None:
                 self._early.append((len(self._tasks), external))
@@ -137,8 +141,9 @@ class _Reader:
         self._refuse_shared_launches()
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})
         callers = _callers(self._numbered)
+        waits, noted = self._waits, self._notes_waits
         return Trace(
-            self._tasks, self._calls, self._waits, self._host_waits, callers, inside, rank, world_size
+            self._tasks, self._calls, waits, noted, self._host_waits, callers, inside, rank, world_size
         )
 
     def _refuse_shared_launches(self) -> None:
@@ -172,9 +177,9 @@ def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | 
     info = others.get("distributedInfo", {})
     if not isinstance(info, dict):
         raise InputError(f"{path}: distributedInfo is no object but {info!r:.40}")
-    if "rank" not in info:
-        return None, None
-    rank, size = info["rank"], info.get("world_size")
+    if not {"rank", "world_size"} <= info.keys():
+        return None, None  # a tool may add the rank alone, as Holistic Trace Analysis does
+    rank, size = info["rank"], info["world_size"]
     if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
         raise InputError(f"{path}: distributedInfo: rank {rank!r:.40} of {size!r:.40} is no rank of a job")
     return rank, size
@@ -229,6 +234,12 @@ def _call(event: Mapping[str, Any]) -> HostCall:
     start, duration = span(event)
     correlation = whole(arguments(event), "correlation")
     return HostCall(text(event, "name"), thread_of(event), correlation, start, start + duration)
+
+
+def _thread_of(event: Mapping[str, Any]) -> Thread:
+    """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
+    known = str(event.get("pid")).isdecimal() and str(event.get("tid")).isdecimal()
+    return thread_of(event) if known else (-1, -1)
 
 
 def _wait(args: Mapping[str, Any]) -> Iterator[StreamWait]:

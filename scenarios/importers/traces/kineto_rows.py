@@ -100,6 +100,8 @@ class Trace:
     Attributes
     ----------
     tasks, calls, waits
+    notes_waits : bool
+        Whether the profiler noted waits, if only that it could not tell what for.
     host_waits : dict
         By correlation of the call.
     callers : dict
@@ -113,6 +115,7 @@ class Trace:
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
+    notes_waits: bool = False
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
