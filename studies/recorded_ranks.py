@@ -31,7 +31,7 @@ from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from scenarios.importers import load_graph
-from scenarios.importers.traces.kineto import files_in
+from scenarios.importers.files import files_in
 from sim import Graph, simulate
 from sim.explain.idle import idle_reasons
 from sim.trace import Trace
