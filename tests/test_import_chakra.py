@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
+from scenarios.importers.chakra.protobuf_wire import delimited, fields, packed, signed
 from scenarios.importers.traces.chakra import load, read_nodes
-from scenarios.importers.traces.protobuf_wire import delimited, fields, packed, signed
 from sim.words.errors import GraphError, InputError
 from studies.recorded_ranks import run_recorded
 

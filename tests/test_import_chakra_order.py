@@ -11,8 +11,8 @@ from cli_runner import sim
 from examples import seeds
 
 from scenarios.importers import load_graph
+from scenarios.importers.execution_graph.tensor_flow import Tensor, Touch, tensor_flow, written_arguments
 from scenarios.importers.traces.chakra import load
-from scenarios.importers.traces.tensor_flow import Tensor, Touch, tensor_flow, written_arguments
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.graph.graph import Graph

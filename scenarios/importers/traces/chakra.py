@@ -35,6 +35,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final, Literal
 
+from scenarios.importers.chakra.chakra_nodes import Node, process_groups, read_nodes
+from scenarios.importers.chakra.chakra_order import Order
 from scenarios.importers.files import (
     TRACES,
     StrPath,
@@ -45,8 +47,6 @@ from scenarios.importers.files import (
     job_name,
     stem,
 )
-from scenarios.importers.traces.chakra_nodes import Node, process_groups, read_nodes
-from scenarios.importers.traces.chakra_order import Order
 from scenarios.importers.traces.kernel_names import kind_of, short_name
 from scenarios.importers.traces.rank_groups import END_TOGETHER, Call, Groups, clock_offsets, communicators
 from sim.graph.builder import GraphBuilder

@@ -98,7 +98,7 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[Trace]) -> dict[i
     size = traces[0].world_size
     for file, (path, trace) in enumerate(zip(paths, traces, strict=True)):
         if trace.rank is None:
-            raise InputError(f"{path}: does not say which rank it is (distributedInfo)")
+            raise InputError(f"{path}: does not say which rank of how many it is (distributedInfo)")
         if trace.world_size != size:
             raise InputError(
                 f"{path}: is rank {trace.rank} of {trace.world_size}, and {paths[0]} is rank "

@@ -34,8 +34,14 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-from scenarios.importers.traces.chakra_nodes import Node, arguments
-from scenarios.importers.traces.tensor_flow import Flow, Tensor, Touch, tensor_flow, written_arguments
+from scenarios.importers.chakra.chakra_nodes import Node, arguments
+from scenarios.importers.execution_graph.tensor_flow import (
+    Flow,
+    Tensor,
+    Touch,
+    tensor_flow,
+    written_arguments,
+)
 
 __all__ = ["Order"]
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from scenarios.importers.chakra.protobuf_wire import delimited, fields, packed, signed, text
+from scenarios.importers.execution_graph.tensor_flow import Tensor
 from scenarios.importers.files import StrPath, read_bytes
-from scenarios.importers.traces.protobuf_wire import delimited, fields, packed, signed, text
-from scenarios.importers.traces.tensor_flow import Tensor
 from sim.words.errors import InputError
 from sim.words.limits import LATEST_NS
 
