@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from scenarios.importers.traces.kineto_events import Thread, Trace
+from scenarios.importers.traces.kineto_rows import Thread, Trace
 
 __all__ = ["EventWait", "Streams", "event_waits"]
 
@@ -135,7 +135,7 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
 def _waits(trace: Trace) -> Iterator[EventWait]:
     """Yield every wait, as recorded or, without a record, as inferred."""
     streams = Streams(trace)
-    if trace.waits:
+    if trace.notes_waits:
         for n, told in enumerate(trace.waits):
             key, recorded = (n, told.on_stream), told.after if told.recorded is None else told.recorded
             wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, recorded)
