@@ -12,16 +12,16 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
-from policies.compile.parallel.training_step import TrainingStep
+from policies.compile.parallel.training_step import Parameter, TrainingStep
 from sim.words.errors import GraphError
 
-__all__ = ["are_in_turn", "micro_batches", "refuse_pipelines"]
+__all__ = ["are_in_turn", "micro_batches", "own_gradient", "refuse_pipelines"]
 
 
 def are_in_turn(step: TrainingStep) -> bool:
-    """Whether micro-batches come one after another, which in a pipeline they do not."""
+    """Whether micro-batches come one after another, of no pipeline."""
     order = [record.micro_batch or 0 for record in step.work]
-    return order == sorted(order)
+    return order == sorted(order) and all(one.attributes.get("dimension") != "pp" for one in step.work)
 
 
 def refuse_pipelines(step: TrainingStep, what: str) -> None:
@@ -35,6 +35,14 @@ def refuse_pipelines(step: TrainingStep, what: str) -> None:
     if not are_in_turn(step):
         message = f"those of {step.records.name!r} are not (DeepSpeed takes no pipeline either)"
         raise GraphError(f"{what} takes micro-batches one after another; {message}")
+
+
+def own_gradient(step: TrainingStep, parameter: Parameter) -> str:
+    """Return the gradient that a micro-batch itself makes, where that of a parameter is added up."""
+    producer = step.records.producer(parameter.gradient)
+    if producer is None or not producer.name.endswith(f"/{parameter.name}/accumulate"):
+        return parameter.gradient
+    return producer.inputs[1][0]
 
 
 def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[TrainingStep]:
@@ -51,15 +59,12 @@ def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[Trainin
     for each in step.parameters:
         tensor = each.gradient
         while (producer := step.records.producer(tensor)) is not None:
-            k, of = producer.micro_batch or 0, f"/{each.name}/accumulate"
-            gradients[k][each.name] = tensor
-            if not producer.name.endswith(of):
+            k, own = producer.micro_batch or 0, own_gradient(step, replace(each, gradient=tensor))
+            gradients[k][each.name] = tensor if added_up else own
+            if own == tensor:
                 break
-            (before, _), (own, _) = producer.inputs
             sums.add(producer.name)
-            if not added_up:
-                gradients[k][each.name] = own
-            tensor = before
+            tensor = producer.inputs[0][0]
     if n == 1 or not sums:
         return [step]
     found = []
