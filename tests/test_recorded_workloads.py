@@ -62,6 +62,7 @@ def gpu_end_ns(trace: Trace) -> tuple[int, int]:
         ("v100_dlrm_8_ranks/rank7", 0.001),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* GPU tasks were launched before the trace begins")
 def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float) -> None:
     trace = run(tmp_path, recorded(f"kineto/{name}.json.gz"))
     trace.check()
@@ -71,9 +72,7 @@ def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float)
 
 @pytest.mark.slow
 def test_a100_needs_its_streams(tmp_path: Path) -> None:
-    """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms.
-
-    """
+    """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms."""
     source = recorded("kineto/a100_training_rank3.json.gz")
     scenario = load_scenario(
         prepare(tmp_path, source, "compare: [{label: one stream, streams: single}]\n"), allow_outside=True
