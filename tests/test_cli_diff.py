@@ -63,7 +63,8 @@ def test_one_scenario_under_two_policies(tmp_path: Path) -> None:
         "B  head of line: window 4",
         "makespan 80 us in A, 50 us in B: 30 us (37.5%) shorter",
         "4 ops are in both (by name)",
-        "of those in both, 2 start at another time, 0 last longer or shorter, 1 run on another lane",
+        "of those in both 2 start at another time, 2 of them by themselves; 0 last longer or shorter; "
+        "1 run on another lane",
         "",
         "First to move: 'c' on cpu0/w1 starts at 40 us in A, 0 ns in B: 40 us earlier",
         "  in A at 0 ns 'c' is ready and an issuer is free, but in-order runs 'b' first",
