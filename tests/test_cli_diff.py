@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,15 @@ def test_a_plan(tmp_path: Path) -> None:
     assert told["makespan_difference_ns"] == -30_000
     assert told["b"]["title"] == "head of line: plan.json"
     assert answer(plan, path, "--policy", "window 4")["same"]
+
+
+def test_the_page_shows_what_is_printed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    page = (root / "docs" / "diff.md").read_text(encoding="utf-8")
+    block = page.partition("\nTables follow")[0].partition("\n    sim diff ")[2]
+    command, _, shown = block.partition("\n\n")
+    printed = sim("diff", *shlex.split(command)).stdout
+    assert printed.startswith(textwrap.dedent(shown))
 
 
 # -- recordings -------------------------------------------------------------------------------------
