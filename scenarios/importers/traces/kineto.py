@@ -31,6 +31,8 @@ from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
+from scenarios.importers.traces.simulated import is_simulated
+from scenarios.importers.traces.simulated import load as load_simulated
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -93,6 +95,12 @@ def load(
     paths = _all_files(path)
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
+    if simulated := [each for each in paths if is_simulated(each)]:
+        if len(simulated) < len(paths):
+            raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
+        return load_simulated(
+            paths, stem(paths[0], ".json") if one else _job_name(path), host=host == "calls"
+        )
     traces = [read_events(each) for each in paths]
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:
