@@ -27,12 +27,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.machine import make_machine
-from policies.issue.ready_queue import ReadyQueue
-from policies.streams.recorded import Recorded
 from scenarios.importers import load_graph
 from scenarios.importers.traces.kineto import files_in
-from sim import Graph, simulate
+from scenarios.recorded.setup import run_recorded
+from sim import Graph
 from sim.explain.idle import idle_reasons
 from sim.trace import Trace
 from sim.words.arrays import BoolArray, IntArray
@@ -44,7 +42,6 @@ __all__ = [
     "as_recorded",
     "as_simulated",
     "load_ranks",
-    "run_recorded",
     "scaled",
     "waiting_ns",
     "without_waiting",
@@ -77,22 +74,6 @@ def load_ranks(path: Path) -> Graph:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
         return load_graph(path, format="kineto")
-
-
-def run_recorded(graph: Graph) -> Trace:
-    """Run a recorded graph on GPUs that cost nothing themselves."""
-    streams: dict[str, set[object]] = {}
-    threads: dict[str, set[object]] = {}
-    for op, own in graph.attributes.items():
-        if "stream" in own or "thread" in own:
-            of = streams if "stream" in own else threads
-            of.setdefault(graph.pins[int(graph.pin_code[op])], set()).add(
-                own.get("stream", own.get("thread"))
-            )
-    devices: dict[str, Any] = {pin: {"kind": "gpu", "streams": len(used)} for pin, used in streams.items()}
-    devices |= {pin: {"kind": "cpu", "cores": len(used)} for pin, used in threads.items()}
-    policy = ReadyQueue(synchronisation="issue")
-    return simulate(graph, make_machine({"devices": devices}), policy, streams=Recorded())
 
 
 def scaled(graph: Graph, device: str, factor: float) -> Graph:
@@ -137,7 +118,7 @@ def without_waiting(graph: Graph) -> Graph:
 
 def _tasks(graph: Graph) -> IntArray:
     """Return the ops that were recorded on a GPU."""
-    return np.array([op for op, own in graph.attributes.items() if "recorded_start_ns" in own], np.int64)
+    return np.array([op for op, own in graph.attributes.items() if "kernel" in own], np.int64)
 
 
 def _rank_of(graph: Graph, ops: IntArray) -> IntArray:

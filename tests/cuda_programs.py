@@ -126,11 +126,10 @@ def ran(
         elif kind == "wait":
             stream, event = where
             name = "cudaStreamWaitEvent"
-            if event in recorded:
-                since, other, reached = recorded[event]
-                free[stream] = max(free.get(stream, 0), reached)
-                noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
-                run.events.append(sync("Stream Wait Event", correlation, stream, **noted))
+            since, other, reached = recorded.get(event, (-1, -1, 0))
+            free[stream] = max(free.get(stream, 0), reached)
+            noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
+            run.events.append(sync("Stream Wait Event", correlation, stream, **noted))
         else:
             if kind == "sync stream":
                 until, name = free.get(where[0], 0), "cudaStreamSynchronize"

@@ -51,7 +51,7 @@ def test_a_recorded_run_is_reproduced(name):
     else:
         graph = load_graph(path)
     start, end = earliest(graph)
-    found = {op: a["recorded_start_ns"] for op, a in graph.attributes.items() if "recorded_start_ns" in a}
+    found = {op: a["recorded_start_ns"] for op, a in graph.attributes.items() if "kernel" in a}
     assert len(found) == tasks
     assert all(start[op] <= recorded_start for op, recorded_start in found.items())
     finished = max(recorded_start + int(graph.duration_ns[op]) for op, recorded_start in found.items())
@@ -247,6 +247,16 @@ def test_several_threads_and_devices(trace):
     assert threads == ["thread0", "thread1", "thread0", None, None, "thread0"]
     assert {("a.0", "synchronize.2"), ("b.1", "synchronize.2")} < edges(graph)
     assert graph.duration_ns[graph.index("synchronize.2")] == 2_000  # from 18, when b ends, to 20
+
+
+def test_a_rank_alone_needs_no_size_of_its_job(tmp_path):
+    """Holistic Trace Analysis adds ``rank`` to traces of one process."""
+    path = tmp_path / "trace.json"
+    events = [host("cudaLaunchKernel", 1, 0, 2), gpu("a", 1, 5, 5)]
+    path.write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": events}))
+    assert load(path).op_names == ["launch.0", "a.0"]
+    with pytest.raises(InputError, match="does not say which rank of how many it is"):
+        load([path, path])
 
 
 def test_kinds_of_kernels():

@@ -24,6 +24,7 @@ from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from scenarios.importers import load_graph
+from scenarios.recorded.setup import run_recorded
 from scenarios.run.sweeps.sweep_files import stamps
 from scenarios.run.sweeps.sweep_points import points_of
 from sim import Graph, simulate
@@ -35,7 +36,6 @@ from studies.recorded_ranks import (
     as_recorded,
     as_simulated,
     load_ranks,
-    run_recorded,
     scaled,
     waiting_ns,
     without_waiting,
@@ -345,7 +345,7 @@ def test_recorded_ranks_tell_any_other_run_of_the_job(
     task_of = {
         op: (rank, known[rank, own["stream"], own["recorded_start_ns"]])
         for op, own in graph.attributes.items()
-        if "recorded_start_ns" in own
+        if "kernel" in own
         for rank in [int(graph.op_names[op][len("rank")])]
     }
     assert len(task_of) == len(known)
@@ -419,7 +419,7 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no rank": (
         lambda f: (f / "rank1.json").write_text(json.dumps({"traceEvents": [gpu("a", 1, 0, 1)]})),
-        r"rank1\.json: does not say which rank it is \(distributedInfo\)",
+        r"rank1\.json: does not say which rank of how many it is \(distributedInfo\)",
     ),
     "impossible rank": (
         lambda f: change(f, "rank1.json", rank=2),

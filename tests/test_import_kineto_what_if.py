@@ -120,7 +120,7 @@ def tasks_of(graph: Graph, run: Run) -> dict[int, int]:
     return {
         op: known[own["stream"], own["recorded_start_ns"]]
         for op, own in graph.attributes.items()
-        if "recorded_start_ns" in own
+        if "kernel" in own
     }
 
 
@@ -294,6 +294,36 @@ def test_the_thread_of_gradients_and_its_caller_take_turns(trace: Load) -> None:
     assert ("synchronize.1", "launch.2") not in edges(trace(*events, other))
 
 
+def test_an_older_trace_numbers_the_thread_of_the_forward(trace: Load) -> None:
+    """PyTorch 1.8 has no ``evaluate_function``, and writes threads of operators as strings."""
+    events = [
+        operator("aten::mm", 0, 10, tid="1", **{"Sequence number": 5, "Fwd thread id": 0}),
+        host("cudaLaunchKernel", 1, 5, 5),
+        gpu("forward", 1, 10, 10),
+        operator("MmBackward", 30, 20, tid="2", **{"Sequence number": 5, "Fwd thread id": 1}),
+        host("cudaLaunchKernel", 2, 40, 5, tid=2),
+        gpu("backward", 2, 45, 10),
+        host("cudaLaunchKernel", 3, 60, 5),
+        gpu("step", 3, 65, 10),
+    ]
+    assert edges(trace(*events)) >= {("launch.0", "launch.1"), ("launch.1", "launch.2")}
+
+
+@pytest.mark.parametrize(("apart", "waits"), [(8, True), (10, True), (11, False)])
+def test_clocks_that_are_apart(trace: Load, apart: int, waits: bool) -> None:
+    """A synchronising call of MI300X ends up to 8.5 us before the last kernel, by the clocks of both."""
+    graph = trace(
+        host("hipLaunchKernel", 1, 0, 5),
+        gpu("kernel", 1, 10, 90),
+        host("hipDeviceSynchronize", 2, 20, 80 - apart),
+        host("hipLaunchKernel", 3, 150, 5),
+        gpu("next", 3, 155, 10),
+    )
+    assert (("kernel.0", "synchronize.1") in edges(graph)) == waits
+    start, _ = starts_and_ends(faster(graph, 100))
+    assert start["next.1"] == (20_000 + 55_000 if waits else 155_000)  # called at 20; launched 55 us later
+
+
 def test_what_a_process_group_waits_for_itself_holds_no_kernel(trace: Load) -> None:
     """The join after the launch, inside the group's operator, is none; the one outside is."""
     events = [
@@ -323,7 +353,7 @@ def test_a_gap_that_nothing_explains_stays(trace: Load) -> None:
     delay = graph.index("delay.1")
     assert (start["delay.1"], graph.duration_ns[delay]) == (15_000, 100_000)
     assert start["b.1"] == 115_000
-    assert graph.attributes[delay] == {"stream": 7}
+    assert graph.attributes[delay] == {"stream": 7, "recorded_start_ns": 35_000}
 
 
 def test_launches_before_the_trace_begins(trace: Load) -> None:

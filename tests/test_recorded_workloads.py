@@ -46,7 +46,7 @@ def run(folder: Path, source: Path, **values: object) -> Trace:
 def gpu_end_ns(trace: Trace) -> tuple[int, int]:
     """Return when the last task of the GPU ended: as simulated, and as recorded."""
     graph = trace.job.graph
-    known = {op: a["recorded_start_ns"] for op, a in graph.attributes.items() if "recorded_start_ns" in a}
+    known = {op: a["recorded_start_ns"] for op, a in graph.attributes.items() if "kernel" in a}
     ends = dict(zip(trace.tasks["op"].tolist(), trace.tasks["end_ns"].tolist(), strict=True))
     return max(ends[op] for op in known), max(s + int(graph.duration_ns[op]) for op, s in known.items())
 

@@ -103,6 +103,22 @@ def test_parameters_stay_and_copies_live_where_they_are_read() -> None:
     assert trace.memory["time_ns"].tolist() == [0, 0, 10, 18, 28]
 
 
+def test_a_copy_is_made_on_the_first_stream_of_its_own_device() -> None:
+    """What arrives at gpu1 and what gpu1 computes share one segment of 2 MiB: both are the first stream's."""
+    builder = GraphBuilder("two")
+    builder.op("a", outputs=1000, duration_ns=10, device="gpu0")
+    builder.op("b", inputs=["a"], outputs=1000, duration_ns=10, device="gpu1")
+    from devices.network import make_network
+
+    link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)
+    machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    specs = {"gpu0": MemorySpec("caching"), "gpu1": MemorySpec("caching")}
+    for synchronisation in ("issue", "completion"):
+        policy = ReadyQueue(synchronisation=synchronisation)
+        trace = simulate(builder.build(), machine, policy, memory=tensor_memory(specs))
+        assert peak(trace, "reserved", device=1) == 2 << 20
+
+
 def test_out_of_memory_tells_the_story() -> None:
     with pytest.raises(OutOfMemoryError, match=r"(?s)gpu0.*'?b'?.*60"):
         simulate(chain(50, 60), gpu(100), ReadyQueue(), memory=tensor_memory())

@@ -190,7 +190,10 @@ def within(directory: str | PathLike[str], name: str | PathLike[str], *, allow_o
     except (OSError, ValueError, RuntimeError) as error:  # a null character, links in a circle
         raise InputError(f"{str(name)!r}: is no path ({error})") from None
     if not inside:
-        raise InputError(f"{name}: is outside the scenario's folder; allow it with --allow-outside")
+        raise InputError(
+            f"{name}: is outside the scenario's folder; allow it with --allow-outside "
+            "(pytest: --sim-allow-outside)"
+        )
     return path
 
 
@@ -333,7 +336,8 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
     what = _what(group)
     if not allow_code:
         raise InputError(
-            f"the {what} {name!r} is code, which a scenario may not load; allow it with --allow-code"
+            f"the {what} {name!r} is code, which a scenario may not load; allow it with --allow-code "
+            "(pytest: --sim-allow-code)"
         )
     module_name, _, attributes = name.partition(":")
     if not module_name or not attributes:

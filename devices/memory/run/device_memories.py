@@ -102,10 +102,10 @@ class DeviceMemories:
                 f"the tensors of one iteration have {format_bytes(total)} together; allocators can follow at "
                 f"most {format_bytes(MOST_BYTES, iec=True)}"
             )
-        transfers = np.zeros(flow.n_nodes - flow.n_ops, np.int64)
-        streams = job.stream_of if job.launched.any() else np.zeros(flow.n_ops, np.int64)
-        self.stream = np.concatenate((streams, transfers))
-        self.reads_at_issue = np.concatenate((self.at_issue & job.launched, transfers > 0))
+        first = np.array(machine.first_stream, np.int64)
+        streams = job.stream_of if job.launched.any() else first[job.device_of]
+        self.stream = np.concatenate((streams, first[flow.destination]))
+        self.reads_at_issue = np.concatenate((self.at_issue & job.launched, np.zeros(len(flow.tensor), bool)))
         self.reserved = [allocator.reserved for allocator in self.allocators]
         tensors = np.concatenate((np.arange(job.graph.n_tensors), flow.tensor))
         self.log = MemoryLog(buffers.nbytes, buffers.device, tensors, self.reserved)

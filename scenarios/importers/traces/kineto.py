@@ -75,10 +75,11 @@ def load(
     -------
     Graph
         Ops in order of their recorded start, on ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and
-        its ops are called ``rank3/...``. Attributes of a task: ``stream``, ``kernel`` (its full name),
-        ``operator``, ``grid``, ``block``, ``registers``, ``shared_memory``, ``recorded_start_ns`` (from the
-        beginning, by the clock of the lowest rank); of a collective of ranks ``communicator`` and
-        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``.
+        its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
+        the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
+        ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
+        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``; of one
+        that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
 
     Raises
     ------
@@ -178,7 +179,8 @@ class _Process:
             if i in delays:
                 ready_ns, ns = delays[i]
                 delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
-                delay |= {"duration_ns": ns, "attributes": {"stream": task.stream}}
+                where = {"stream": task.stream, "recorded_start_ns": ready_ns - begin_ns}
+                delay |= {"duration_ns": ns, "attributes": where}
                 yield (ready_ns, rank or 0, 1, i), delay | pin
                 after = [*after, delay["name"]]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)

@@ -35,6 +35,8 @@ _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HOST = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
 _OPERATOR = frozenset({"cpu_op", "operator"})
 _GRADIENT = "autograd::engine::evaluate_function"
+_FORWARD_THREAD = "Fwd thread id"
+"""0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
 _COLLECTIVE = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
 _FACTS = {
@@ -131,6 +133,8 @@ class Trace:
     Attributes
     ----------
     tasks, calls, waits
+    notes_waits : bool
+        Whether the profiler noted waits, if only that it could not tell what for.
     host_waits : dict
         By correlation of the call.
     callers : dict
@@ -144,6 +148,7 @@ class Trace:
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
+    notes_waits: bool = False
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -185,7 +190,8 @@ def read_events(path: StrPath) -> Trace:
         if "External id" in event.get("args", {}):
             names.setdefault(event["args"]["External id"], event["name"])
     rank, world_size = _place(path, data)
-    trace = Trace(callers=_callers(operators), rank=rank, world_size=world_size)
+    noted = "cuda_sync" in categories
+    trace = Trace(callers=_callers(operators), rank=rank, world_size=world_size, notes_waits=noted)
     for index, (event, category) in enumerate(zip(events, categories, strict=True)):
         if event.get("ph") != "X":
             continue
@@ -196,7 +202,7 @@ def read_events(path: StrPath) -> Trace:
                 trace.calls.append(_call(event))
             elif str(event.get("name")).startswith(_COLLECTIVE):
                 start = _ns(event["ts"])
-                trace.inside[event["pid"], event["tid"]].append((start, start + _ns(event["dur"])))
+                trace.inside[_thread(event)].append((start, start + _ns(event["dur"])))
             elif category == "cuda_sync" and event["name"] == "Stream Wait Event":
                 trace.waits.extend(_wait(event["args"]))
             elif category == "cuda_sync" and event["name"] in ("Event Sync", "Stream Sync"):
@@ -225,9 +231,9 @@ def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _place(path: StrPath, data: Any) -> tuple[int | None, int | None]:
     """Return rank and world size of what was recorded, where the trace has them."""
     info = data.get("distributedInfo") if isinstance(data, dict) else None
-    if not isinstance(info, dict) or "rank" not in info:
-        return None, None
-    rank, size = info["rank"], info.get("world_size")
+    if not isinstance(info, dict) or not {"rank", "world_size"} <= info.keys():
+        return None, None  # a tool may add the rank alone, as Holistic Trace Analysis does
+    rank, size = info["rank"], info["world_size"]
     if not isinstance(rank, int) or not isinstance(size, int) or not 0 <= rank < size:
         raise InputError(f"{path}: distributedInfo: rank {rank!r} of {size!r} is no rank of a job")
     return rank, size
@@ -242,9 +248,9 @@ def _callers(operators: Sequence[Any]) -> dict[Thread, Thread]:
     gradients: dict[Thread, Counter[Thread]] = defaultdict(Counter)
     numbered = [each for each in operators if "Sequence number" in each.get("args", {})]
     for event in sorted(numbered, key=lambda each: each.get("ts", 0)):
-        thread, number = (event.get("pid"), event.get("tid")), event["args"]["Sequence number"]
-        whose = forward.setdefault((event.get("pid"), number), thread)
-        if str(event.get("name")).startswith(_GRADIENT):
+        thread, number = _thread(event), event["args"]["Sequence number"]
+        whose = forward.setdefault((thread[0], number), thread)
+        if str(event.get("name")).startswith(_GRADIENT) or event["args"].get(_FORWARD_THREAD):
             gradients[thread][whose] += 1
     waits_for: dict[Thread, list[Thread]] = defaultdict(list)
     for thread, owners in gradients.items():
@@ -265,7 +271,7 @@ def _task(event: Any, operators: dict[int, str]) -> GpuTask:
         _ns(event["ts"]),
         _ns(event["dur"]),
         int(args.get("bytes", 0)),
-        operators.get(args.get("External id")),
+        operators.get(args.get("External id", args.get("external id"))),
         facts,
         (str(args["Process Group Name"]), str(args.get("Process Group Ranks", "")))
         if "Process Group Name" in args
@@ -279,6 +285,12 @@ def _call(event: Any) -> HostCall:
     thread = (int(event["pid"]), int(event["tid"]))
     end, correlation = start + _ns(event["dur"]), int(event["args"]["correlation"])
     return HostCall(str(event["name"]), thread, correlation, start, end)
+
+
+def _thread(event: Any) -> Any:
+    """Return process and thread of an operator, which older traces write as strings, like a call's."""
+    given = event.get("pid"), event.get("tid")
+    return tuple(int(each) if isinstance(each, str) and each.isdigit() else each for each in given)
 
 
 def _wait(args: Any) -> Iterator[StreamWait]:

@@ -135,7 +135,7 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
 def _waits(trace: Trace) -> Iterator[EventWait]:
     """Yield every wait, as recorded or, without a record, as inferred."""
     streams = Streams(trace)
-    if trace.waits:
+    if trace.notes_waits:
         for n, told in enumerate(trace.waits):
             key, recorded = (n, told.on_stream), told.after if told.recorded is None else told.recorded
             wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, recorded)

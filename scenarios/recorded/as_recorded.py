@@ -1,0 +1,81 @@
+"""The schedule that was recorded: when each op of a recording ran, and where.
+
+::
+
+    graph, every op with ``recorded_start_ns``       as_recorded(graph)
+      launch.1   cpu   thread0     0   5             op  lane            start_ns  end_ns
+      gemm.0     gpu   stream 7    9  30      ──►     0  (cpu, thread0)         0    5000
+      ...                                             1  (gpu, 7)            9000   39000
+
+An op ends ``recorded_ns`` after it starts, or else its duration. A collective of ranks has both: its duration
+is the transfer alone, and what was recorded holds its waiting, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.graph.graph import Graph
+from sim.words.arrays import UNSET, IntArray
+
+__all__ = ["Lane", "Recorded", "as_recorded", "lane_of"]
+
+Lane = tuple[str, object]
+"""A device, by the op's pin, and the stream or thread on it."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded schedule: one entry an op that was recorded, in order of ops.
+
+    Attributes
+    ----------
+    op : array
+        Indices of ops.
+    lane : array
+        Of each: an index into `lanes`.
+    start_ns, end_ns : array
+    lanes : tuple of Lane
+        In order of first use.
+    """
+
+    op: IntArray
+    lane: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    lanes: tuple[Lane, ...]
+
+
+def lane_of(graph: Graph, op: int) -> Lane:
+    """Return where an op was recorded; the device alone where neither stream nor thread is known."""
+    own = graph.attributes.get(op, {})
+    pin = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
+    return pin, own.get("stream", own.get("thread"))
+
+
+def as_recorded(graph: Graph) -> Recorded:
+    """Return the schedule that was recorded, of the ops with an attribute ``recorded_start_ns``.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("recorded")
+    >>> _ = b.op("a", duration_ns=5, device="gpu", attributes={"stream": 7, "recorded_start_ns": 9})
+    >>> found = as_recorded(b.build())
+    >>> found.lanes, found.start_ns.tolist(), found.end_ns.tolist()
+    ((('gpu', 7),), [9], [14])
+    """
+    ops = [op for op, own in graph.attributes.items() if "recorded_start_ns" in own]
+    lanes: dict[Lane, int] = {}
+    lane = [lanes.setdefault(lane_of(graph, op), len(lanes)) for op in ops]
+    start = np.array([graph.attributes[op]["recorded_start_ns"] for op in ops], np.int64)
+    length = [graph.attributes[op].get("recorded_ns", graph.duration_ns[op]) for op in ops]
+    return Recorded(
+        np.array(ops, np.int64),
+        np.array(lane, np.int64),
+        start,
+        start + np.array(length, np.int64),
+        (*lanes,),
+    )

@@ -1,0 +1,95 @@
+"""The machine and the policy under which a recording runs as it was recorded.
+
+::
+
+    graph of a recording      gpu: streams 7, 20        cpu: thread0, thread1
+                                      │                         │
+    machine               gpu: {kind: gpu, streams: 2}  cpu: {kind: cpu, cores: 2}
+    policy                each op on its own stream (`policies.streams.recorded`), launched ahead
+
+A device for each pin, as many streams or workers as were recorded. Durations are measured, so that nothing is
+shared and nothing costs anything but what the recording shows.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final, NamedTuple
+
+from devices.machine import make_machine
+from policies.issue.ready_queue import ReadyQueue
+from policies.streams.recorded import Recorded
+from scenarios.importers import load_graph
+from scenarios.importers.files import StrPath
+from scenarios.recorded.as_recorded import lane_of
+from sim import Graph, simulate
+from sim.job.noise import Noise
+from sim.trace import Trace
+
+__all__ = ["POLICY", "Setup", "as_scenario", "recorded_setup", "run_recorded"]
+
+POLICY: Final = {"name": "ready-queue", "synchronisation": "issue", "streams": "recorded"}
+"""What decides when a recording runs as it was recorded."""
+
+
+class Setup(NamedTuple):
+    """Where and how a recording runs, in the words of a scenario.
+
+    Attributes
+    ----------
+    machine : dict
+        The section ``machine:``.
+    policy : dict
+        The section ``policy:``.
+    """
+
+    machine: dict[str, Any]
+    policy: dict[str, Any]
+
+
+def recorded_setup(graph: Graph) -> Setup:
+    """Return the machine and the policy under which a recording runs as it was recorded.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("recorded")
+    >>> for name, device, where in (("a", "gpu", "stream"), ("b", "cpu", "thread")):
+    ...     _ = b.op(name, device=device, attributes={where: 7})
+    >>> recorded_setup(b.build()).machine
+    {'devices': {'gpu': {'kind': 'gpu', 'streams': 1}, 'cpu': {'kind': 'cpu', 'cores': 1}}}
+    """
+    lanes: dict[tuple[str, str], set[object]] = {}
+    for op, own in graph.attributes.items():
+        if "stream" in own or "thread" in own:
+            device, lane = lane_of(graph, op)
+            lanes.setdefault((device, "stream" if "stream" in own else "thread"), set()).add(lane)
+    devices = {
+        device: {"kind": "gpu", "streams": len(used)}
+        if where == "stream"
+        else {"kind": "cpu", "cores": len(used)}
+        for (device, where), used in lanes.items()
+    }
+    return Setup({"devices": devices}, dict(POLICY))
+
+
+def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
+    """Run a recording as it was recorded.
+
+    Parameters
+    ----------
+    graph : Graph
+    noise : Noise, optional
+        ``Noise(devices={"gpu": 0.01})`` is a GPU 100 times faster.
+    """
+    machine = make_machine(recorded_setup(graph).machine)
+    policy = ReadyQueue(synchronisation="issue")
+    return simulate(graph, machine, policy, streams=Recorded(), noise=noise)
+
+
+def as_scenario(path: StrPath) -> dict[str, Any]:
+    """Return the scenario in which a recording, a file or a folder of ranks, runs as it was recorded."""
+    folder = os.path.isdir(path)
+    setup = recorded_setup(load_graph(path, format="kineto" if folder else None))
+    workload = {"kineto" if folder else "graph": os.fspath(path)}
+    return {"machine": setup.machine, "workload": workload, "policy": setup.policy}
