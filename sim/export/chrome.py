@@ -167,7 +167,8 @@ def _head(traces: Sequence[Record], rank: int = 0, ranks: int = 1) -> str:
     properties = [] if one is None else list(_properties(one.job))
     simulated: dict[str, str | int] = {"by": SIMULATOR, "runs": len(traces)}
     if one is not None:
-        simulated["synchronisation"] = one.synchronisation
+        simulated |= {"synchronisation": one.synchronisation, "graph": one.job.graph.name}
+        simulated |= {"tasks": len(one), "makespan_ns": one.makespan_ns}
     return (
         f'{{"schemaVersion":1,"distributedInfo": {{"rank": {rank}, "world_size": {ranks}}},'
         f'"simulated":{json.dumps(simulated)},"deviceProperties":{json.dumps(properties)},'

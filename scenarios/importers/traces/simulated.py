@@ -116,48 +116,52 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
         What does not come back: units of an NPU, ranks that did not end together.
     """
     slices: list[_Slice] = []
-    synchronisation = ""
+    run: dict[str, Any] = {}
     for path in paths:
         with in_file(path):
             data = read_json(path)
-            synchronisation = _synchronisation(data)
-            _warn_of_units(path, data)
+            run = _run(data, run, paths[0])
             slices += _slices(data["traceEvents"])
+    missing = data["distributedInfo"]["world_size"] - len(paths)
+    if missing:
+        _warn(f"{paths[0]}: {missing} other ranks are missing; a delay stands for what waited for them")
+    for device in data["deviceProperties"]:
+        if device["kind"] == "npu":
+            _warn(
+                f"{paths[0]}: {device['name']} is an NPU; what ran on it comes back on streams, with its "
+                "times, and without the units of its cores"
+            )
     if not host:
         slices = [each for each in slices if "stream" in each.attributes]
     slices.sort(key=lambda each: (each.start_ns, each.end_ns))
-    _order(slices, synchronisation)
-    for lost in _meet(slices):
-        warnings.warn(
-            f"{name}: collectives of communicator {lost!r} did not end together on all ranks; they keep "
-            "their recorded times, and do not wait for each other",
-            stacklevel=3,
-        )
-    builder = GraphBuilder(name)
-    with in_file(name):
+    with in_file(paths[0]):
+        _order(slices, run["synchronisation"] == "issue", whole=host and not missing)
+        for lost in _meet(slices):
+            _warn(
+                f"{paths[0]}: collectives of communicator {lost!r} did not end together on all ranks; they "
+                "keep their recorded times, and do not wait for each other"
+            )
+        builder = GraphBuilder(name)
         for record in _ops(slices, delays=host):
             builder.op(**record)
         return builder.build()
 
 
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
 # -- the file -----------------------------------------------------------------------------------
 
 
-def _synchronisation(data: Any) -> str:
-    said = data["simulated"]
+def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
+    """Return what a file says of its run, which is that of the files before it, if there are any."""
+    said: dict[str, Any] = data["simulated"]
     if said["runs"] != 1:
         raise InputError(f"holds {said['runs']} runs; write a trace of each")
-    return str(said["synchronisation"])
-
-
-def _warn_of_units(path: StrPath, data: Any) -> None:
-    for device in data["deviceProperties"]:
-        if device["kind"] == "npu":
-            warnings.warn(
-                f"{path}: {device['name']} is an NPU; what ran on it comes back on streams, with its times, "
-                "and without the units of its cores",
-                stacklevel=4,
-            )
+    if known and said != known:
+        raise InputError(f"is of another run than {first}")
+    return said
 
 
 def _slices(events: Sequence[Any]) -> Iterator[_Slice]:
@@ -217,8 +221,11 @@ def _ns(microseconds: Any) -> int:
 # -- what came before what -----------------------------------------------------------------------
 
 
-def _order(slices: Sequence[_Slice], synchronisation: str) -> None:
-    """Tell every slice what it comes after, and refuse what began before that had ended."""
+def _order(slices: Sequence[_Slice], at_issue: bool, *, whole: bool) -> None:
+    """Tell every slice what it comes after, and refuse what began before that had ended.
+
+    With `at_issue` a host does not wait for what is launched. Of a part of a trace, the rest is not missed.
+    """
     of_number: dict[int, list[_Slice]] = defaultdict(list)
     launch: dict[int, _Slice] = {}
     fed: dict[int, _Slice] = {}
@@ -232,8 +239,11 @@ def _order(slices: Sequence[_Slice], synchronisation: str) -> None:
     for each in slices:
         if each.launches and not each.duration_ns:
             continue  # it costs nothing: the op itself waits
-        sources = [source for k in fed[each.number].fed_by for source in of_number[k]]
-        if each.launches and synchronisation == "issue":  # a host cannot read what is not computed
+        fed_by = fed[each.number].fed_by if each.number in fed else []
+        if whole and any(k not in of_number for k in fed_by):
+            raise InputError(f"{each.name} waited for what is not in the trace")
+        sources = [source for k in fed_by if k in of_number for source in of_number[k]]
+        if each.launches and at_issue:  # a host cannot read what is not computed
             sources = [source for source in sources if "thread" in source.attributes]
         called = launch.get(each.number)
         if called is not None and called.duration_ns and not each.launches:
