@@ -47,7 +47,7 @@ from sim.record.record import WAITS, Record
 from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError
 
-__all__ = ["SIMULATOR", "lines_of", "write_chrome", "write_ranks"]
+__all__ = ["SIMULATOR", "check_folder", "lines_of", "write_chrome", "write_ranks"]
 
 SIMULATOR: Final = "graph-schedule-sim"
 """What such a file says who wrote it."""
@@ -80,12 +80,13 @@ def write_chrome(
         A directory that does not exist.
     """
     traces = {"": trace} if isinstance(trace, Record) else trace
+    timelines = [Timeline(each, run) for run, each in enumerate(traces.values())]
     lines = (
         line
-        for run, (label, each) in enumerate(traces.items())
-        for line in lines_of(each, most=arrows, run=run, label=label)
+        for run, (label, timeline) in enumerate(zip(traces, timelines, strict=True))
+        for line in _lines(timeline, arrows, run, label)
     )
-    _write(path, _head([*traces.values()]), lines)
+    _write(path, _head(timelines), lines)
 
 
 def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 20_000) -> list[str]:
@@ -106,9 +107,10 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
         No GPU, or a trace of a rank in the folder that this run does not have.
     """
     folder, timeline = Path(folder), Timeline(trace)
-    names = [f"rank{rank}.json.gz" for rank in range(max(timeline.ranks) + 1)]
-    if not any(device.workers == 0 for device in trace.job.machine.devices):
-        raise InputError(f"{folder}: a folder has a file for each GPU, and the machine has none")
+    check_folder(folder)
+    names = [f"rank{rank}.json.gz" for rank in range(len(timeline.gpus))]
+    if not names:
+        raise InputError(f"{folder}: a folder has a file for each GPU that ran something, and none did")
     if folder.is_dir():
         strange = sorted(each for each in os.listdir(folder) if each.endswith((".json", ".json.gz")))
         strange = [each for each in strange if each not in names]
@@ -119,8 +121,23 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
     folder.mkdir(exist_ok=True)
     for rank, name in enumerate(names):
         lines = _lines(timeline, arrows, rank=rank)
-        _write(folder / name, _head([trace], rank, len(names)), lines)
+        _write(folder / name, _head([timeline], rank, len(names)), lines)
     return [str(folder / name) for name in names]
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Refuse what can be no folder of traces; leave nothing there.
+
+    Raises
+    ------
+    InputError
+        A file is there, or the directory in which it would be is not.
+    """
+    path = Path(folder)
+    if not path.parent.is_dir():
+        raise InputError(f"{folder}: the directory {path.parent} does not exist")
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{folder}: is a file, not a folder")
 
 
 def lines_of(trace: Record, *, most: int = 20_000, run: int = 0, label: str = "") -> Iterator[str]:
@@ -161,12 +178,12 @@ def _write(path: str | os.PathLike[str], head: str, lines: Iterator[str]) -> Non
         file.write("\n]}\n")
 
 
-def _head(traces: Sequence[Record], rank: int = 0, ranks: int = 1) -> str:
+def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
     """Return what stands before the events; tools look for the blank in ``"rank": 0``."""
-    one = traces[0] if len(traces) == 1 else None
-    properties = [] if one is None else list(_properties(one.job))
-    simulated: dict[str, str | int] = {"by": SIMULATOR, "runs": len(traces)}
-    if one is not None:
+    properties: list[dict[str, str | int]] = []
+    simulated: dict[str, str | int] = {"by": SIMULATOR, "runs": len(timelines)}
+    if len(timelines) == 1:
+        properties, one = list(_properties(timelines[0])), timelines[0].trace
         simulated |= {"synchronisation": one.synchronisation, "graph": one.job.graph.name}
         simulated |= {"tasks": len(one), "makespan_ns": one.makespan_ns}
     return (
@@ -176,13 +193,13 @@ def _head(traces: Sequence[Record], rank: int = 0, ranks: int = 1) -> str:
     )
 
 
-def _properties(job: Job) -> Iterator[dict[str, str | int]]:
-    """Yield what is known of each device that is launched on, in Kineto's words."""
-    for device, number in zip(job.machine.devices, _gpus(job), strict=True):
-        if not device.workers:
-            known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
-            given = {key: value for key, value in known.items() if value is not None}
-            yield {"id": number, "name": device.name, "kind": device.kind, **given}
+def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
+    """Yield what is known of each device that was launched on, in Kineto's words."""
+    for number, d in enumerate(timeline.gpus):
+        device = timeline.trace.job.machine.devices[d]
+        known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
+        given = {key: value for key, value in known.items() if value is not None}
+        yield {"id": number, "name": device.name, "kind": device.kind, **given}
 
 
 def _us(ns: int) -> str:
@@ -229,7 +246,7 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     meets = _said_of_collectives(job)
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
     statuses = ["", *(f',"status":"{word}"' for word in STATUSES[1:])]
-    cost, gpu = issue_costs_ns(job), _gpus(job)
+    cost = issue_costs_ns(job)
     place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
     several = job.iterations > 1
     for rows in in_pieces(shown):
@@ -252,7 +269,8 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
                 yield f'{{{head},{span},"args":{{"External id":{number},{args}}}}}'
                 continue
             tied = f'"External id":{number},"correlation":{number}'
-            yield f'{{{head},{span},"args":{{{tied},"device":{gpu[d]},"stream":{lane + 1},{args}}}}}'
+            on = f'"device":{timeline.ranks[d]},"stream":{lane + 1}'
+            yield f'{{{head},{span},"args":{{{tied},{on},{args}}}}}'
             begin, call = issue - costs, launch_call(devices[d], category)
             yield (
                 f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{_us(begin)},'
@@ -279,12 +297,6 @@ def _said_of_collectives(job: Job) -> dict[int, str]:
         )
         for op in ([] if job.collectives is None else job.collectives.op.tolist())
     }
-
-
-def _gpus(job: Job) -> list[int]:
-    """Return the number of every device among those that are launched on."""
-    numbers: list[int] = (np.cumsum([device.workers == 0 for device in job.machine.devices]) - 1).tolist()
-    return numbers
 
 
 def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:

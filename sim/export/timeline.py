@@ -137,15 +137,21 @@ class Timeline:
         ]
 
     @cached_property
+    def gpus(self) -> list[int]:
+        """The devices on which something was launched."""
+        ran = np.unique(self.trace.device[self.shown()]).tolist()
+        return [d for d in ran if not self.trace.job.machine.devices[d].workers]
+
+    @cached_property
     def ranks(self) -> list[int]:
-        """Which rank each device is of: every GPU is one; CPUs are shared out evenly, in order."""
+        """Which rank each device is of: each of `gpus` is one; CPUs are shared out evenly, in order."""
         devices = self.trace.job.machine.devices
-        cpus = sum(device.workers > 0 for device in devices)
-        gpus, before, found = len(devices) - cpus, [0, 0], []
-        for device in devices:
-            by_worker = device.workers > 0
-            found.append(before[True] * gpus // cpus if by_worker else before[False])
-            before[by_worker] += 1
+        cpus = [d for d, device in enumerate(devices) if device.workers]
+        found = [0] * len(devices)
+        for rank, d in enumerate(self.gpus):
+            found[d] = rank
+        for k, d in enumerate(cpus):
+            found[d] = k * len(self.gpus) // len(cpus)
         return found
 
     def rank_of(self, lane: Lane) -> int:
