@@ -61,7 +61,13 @@ def run_of(case: str) -> Trace:
         return run_scenario(load_scenario(path)).trace
     rng = np.random.default_rng(int(case.removeprefix("drawn_")))
     graph = draw_collectives(rng, 3, 12)
-    graph = replace(graph, duration_ns=EIGHTH_NS * np.maximum(1, graph.duration_ns))
+    copies = graph.is_kind("matmul") & (rng.random(len(graph)) < 0.4)
+    graph = replace(
+        graph,
+        kinds=(*graph.kinds, "copy"),
+        kind_code=np.where(copies, len(graph.kinds), graph.kind_code),
+        duration_ns=EIGHTH_NS * np.maximum(1, graph.duration_ns),
+    )
     machine = draw_ranks(rng, 3)
     costs = ("issue_ns", "launch_latency_ns", "gap_ns", "event_ns")
     devices = [
@@ -185,6 +191,8 @@ def test_the_cases_have_something_of_everything() -> None:
         assert sum(answer[what] > 0 for answer in answers) > 5
     assert sum(answer["compute"] % 1000 > 0 for answer in answers) > 5, "parts of µs"
     assert len({answer["overlap"] for answer in answers}) > 6
+    copied = [run_of(case).job.graph.is_kind("copy").sum() for case in CASES]
+    assert sum(copied) > 5
     assert any("late rank" in why for case in CASES for why in idle_reasons(run_of(case)).values())
     categories = {name.split()[1] for answer in answers for name in answer["streams"]}
     assert categories == {"host_wait", "kernel_wait", "other"}
