@@ -88,9 +88,9 @@ class Bandwidth(Strict):
 class CudaGraph(Strict):
     """Launches between synchronisations become one."""
 
-    launch: Annotated[
-        Duration | None, Field(description="what a launch costs the host; default: 2.5us")
-    ] = None
+    launch: Annotated[Duration | None, Field(description="what a launch costs the host; default: 2.5us")] = (
+        None
+    )
     node: Annotated[
         Duration | None, Field(description="... and besides for each task in the graph; default: 1ns")
     ] = None
@@ -99,7 +99,9 @@ class CudaGraph(Strict):
 class WhatIf(Strict):
     """Changes to a recorded program, applied in this order."""
 
-    remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = None
+    remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = (
+        None
+    )
     fuse: Annotated[
         list[Annotated[Fuse, _Short("ops", _WORDS)]],
         Field(default_factory=list, description="kernels that become one"),
@@ -107,7 +109,9 @@ class WhatIf(Strict):
     device: Annotated[OtherDevice | None, Field(description="another GPU")] = None
     scale: Annotated[
         dict[Name, AnyChange],
-        Field(default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"),
+        Field(
+            default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"
+        ),
     ]
     bandwidth: Annotated[
         Bandwidth | None,
@@ -147,9 +151,12 @@ class WhatIf(Strict):
         if (cost := self.launch_cost) is not None:
             yield ("launch_cost",), lambda g: durations.launch_cost(g, cost)
         if (graphs := self.cuda_graph) is not None:
-            given = {"launch_ns": graphs.launch, "node_ns": graphs.node}
-            given = {key: ns for key, ns in given.items() if ns is not None}
-            yield ("cuda_graph",), lambda g: cuda_graph.with_cuda_graphs(g, **given)
+            launch_ns = cuda_graph.LAUNCH_NS if graphs.launch is None else graphs.launch
+            node_ns = cuda_graph.NODE_NS if graphs.node is None else graphs.node
+            yield (
+                ("cuda_graph",),
+                lambda g: cuda_graph.with_cuda_graphs(g, launch_ns=launch_ns, node_ns=node_ns),
+            )
         if "streams" in self.model_fields_set:
             yield ("streams",), lambda g: streams.on_more_streams(g, self.streams)
 

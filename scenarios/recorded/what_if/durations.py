@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -61,10 +62,10 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
 
 
 def faster_host(graph: Graph, factor: Fraction) -> Graph:
-    """Return a graph whose host takes a factor of its time: for its own work, launches among it, not for waits.
+    """Return a graph whose host takes a factor of its time for its own work, launches among it.
 
-    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did before
-    its recording began stays as it is.
+    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did
+    before its recording began stays as it is.
     """
     return _changed(graph, roles.host_ops(graph), Change(factor))
 
@@ -119,13 +120,20 @@ def _next_on_thread(graph: Graph) -> dict[int, int]:
 def _changed(graph: Graph, which: BoolArray, change: Change) -> Graph:
     """Return a graph in which some ops take longer or shorter; the same one if nothing changes."""
     ops = np.flatnonzero(which)
+    alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
+    if alone.any():
+        warnings.warn(
+            f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks is part "
+            "of their time, and changes with it; all ranks of the job together tell it apart",
+            stacklevel=4,
+        )
     given = [graph.duration_ns, *graph.duration_by_kind.values()]
     unknown = ops[np.all([column[ops] == UNSET for column in given], axis=0)]
     if len(unknown):
         name = graph.op_names[int(unknown[0])]
         raise InputError(
-            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of a "
-            "device's cost model; a what-if changes durations that are given"
+            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of "
+            "a device's cost model; a what-if changes durations that are given"
         )
     columns = []
     for column in given:

@@ -1,14 +1,14 @@
 """What if several kernels were one: ``fuse: [[gelu, dropout], elementwise]``.
 
-A sequence of words (`scenarios.recorded.what_if.select`) is looked for on each stream, from the left; one word
-stands for any number of kernels in a row::
+A sequence of words (`scenarios.recorded.what_if.select`) is looked for on each stream, from the left; one
+word stands for any number of kernels in a row::
 
     [a, b]      a b c a b    ──►    (ab) c (ab)
     [a]         a a b a      ──►    (aa) b a
 
-The kernel that takes their place takes what they took together, without the gaps between them, or what it is
-given. It waits for all that they waited for. It is launched where the last of them was, when all that it reads
-is there; the calls that launched the others go, and the host's work between them stays.
+The kernel in their place takes what they took together, without the gaps between them, or what it is given.
+It waits for all that they waited for. It is launched where the last of them was, when all that it reads is
+there; the calls that launched the others go, and the host's work between them stays.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def fused(
         with located(n):
             fits.append(names.find(word))
     program = Program(graph)
-    groups, apart = [], None
+    groups: list[Sequence[int]] = []
+    apart: _Told | None = None
     successors = graph.successors.lists()
     for lane in program.lanes.values():
         kernels = [place[name] for name in lane if name in program.tasks]
@@ -70,8 +71,8 @@ def fused(
         if told is None:
             what = f"no two of {words[0]!r}" if len(words) == 1 else f"no {', '.join(map(repr, words))}"
             raise InputError(f"{what} stand one behind another on a stream")
-        first, last, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
-        raise InputError(f"{first!r} and {last!r} cannot be one kernel: {other!r} comes between them")
+        one, then, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
+        raise InputError(f"{one!r} and {then!r} cannot be one kernel: {other!r} comes between them")
     through: dict[str, list[Edge]] = {}
     for members in groups:
         through |= _fuse(program, [graph.op_names[op] for op in members], duration_ns)
@@ -101,7 +102,7 @@ def _fuse(program: Program, members: Sequence[str], duration_ns: int | None) -> 
     for fact in ("flops", "bytes_read", "bytes_written"):
         setattr(last, fact, sum(getattr(part, fact) for part in parts))
     last.kind = max(parts, key=lambda part: part.duration_ns or 0).kind if duration_ns is None else last.kind
-    facts = {key: last.attributes[key] for key in ("stream", "operator") if key in last.attributes}
+    facts = {key: value for key, value in last.attributes.items() if key in ("stream", "operator")}
     last.attributes = {**facts, "fused": list(members)}
     return {name: [(last.name, 0)] for name in (*members[:-1], *idle)}
 

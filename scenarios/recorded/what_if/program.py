@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.compile.records import Edge, Record, Records, read, write
+from policies.compile.records import Edge, Record, read, write
 from scenarios.recorded.what_if import roles
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray
@@ -113,7 +113,7 @@ class Program:
             record.duration_ns = max(0, (record.duration_ns or 0) - rest_ns)
 
     def wait_of(self, launch: str) -> str | None:
-        """Return the wait that is part of the same call, if a launch is that of a copy that the host waits for."""
+        """Return the wait that is part of the same call: of the launch of a copy that the host waits for."""
         name = self.following.get(launch)
         if name is None:
             return None
@@ -175,7 +175,9 @@ class Program:
         return [edge for edge in record.after if edge[0] in self._on_host]
 
     def contract(
-        self, through: Mapping[str, Sequence[Edge]], reads: Mapping[str, Sequence[Edge]] = MappingProxyType({})
+        self,
+        through: Mapping[str, Sequence[Edge]],
+        reads: Mapping[str, Sequence[Edge]] = MappingProxyType({}),
     ) -> None:
         """Take ops out.
 
