@@ -14,7 +14,8 @@ last, stays. If it did something else in between, this is the most that graphs c
 Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled
 operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021). A launch: 2.5 us, and 1 ns a
 node, by "Constant time launch for straight-line CUDA graphs and other performance enhancements" (NVIDIA
-technical blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the device's.
+technical blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the recording's,
+if no other is given.
 """
 
 from __future__ import annotations

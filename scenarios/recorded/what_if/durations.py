@@ -16,8 +16,9 @@ from scenarios.recorded.what_if.values import Change
 from sim.graph.graph import Graph
 from sim.words.arrays import UNSET, BoolArray
 from sim.words.errors import InputError, located
+from sim.words.units import parse_duration
 
-__all__ = ["faster_host", "launch_cost", "more_bandwidth", "scaled"]
+__all__ = ["faster_host", "launch_cost", "more_bandwidth", "other_gap", "scaled"]
 
 _PARTS = "call_ns", "rest_of_call_ns"
 """Attributes that are parts of a host's op."""
@@ -94,6 +95,27 @@ def launch_cost(graph: Graph, change: Change) -> Graph:
         if after is not None and rest_ns:
             _set_part(ns, attributes, after, "rest_of_call_ns", rest_ns, change.of_part(rest_ns, whole_ns))
     return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+
+
+def other_gap(graph: Graph, change: Change) -> Graph:
+    """Return a graph of a recording whose GPUs take a factor of the gap between kernels, or another one.
+
+    Raises
+    ------
+    InputError
+        The recording does not tell a gap.
+    """
+    gaps = {pin: known["gap"] for pin, known in graph.device_facts.items() if "gap" in known}
+    if not gaps:
+        raise InputError("this recording does not tell the gap between kernels")
+    now = {pin: f"{change.of([parse_duration(gap)])[0]}ns" for pin, gap in gaps.items()}
+    if now == gaps:
+        return graph
+    facts = {
+        pin: {**known, **({"gap": now[pin]} if pin in now else {})}
+        for pin, known in graph.device_facts.items()
+    }
+    return replace(graph, device_facts=facts)
 
 
 def _set_part(

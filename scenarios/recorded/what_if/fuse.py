@@ -57,9 +57,9 @@ def fused(
     apart: _Told | None = None
     successors = graph.successors.lists()
     for lane in program.lanes.values():
-        kernels = [place[name] for name in lane if name in program.tasks]
-        for group in _found([[bool(fit[op]) for fit in fits] for op in kernels]):
-            members = [kernels[i] for i in group]
+        tasks = [place[name] for name in lane if name in program.tasks]
+        for found in _found([[bool(fit[op]) for fit in fits] for op in tasks]):
+            members = [tasks[i] for i in found]
             between = _between(graph, successors, members)
             if between is None:
                 groups.append(members)
@@ -74,8 +74,8 @@ def fused(
         one, then, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
         raise InputError(f"{one!r} and {then!r} cannot be one kernel: {other!r} comes between them")
     through: dict[str, list[Edge]] = {}
-    for members in groups:
-        through |= _fuse(program, [graph.op_names[op] for op in members], duration_ns)
+    for kernels in groups:
+        through |= _fuse(program, [graph.op_names[op] for op in kernels], duration_ns)
     calls = program.without_launches(through, host_work=host_work)
     program.contract(through | calls, through)
     return program.graph()
@@ -129,18 +129,19 @@ _Told = tuple[Sequence[int], int]
 def _between(graph: Graph, successors: Sequence[Sequence[int]], members: Sequence[int]) -> int | None:
     """Return an op that has to come after one of some kernels and before a later one; None: there is none."""
     last, own = members[-1], set(members)
-    seen: dict[int, None] = {}
+    first: dict[int, int] = {}  # of each op that is reached: the one by which the way leaves the kernels
     stack = [*members[:-1]]
     while stack:
-        for op in successors[stack.pop()]:
-            if op in own or op in seen or op > last:
+        came = stack.pop()
+        for op in successors[came]:
+            if op in own or op in first or op > last:
                 continue
             follows = successors[op]
             if graph.kind(op) == "delay" and own.issuperset(follows):
                 continue
+            first[op] = first.get(came, op)
             if not own.isdisjoint(follows):
-                return op
-            seen[op] = None
+                return first[op]
             stack.append(op)
     return None
 

@@ -13,6 +13,7 @@ Its launch is no reason for anything else to wait, and goes with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -54,7 +55,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.records = read(graph)
+        self.records, self._facts = read(graph), graph.device_facts
         names = graph.op_names
         self.order = [names[op] for op in graph.topological_order.tolist()]
         self.tasks = _named(graph, roles.tasks(graph))
@@ -90,7 +91,7 @@ class Program:
 
     def graph(self) -> Graph:
         """Return the graph as it is now."""
-        return write(self.records)
+        return replace(write(self.records), device_facts=self._facts)
 
     # -- the host --------------------------------------------------------------------------------------
 

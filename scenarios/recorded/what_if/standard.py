@@ -53,6 +53,7 @@ def standard_trials(graph: Graph) -> list[Trial]:
     no_calls = "" if launches else "the recording has no launch calls of the host"
     alone = "" if collectives else "nothing communicates"
     copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
+    gapless = "" if graph.device_facts else "the recording does not tell the gap between kernels"
     idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
     host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
     return [
@@ -66,6 +67,7 @@ def standard_trials(graph: Graph) -> list[Trial]:
         Trial("copies between host and device gone", {"remove": ["transfers"]}, copies),
         Trial("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
         Trial("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
+        Trial("no gaps between kernels", {"gap": "x0"}, gapless),
         Trial("unexplained idle time gone", {"scale": {"delay": "x0"}}, idle),
         *_without_straggler(graph),
     ]
