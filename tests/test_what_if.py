@@ -20,7 +20,7 @@ from test_import_kineto_what_if import STEPS, edges, starts_and_ends
 from scenarios.importers.traces.kineto import load
 from scenarios.recorded.setup import run_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.recorded.what_if.straggler import straggler
+from scenarios.run.trials.straggler import straggler
 from sim import Graph, GraphBuilder
 from sim.words.errors import InputError
 

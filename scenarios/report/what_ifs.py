@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from scenarios.recorded.what_if.trials import Outcome
+from scenarios.run.trials.trials import Outcome
 from sim.words.units import format_duration
 
 if TYPE_CHECKING:

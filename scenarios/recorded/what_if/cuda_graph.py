@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from scenarios.recorded.what_if.program import Program
+from scenarios.recorded.program.program import Program
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from devices.describe.fields import DEFAULT
 from devices.presets import device_preset, presets
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, UnknownNameError, located
 from sim.words.units import parse_bandwidth, parse_flop_rate, round_half_up

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.recorded.what_if import roles
-from scenarios.recorded.what_if.select import Names
+from scenarios.recorded.program import roles
+from scenarios.recorded.program.select import Names
 from scenarios.recorded.what_if.values import Change
 from sim.graph.graph import Graph
 from sim.words.arrays import UNSET, BoolArray

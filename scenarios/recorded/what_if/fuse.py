@@ -1,6 +1,6 @@
 """What if several kernels were one: ``fuse: [[gelu, dropout], elementwise]``.
 
-A sequence of words (`scenarios.recorded.what_if.select`) is looked for on each stream, from the left; one
+A sequence of words (`scenarios.recorded.program.select`) is looked for on each stream, from the left; one
 word stands for any number of kernels in a row::
 
     [a, b]      a b c a b    ──►    (ab) c (ab)
@@ -19,8 +19,8 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from policies.compile.records import Edge, Record
-from scenarios.recorded.what_if.program import Program
-from scenarios.recorded.what_if.select import Names
+from scenarios.recorded.program.program import Program
+from scenarios.recorded.program.select import Names
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, located
 

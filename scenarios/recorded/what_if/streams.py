@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.compile.records import Edge, Record
-from scenarios.recorded.what_if import roles
-from scenarios.recorded.what_if.program import Program
+from scenarios.recorded.program import roles
+from scenarios.recorded.program.program import Program
 from sim.graph.graph import Graph
 
 __all__ = ["on_more_streams"]

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from policies.compile.records import Edge, Record, read, write
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray
 

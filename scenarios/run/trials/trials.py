@@ -19,9 +19,9 @@ from scenarios.importers import load_graph
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import recorded_setup
 from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.recorded.what_if.standard import Trial
 from scenarios.run.execute import run_case
 from scenarios.run.load import Case, load_scenario, scenario_of
+from scenarios.run.trials.standard import Trial
 from scenarios.work.workload import Work
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, located

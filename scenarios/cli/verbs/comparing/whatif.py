@@ -11,8 +11,8 @@ from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Sets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scenarios.recorded.what_if.standard import Trial
-    from scenarios.recorded.what_if.trials import Outcome
+    from scenarios.run.trials.standard import Trial
+    from scenarios.run.trials.trials import Outcome
 
 __all__ = ["whatif"]
 
@@ -54,10 +54,10 @@ def whatif(
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress
-    from scenarios.recorded.what_if.standard import chosen, standard_trials
-    from scenarios.recorded.what_if.trials import base_of, try_all
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.what_ifs import draw_what_ifs, to_json
+    from scenarios.run.trials.standard import chosen, standard_trials
+    from scenarios.run.trials.trials import base_of, try_all
 
     if plot is not None:
         check_path("plot", plot, PICTURES)
@@ -83,9 +83,9 @@ def whatif(
 def _asked(text: str) -> Trial:
     """Return a what-if of the command line."""
     from scenarios.file.yaml_read import read_yaml_text
-    from scenarios.recorded.what_if.standard import Trial
-    from scenarios.recorded.what_if.trials import read_what_if
     from scenarios.report.what_ifs import written
+    from scenarios.run.trials.standard import Trial
+    from scenarios.run.trials.trials import read_what_if
     from sim.words.errors import InputError
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.graph import Graph
 
 __all__ = ["straggler"]

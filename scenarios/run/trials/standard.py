@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.recorded.what_if import roles
-from scenarios.recorded.what_if.straggler import straggler
+from scenarios.recorded.program import roles
+from scenarios.run.trials.straggler import straggler
 from sim.graph.graph import Graph
 from sim.words.errors import UnknownNameError
 
