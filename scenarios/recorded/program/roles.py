@@ -45,8 +45,9 @@ def has_key(graph: Graph, key: str) -> BoolArray:
 
 
 def tasks(graph: Graph) -> BoolArray:
-    """Return which ops ran on a GPU."""
-    return has_key(graph, "stream") & ~graph.is_kind("delay")
+    """Return which ops ran on a GPU; of a graph that is no recording all."""
+    recorded = has_key(graph, "stream") | has_key(graph, "thread")
+    return (has_key(graph, "stream") if recorded.any() else ~recorded) & ~graph.is_kind("delay")
 
 
 def host_ops(graph: Graph) -> BoolArray:

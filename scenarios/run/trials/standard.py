@@ -54,6 +54,7 @@ def standard_trials(graph: Graph) -> list[Trial]:
     alone = "" if collectives else "nothing communicates"
     copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
     gapless = "" if graph.device_facts else "the recording does not tell the gap between kernels"
+    in_a_row = "" if "elementwise" in graph.kinds else "there are no elementwise kernels"
     idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
     host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
     return [
@@ -63,7 +64,7 @@ def standard_trials(graph: Graph) -> list[Trial]:
         Trial("host twice as fast", {"host": "x0.5"}, host),
         *(Trial(f"{kind} twice as fast", {"scale": {kind: "x0.5"}}) for kind in _longest_kinds(graph)),
         Trial("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
-        Trial("elementwise kernels in a row fused", {"fuse": ["elementwise"]}),
+        Trial("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
         Trial("copies between host and device gone", {"remove": ["transfers"]}, copies),
         Trial("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
         Trial("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
@@ -74,7 +75,7 @@ def standard_trials(graph: Graph) -> list[Trial]:
 
 
 def chosen(trials: list[Trial], only: list[str]) -> list[Trial]:
-    """Return the trials of which the label, or a key, has one of some words in it.
+    """Return the trials that have one of some keys, or a word of it in their label.
 
     Raises
     ------
@@ -83,9 +84,10 @@ def chosen(trials: list[Trial], only: list[str]) -> list[Trial]:
     """
     found: dict[int, Trial] = {}
     for word in only:
-        fits = {n: each for n, each in enumerate(trials) if word in each.label or word in each.what_if}
+        keyed = {n: each for n, each in enumerate(trials) if word in each.what_if}
+        fits = keyed or {n: each for n, each in enumerate(trials) if word in each.label}
         if not fits:
-            raise UnknownNameError("what-if", word, [key for each in trials for key in each.what_if])
+            raise UnknownNameError("what-if", word, {key for each in trials for key in each.what_if})
         found |= fits
     return [found[n] for n in sorted(found)]
 

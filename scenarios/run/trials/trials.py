@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from pydantic import ValidationError
 
 from scenarios.file.document import Document
@@ -19,11 +20,12 @@ from scenarios.importers import load_graph
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import recorded_setup
 from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.run.execute import run_case
+from scenarios.run.execute import job_of, run_case
 from scenarios.run.load import Case, load_scenario, scenario_of
 from scenarios.run.trials.standard import Trial
 from scenarios.work.workload import Work
 from sim.graph.graph import Graph
+from sim.words.arrays import UNSET
 from sim.words.errors import InputError, located
 
 __all__ = ["Base", "Outcome", "base_of", "read_what_if", "try_all"]
@@ -94,12 +96,12 @@ def base_of(
     if path.endswith(_SCENARIOS):
         scenario = load_scenario(path, sets=sets, allow_code=allow_code, allow_outside=allow_outside)
         case = scenario.case()
-        work = case.work
+        work, known = case.work, _timed(case)
         return Base(
             scenario.name,
-            work.graph,
+            known,
             lambda graph: replace(case, make=lambda: work._replace(graph=graph)),
-            _recorded_ns(work.graph),
+            _recorded_ns(known),
         )
     sets = [*sets]
     place = Path(os.path.abspath(path))
@@ -122,6 +124,17 @@ def _running(case: Case, graph: Graph) -> Case:
     """Return a case that runs a graph, whatever its scenario says of the workload."""
     machine, report = case.scenario.machine, case.scenario.content.workload.report
     return replace(case, make=lambda: Work(graph, machine, report, lambda trace, advise: None))
+
+
+def _timed(case: Case) -> Graph:
+    """Return the graph of a case; ops that have no duration of their own get what cost models say of them."""
+    graph = case.work.graph
+    if (graph.duration_ns != UNSET).all():
+        return graph
+    job = job_of(case)
+    if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
+        return graph
+    return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
 
 
 def _recorded_ns(graph: Graph) -> int | None:

@@ -123,6 +123,11 @@ def _print(name: str, recorded_ns: int | None, outcomes: Sequence[Outcome]) -> N
             }
         )
     print_table(rows, left=2)
-    for each in outcomes:
-        for note in each.notes:
-            print(f"{'not tried: ' * (each.makespan_ns is None)}{each.label}: {note}")
+    for tried in (True, False):
+        notes: dict[str, list[str]] = {}
+        for each in outcomes:
+            if (each.makespan_ns is not None) == tried:
+                for note in each.notes:
+                    notes.setdefault(note, []).append(each.label)
+        for note, labels in notes.items():
+            print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")
