@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from scenarios.file.document import Document
 from scenarios.file.faults import input_error
-from scenarios.file.yaml_read import read_yaml_text
-from scenarios.importers import load_graph
 from scenarios.recorded.as_recorded import as_recorded
-from scenarios.recorded.setup import recorded_setup
 from scenarios.recorded.what_if.changes import WhatIf, applied
 from scenarios.run.execute import job_of, run_case
-from scenarios.run.load import Case, load_scenario, scenario_of
+from scenarios.run.load import Case, load_scenario
 from scenarios.run.trials.standard import Trial
-from scenarios.work.workload import Work
+from scenarios.work.graph_files import ImportedFile
 from sim.graph.graph import Graph
 from sim.words.arrays import UNSET
 from sim.words.errors import InputError, located
 
 __all__ = ["Base", "Outcome", "base_of", "read_what_if", "try_all"]
-
-_SCENARIOS: Final = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ def base_of(
     Parameters
     ----------
     path : str
-        Of a scenario (``.yaml``), or of what an importer reads, such as a recording or the folder of one.
+        Of a scenario, of a recording, or of the folder with those of all ranks.
     sets : iterable of str
         ``KEY=VALUE``, as of scenarios: of a recording, too.
     allow_code, allow_outside : bool
@@ -93,37 +84,20 @@ def base_of(
     InputError
         It cannot be read.
     """
-    if path.endswith(_SCENARIOS):
-        scenario = load_scenario(path, sets=sets, allow_code=allow_code, allow_outside=allow_outside)
-        case = scenario.case()
-        work, known = case.work, _timed(case)
-        return Base(
-            scenario.name,
-            known,
-            lambda graph: replace(case, make=lambda: work._replace(graph=graph)),
-            _recorded_ns(known),
-        )
-    sets = [*sets]
-    place = Path(os.path.abspath(path))
-    key = "kineto" if place.is_dir() else "graph"
-    first = load_graph(path, format="kineto" if place.is_dir() else None)
-
-    def case_of(graph: Graph) -> Case:
-        setup = recorded_setup(graph)
-        known = {"name": place.name, "machine": setup.machine, "workload": {key: place.name}}
-        root = read_yaml_text(json.dumps({**known, "policy": setup.policy}), path, places=False)
-        document = Document(root, place, allow_outside=allow_outside).with_settings(sets)
-        return scenario_of(document, allow_code).case()
-
-    again = any(setting.startswith("workload") for setting in sets)  # an option of the importer, say
-    graph = case_of(first).scenario.graph if again else first
-    return Base(place.name, graph, lambda graph: _running(case_of(graph), graph), _recorded_ns(graph))
+    scenario = load_scenario(path, sets=sets, allow_code=allow_code, allow_outside=allow_outside)
+    case = scenario.case()
+    graph = _timed(case)
+    return Base(scenario.name, graph, lambda graph: _running(case, graph), _recorded_ns(graph))
 
 
 def _running(case: Case, graph: Graph) -> Case:
-    """Return a case that runs a graph, whatever its scenario says of the workload."""
-    machine, report = case.scenario.machine, case.scenario.content.workload.report
-    return replace(case, make=lambda: Work(graph, machine, report, lambda trace, advise: None))
+    """Return a case that runs another graph, on the machine that this one shows where it is a recording."""
+    scenario, workload = case.scenario, case.scenario.content.workload
+    if isinstance(workload, ImportedFile):
+        content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
+        return replace(scenario, content=content).case()
+    work = case.work
+    return replace(case, make=lambda: work._replace(graph=graph))
 
 
 def _timed(case: Case) -> Graph:
