@@ -14,8 +14,10 @@ from import_helpers import recorded
 
 from scenarios.report.what_ifs import draw_what_ifs
 from scenarios.run.trials.trials import Outcome, base_of
+from sim.words.units import format_duration
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
+PAGE = FOLDER.parents[1] / "docs" / "what_if.md"
 STEP = FOLDER / "recordings" / "step.json"
 TABLE = """\
 step: 167 us simulated, 167 us recorded (+0.00%)
@@ -41,6 +43,35 @@ def test_the_table_of_a_recording() -> None:
     """The same numbers as in the example, which is worked out by hand."""
     result = sim("whatif", STEP)
     assert (result.exit_code, result.stdout) == (0, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ("H100, BERT", "h100_bert_small"),
+        ("H100, ViT", "h100_vit"),
+        pytest.param("V100, DLRM, eight ranks together", "v100_dlrm_8_ranks", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")
+def test_the_table_of_the_page(row: str, name: str) -> None:
+    """Every number in docs/what_if.md of these recordings."""
+    (line,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {row} "))
+    _, makespan, *shares = (cell.strip() for cell in line.strip("|").split("|"))
+    path = recorded(f"kineto/{name}" + ("" if "ranks" in name else ".json.gz"))
+    words = ["cuda_graph", "host", "all kernels", "calls take no time", "communication takes no time", "gap"]
+    options = [text for word in words for text in ("--only", word)]
+    found = json.loads(sim("whatif", path, *options, "--json").stdout)
+    saved = {one["label"]: one["saved_ns"] for one in found["what_ifs"]}
+    assert makespan == format_duration(found["makespan_ns"])
+    labels = [
+        *("CUDA graphs", "host twice as fast", "all kernels twice as fast", "launch calls take no time"),
+        *("communication takes no time", "no gaps between kernels"),
+    ]
+    told = [
+        "–" if saved[each] is None else f"{100 * saved[each] / found['makespan_ns']:.1f}" for each in labels
+    ]
+    assert told == shares
 
 
 def test_a_scenario_and_a_graph_file_say_the_same(tmp_path: Path) -> None:
