@@ -128,19 +128,19 @@ def _given(asked: Asked) -> tuple[_One, _One]:
     elif asked.policies:
         both = len(asked.paths) == 2 or asked.sets_a or asked.sets_b
         policies = (asked.policies[0] if both else None, asked.policies[0])
-        decides = [_takes_policy(path) for path in asked.paths]
-        if decides in ([True, False], [False, True]):  # it is of the one that takes it
-            policies = (asked.policies[0], None) if decides[0] else (None, asked.policies[0])
+        named = [_names_policies(path) for path in asked.paths]
+        if named in ([True, False], [False, True]):  # the name is of that one
+            policies = (asked.policies[0], None) if named[0] else (None, asked.policies[0])
     paths = asked.paths[0], asked.paths[-1]
     more = asked.sets_a, asked.sets_b
     a, b = (_One(paths[k], policies[k], more[k], asked) for k in (0, 1))
     return a, b
 
 
-def _takes_policy(path: str) -> bool:
-    """Whether a policy can be named for a file: one runs under it, or it holds the runs of several."""
+def _names_policies(path: str) -> bool:
+    """Whether a file names policies: a scenario, or a table that holds the runs of several."""
     kind = _kind(path)
-    return kind in ("scenario", "recording") or (kind == "table" and bool(runs_in(read_ops_table(path))))
+    return kind == "scenario" or (kind == "table" and bool(runs_in(read_ops_table(path))))
 
 
 def _kind(path: str) -> str:
