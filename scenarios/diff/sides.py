@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from scenarios.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from scenarios.importers.files import read_head
+from sim.diff.schedule import Schedule, schedule_of
 from sim.record.plan import SCHEMA as PLAN
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from scenarios.run.load import Case, Scenario
-    from sim.diff.schedule import Schedule
     from sim.graph.graph import Graph
+    from sim.trace import Trace
 
 __all__ = ["Asked", "Side", "two_sides"]
 
@@ -182,11 +183,17 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     """Return both sides of one file: what was recorded and its simulation, or the two runs of a table."""
     if kind == "recording":
         graph = cache(lambda: _graph(one.path))
+        run = cache(lambda: _simulated(graph()))
         if one.sets:
             simulated = _of_case(_case(_recording_as_scenario(one), None))
         else:
-            simulated = Side(f"{_name(one.path)}, simulated", lambda: _simulated(graph(), one.path))
-        return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(graph(), one.path)), simulated
+            title = f"{_name(one.path)}, simulated"
+            simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
+        recorded = Side(
+            f"{_name(one.path)}, as recorded",
+            lambda: _as_recorded(graph(), one.path, None if one.sets else run),
+        )
+        return recorded, simulated
     if kind == "table":
         runs = runs_in(read_ops_table(one.path))
         if len(runs) == 2:
@@ -232,7 +239,6 @@ def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
 
     def run() -> Schedule:
         from scenarios.run.execute import run_case
-        from sim.diff.schedule import schedule_of
 
         return schedule_of(run_case(case).trace, title, policy=case.label)
 
@@ -294,16 +300,13 @@ def _recording_as_scenario(one: _One) -> Scenario:
     return scenario_of(document.with_settings(one.sets), one.asked.allow_code)
 
 
-def _simulated(graph: Graph, path: str) -> Schedule:
+def _simulated(graph: Graph) -> Trace:
     from scenarios.recorded.setup import run_recorded
-    from sim.diff.schedule import schedule_of
 
-    return schedule_of(run_recorded(graph), f"{_name(path)}, simulated", policy="the recorded order")
+    return run_recorded(graph)
 
 
-def _as_recorded(graph: Graph, path: str) -> Schedule:
+def _as_recorded(graph: Graph, path: str, run: Callable[[], Trace] | None = None) -> Schedule:
     from scenarios.diff.recording import recorded_trace
-    from sim.diff.schedule import schedule_of
 
-    trace = recorded_trace(graph, path)
-    return schedule_of(trace, f"{_name(path)}, as recorded", recorded=True)
+    return schedule_of(recorded_trace(graph, path, run), f"{_name(path)}, as recorded", recorded=True)
