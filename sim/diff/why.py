@@ -26,6 +26,10 @@ _MOST: Final = 8
 """Links of a chain; it is short, as nothing before the first op that moved has moved."""
 
 
+_OF_A_LANE: Final = ("issue", "policy", "stream", "launch")
+"""Reasons that are another lane's no longer."""
+
+
 class Why(NamedTuple):
     """Why an op moved.
 
@@ -175,7 +179,7 @@ class _Chain:
             return _Change("unknown", f"{name} starts at {self._both(*started)}", following)
         if abs(lasted[0] - lasted[1]) > over:
             return _Change("duration", f"{name} lasts {self._both(*lasted)}")
-        return _Change("wait", self._does_not_wait(x, name, late, early))
+        return _Change("wait", self._does_not_wait(x, name, late, early, reason))
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
         """Compare what issuing or launching took; what took as long began later, and waited before."""
@@ -189,10 +193,11 @@ class _Chain:
         begin = began_ns(self.early, early, reason)
         return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
 
-    def _does_not_wait(self, x: str, name: str, late: int, early: int) -> str:
+    def _does_not_wait(self, x: str, name: str, late: int, early: int, reason: str) -> str:
         lanes = self.late.lane_of(late), self.early.lane_of(early)
-        where = f", but {x} runs on {lanes[1]}" if lanes[0] != lanes[1] else f", and {x} does not wait for it"
-        return f"in {self.in_early} {name} runs at the same time{where}"
+        elsewhere = lanes[0] != lanes[1] and reason in _OF_A_LANE
+        where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
+        return f"in {self.in_early} {name} runs at the same time, {where}"
 
     def _both(self, late: int, early: int) -> str:
         """Return two times, that in A first."""
