@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from scenarios.diff.ops_table import read_ops_table, runs_in, schedule_of_table
+from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from scenarios.importers.files import read_head
 from sim.diff.schedule import Schedule, schedule_of
 from sim.record.plan import SCHEMA as PLAN

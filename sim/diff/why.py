@@ -60,12 +60,14 @@ class Why(NamedTuple):
     waited_b: dict[str, int]
 
 
-def why_first_moved(d: Differences) -> Why | None:
+def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why | None:
     """Return why the first op that moved has moved; None if none has.
 
     Parameters
     ----------
     d : Differences
+    names : (str, str)
+        What sentences call the two schedules.
 
     Examples
     --------
@@ -88,7 +90,7 @@ def why_first_moved(d: Differences) -> Why | None:
         return None
     a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
     later = "b" if d.moved_ns[d.first] > 0 else "a"
-    return _Chain(d, later).explain(a, b)
+    return _Chain(d, later, names).explain(a, b)
 
 
 def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
@@ -116,11 +118,12 @@ class _Change(NamedTuple):
 class _Chain:
     """Follows what stood in the way, from the schedule in which an op starts later."""
 
-    def __init__(self, d: Differences, later: str) -> None:
+    def __init__(self, d: Differences, later: str, names: tuple[str, str]) -> None:
         forth = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
         self.d, self.later = d, later
         self.late, self.early = (d.b, d.a) if later == "b" else (d.a, d.b)
-        self.in_late, self.in_early = ("B", "A") if later == "b" else ("A", "B")
+        self.names = names
+        self.in_early, self.in_late = names if later == "b" else names[::-1]
         self.partner = {b: a for a, b in forth.items()} if later == "b" else forth
 
     @cached_property
@@ -202,4 +205,5 @@ class _Chain:
     def _both(self, late: int, early: int) -> str:
         """Return two times, that in A first."""
         a, b = (early, late) if self.later == "b" else (late, early)
-        return "{} in A, {} in B".format(*told_apart(a, b))
+        told = told_apart(a, b)
+        return f"{told[0]} in {self.names[0]}, {told[1]} in {self.names[1]}"
