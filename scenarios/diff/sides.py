@@ -22,11 +22,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from scenarios.importers.files import read_head
+from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.schedule import Schedule, schedule_of
 from sim.record.plan import SCHEMA as PLAN
 from sim.words.errors import InputError
@@ -166,7 +165,7 @@ def _kind(path: str) -> str:
 
 
 def _side(one: _One, kind: str, other: _One) -> Side:
-    if kind == "scenario":
+    if kind == "scenario" or (kind == "recording" and one.runs):
         return _of_case(_case(_scenario(one), one.policy), one.own)
     if kind == "plan":
         return _of_plan(one, other)
@@ -174,8 +173,6 @@ def _side(one: _One, kind: str, other: _One) -> Side:
         if one.sets:
             raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
         return _of_table(one.path, one.policy)
-    if one.runs:
-        return _of_case(_case(_recording_as_scenario(one), one.policy), one.own)
     return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
 
 
@@ -185,7 +182,7 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
         graph = cache(lambda: _graph(one.path))
         run = cache(lambda: _simulated(graph()))
         if one.sets:
-            simulated = _of_case(_case(_recording_as_scenario(one), None))
+            simulated = _of_case(_case(_scenario(one), None))
         else:
             title = f"{_name(one.path)}, simulated"
             simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
@@ -281,23 +278,6 @@ def _graph(path: str) -> Graph:
 
 def _is_recorded(case: Case) -> bool:
     return any("recorded_start_ns" in own for own in case.work.graph.attributes.values())
-
-
-def _recording_as_scenario(one: _One) -> Scenario:
-    """Return the scenario in which a recording runs, with the settings of a side."""
-    import json
-
-    from scenarios.file.document import Document
-    from scenarios.file.yaml_read import read_yaml_text
-    from scenarios.recorded.setup import as_scenario
-    from scenarios.run.load import scenario_of
-
-    path = Path(one.path).absolute()
-    words = as_scenario(path)
-    words["workload"] = dict.fromkeys(words["workload"], path.name)  # beside the scenario, so to speak
-    root = read_yaml_text(json.dumps({"name": path.name, **words}), one.path, places=False)
-    document = Document(root, path)
-    return scenario_of(document.with_settings(one.sets), one.asked.allow_code)
 
 
 def _simulated(graph: Graph) -> Trace:
