@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from scenarios.importers.files import read_head
 from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.schedule import Schedule, schedule_of
+from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.record.plan import SCHEMA as PLAN
 from sim.words.errors import InputError
 
@@ -152,6 +153,10 @@ def _kind(path: str) -> str:
         return "table"
     if os.path.isdir(path):
         return "recording"
+    if name.endswith(PERFETTO_ENDINGS):
+        raise InputError(
+            f"{path}: Perfetto's own format is not read; `sim run --trace FILE.json` writes another"
+        )
     head = read_head(path, 4096)
     if head.lstrip()[:1] == b"[" and b'"op"' in head:
         return "table"

@@ -52,6 +52,9 @@ def _counts(answer: Answer) -> str:
     d, own = answer.differences, answer.own_ns
     if d.same:
         return f"nothing differs in {len(d.pairs.a):,} ops{_beyond(d)}"
+    if not len(d.pairs.a):
+        n_a, n_b = len(d.only_a), len(d.only_b)
+        return f"no op of the {n_a:,} in A and the {n_b:,} in B has the same name: is it the same work?"
     parts = [f"{int(d.moved.sum()):,} start at another time"]
     if own is not None and d.moved.any():
         parts[0] += f", {int((own != 0).sum()):,} of them by themselves"
