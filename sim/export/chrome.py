@@ -199,7 +199,8 @@ def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
         device = timeline.trace.job.machine.devices[d]
         known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
         given = {key: value for key, value in known.items() if value is not None}
-        yield {"id": number, "name": device.name, "kind": device.kind, **given}
+        own = {"launch_latency": device.launch_latency_ns, "gap": device.gap_ns, "event_hop": device.event_ns}
+        yield {"id": number, "name": device.name, "kind": device.kind, **given, **own}
 
 
 def _us(ns: int) -> str:

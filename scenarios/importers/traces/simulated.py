@@ -9,9 +9,11 @@
 
 Every slice is an op with its duration, on a lane of its device. It comes after the slice before it on its
 lane, after its launch, and after what it says that it waited for (``after``); a launch comes after what its
-op waited for, as far as the run's synchronisation had its host wait for that. What is left of the time
-before it, such as a launch latency or a policy's decision, is an op ``delay`` on its lane. So a machine that
-costs nothing itself starts and ends everything at the same nanosecond.
+op waited for, as far as the run's synchronisation had its host wait for that. Launch latency, gap and event
+hop of the devices come back as theirs (`Graph.device_facts`). What is left of the time before a slice, such
+as a policy's decision, is an op ``delay`` on its lane. So everything starts and ends at the same nanosecond,
+on a machine that costs nothing but those. Where no delay can fill what is left, because it is less than the
+gap behind the delay, a device has no such facts, and all is in delays.
 
 Collectives meet again: those of a communicator, the n-th of each rank, last from the start of the last one
 to their end. Where ranks did not end together (rings whose messages go over links one by one, steps that were
@@ -25,11 +27,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
-from scenarios.importers.files import StrPath, in_file, read_head, read_json
+from scenarios.importers.files import StrPath, in_file, read_head
+from scenarios.importers.streamed_json import items
 from sim.export.chrome import SIMULATOR
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
@@ -44,7 +47,7 @@ _LAUNCH: Final = "cuda_runtime"
 _WORKER: Final = "cpu_op"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Slice:
     """An op to be.
 
@@ -118,14 +121,14 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
     slices: list[_Slice] = []
     run: dict[str, Any] = {}
     for path in paths:
+        others: dict[str, Any] = {}
         with in_file(path):
-            data = read_json(path)
-            run = _run(data, run, paths[0])
-            slices += _slices(data["traceEvents"])
-    missing = data["distributedInfo"]["world_size"] - len(paths)
+            slices += _slices(items(path, "a trace", "traceEvents", others))
+            run = _run(others, run, paths[0])
+    missing = others["distributedInfo"]["world_size"] - len(paths)
     if missing:
         _warn(f"{paths[0]}: {missing} other ranks are missing; a delay stands for what waited for them")
-    for device in data["deviceProperties"]:
+    for device in others["deviceProperties"]:
         if device["kind"] == "npu":
             _warn(
                 f"{paths[0]}: {device['name']} is an NPU; what ran on it comes back on streams, with its "
@@ -141,10 +144,19 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
                 f"{paths[0]}: collectives of communicator {lost!r} did not end together on all ranks; they "
                 "keep their recorded times, and do not wait for each other"
             )
+        facts = _facts(others) if host else {}
+        delays = _delays(slices, facts) if host else {}
+        if delays is None:
+            facts, delays = {}, _delays(slices, {})
         builder = GraphBuilder(name)
-        for record in _ops(slices, delays=host):
+        for record in _ops(slices, delays or {}):
             builder.op(**record)
-        return builder.build()
+    described = {
+        device: {key: f"{ns}ns" for key, ns in own._asdict().items()}
+        for device, own in facts.items()
+        if any(own)
+    }
+    return replace(builder.build(), device_facts=described)
 
 
 def _warn(message: str) -> None:
@@ -164,7 +176,7 @@ def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
     return said
 
 
-def _slices(events: Sequence[Any]) -> Iterator[_Slice]:
+def _slices(events: Iterable[Any]) -> Iterator[_Slice]:
     """Yield what ran, of a file's events: by name of its process, on its thread."""
     processes: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
@@ -312,11 +324,58 @@ def _line_up(members: Sequence[_Slice]) -> None:
             each.before += calls[-2]
 
 
+# -- what is left -------------------------------------------------------------------------------
+
+
+class _Facts(NamedTuple):
+    """What a device itself puts before its tasks, in ns, in the words of a device's description."""
+
+    launch_latency: int = 0
+    gap: int = 0
+    event_hop: int = 0
+
+
+def _facts(data: Any) -> dict[str, _Facts]:
+    """Return what a file says of its devices."""
+    return {each["name"]: _Facts(*(each[key] for key in _Facts._fields)) for each in data["deviceProperties"]}
+
+
+def _delays(slices: Sequence[_Slice], facts: Mapping[str, _Facts]) -> dict[int, tuple[int, int]] | None:
+    """Return since when each slice could have run, and how long a delay holds it back, where one does.
+
+    None: with these facts some would have started too late, with a delay or without. When things start
+    is said in `sim.engine` (``Stream``) and `sim.readiness.counters` (events travel between streams).
+    """
+    found: dict[int, tuple[int, int]] = {}
+    issued: dict[int, int] = {}
+    nothing = _Facts()
+    for each in slices:
+        if each.launches and not each.duration_ns:
+            continue
+        own, by_worker = facts.get(each.device, nothing), "thread" in each.attributes
+        gap = 0 if by_worker else own.gap
+        told = [issued.get(id(source), source.end_ns) for source in each.before]
+        ready = [0, *(source.end_ns for source in each.before)]
+        if not by_worker:
+            issued[id(each)] = max([0, *told])
+            streams = [source for source in each.before if "stream" in source.attributes]
+            ready = [
+                source.end_ns + (gap if source.lane == each.lane else own.event_hop) for source in streams
+            ]
+            ready.append(issued[id(each)] + own.launch_latency)
+        late = each.start_ns - max(ready)
+        if late < 0 or 0 < late < gap:
+            return None
+        if late:
+            found[id(each)] = max(ready), late - gap
+    return found
+
+
 # -- ops ----------------------------------------------------------------------------------------
 
 
-def _ops(slices: Sequence[_Slice], *, delays: bool) -> Iterator[dict[str, Any]]:
-    """Yield the ops, each behind the delay that nothing else explains."""
+def _ops(slices: Sequence[_Slice], delays: Mapping[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield the ops, each behind its delay."""
     taken: set[str] = set()
     counted: Counter[str] = Counter()
 
@@ -333,18 +392,18 @@ def _ops(slices: Sequence[_Slice], *, delays: bool) -> Iterator[dict[str, Any]]:
         if each.launches and not each.duration_ns:
             continue
         after = list(dict.fromkeys(name_of[id(source)] for source in each.before))
-        ready = max((source.end_ns for source in each.before), default=0)
         where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
         name = name_of[id(each)] = unused(each.name)
-        if delays and each.start_ns > ready:
+        if id(each) in delays:
+            since, ns = delays[id(each)]
             delay = unused(f"delay.{name}")
             yield {
                 "name": delay,
                 "kind": "delay",
-                "duration_ns": each.start_ns - ready,
+                "duration_ns": ns,
                 "after": after,
                 "device": each.device,
-                "attributes": where | {"recorded_start_ns": ready},
+                "attributes": where | {"recorded_start_ns": since},
             }
             after = [delay]
         yield {
