@@ -289,7 +289,7 @@ def _said_of_feeds(rows: Sequence[int]) -> str:
 
 def _said_of_collectives(job: Job) -> dict[int, str]:
     """Return what tells of an op with whom it meets; Kineto has the first of these names."""
-    names = {"communicator": "Process Group Name", "peer": "peer", "group": "group"}
+    names = {"communicator": "Process Group Name", "peer": "peer", "group": "group", "pair": "pair"}
     return {
         op: "".join(
             f",{json.dumps(names[key])}:{json.dumps(value)}"
