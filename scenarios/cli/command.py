@@ -59,6 +59,7 @@ _VERBS: Final = {
     "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
     "schema": ("known:schema", "Print the JSON Schema of scenario files, for editors."),
     "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
+    "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
 }
 """Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""
 
