@@ -121,6 +121,8 @@ def ran(
         if kind == "work":
             now += where[0]
             continue
+        if kind in ("wait", "sync event") and where[-1] not in recorded:
+            continue  # CUDA does nothing
         correlation += 1
         called = now
         launches = kind in ("launch", "item", "collective")
@@ -150,7 +152,7 @@ def ran(
         elif kind == "wait":
             stream, event = where
             name = "cudaStreamWaitEvent"
-            since, other, reached = recorded.get(event, (-1, -1, 0))
+            since, other, reached = recorded[event]
             free[stream] = max(free.get(stream, 0), reached)
             noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
             run.events.append(sync("Stream Wait Event", correlation, stream, **noted))
@@ -159,7 +161,7 @@ def ran(
                 until, name = free.get(where[0], 0), "cudaStreamSynchronize"
                 run.events.append(sync("Stream Sync", correlation, where[0]))
             elif kind == "sync event":
-                since, other, until = recorded.get(where[0], (-1, -1, 0))
+                since, other, until = recorded[where[0]]
                 name = "cudaEventSynchronize"
                 noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
                 run.events.append(sync("Event Sync", correlation, -1, **noted))

@@ -7,7 +7,7 @@
 
 A *delay* is idle time of a stream that no launch, no task and no event explains, beyond what the GPU itself
 takes (`scenarios.importers.traces.overheads`). The executed path (`sim.explain.path`) leads from time 0 to
-the end of the run without a hole; delays on it are that part of the makespan, those beside it held nothing up.
+the end of the run without a hole: delays on it are part of the makespan, those beside it held nothing up.
 """
 
 from __future__ import annotations
