@@ -128,7 +128,9 @@ def test_kernels_of_half_the_time(imported: Imported, program: Program, random: 
     for kind, factor, which in (("kernel", Fraction(1, 2), False), ("transfers", Fraction(3), True)):
         if kind == "transfers" and not any(copies):
             continue
-        now = [int(ns * (factor if copy is which else 1)) for ns, copy in zip(durations, copies, strict=False)]
+        now = [
+            int(ns * (factor if copy is which else 1)) for ns, copy in zip(durations, copies, strict=False)
+        ]
         change = f"x{float(factor)}"
         assert_runs_as(what_if(graph, {"scale": {kind: change}}), names, ran(program, now))
         if kind == "transfers":
@@ -208,7 +210,9 @@ def test_kernels_that_become_one(imported: Imported, program: Program, random: A
     for i, j in ((i, j) for i in range(len(launching)) for j in range(i + 1, len(launching))):
         between = program[launching[i] + 1 : launching[j]]
         apart = program[launching[i]] != program[launching[j]] or program[launching[i]][0] != "launch"
-        if not apart and all(s[0] == "work" or (s[0] == "launch" and s != program[launching[i]]) for s in between):
+        if not apart and all(
+            s[0] == "work" or (s[0] == "launch" and s != program[launching[i]]) for s in between
+        ):
             pairs.append((i, j))
     if not pairs:
         return
@@ -237,9 +241,7 @@ def test_kernels_on_more_streams(imported: Imported, program: Program, random: A
     graph = imported([*was.events, *named])
     ops = tasks_of(graph, was)
     changed = what_if(graph, {"streams": count})
-    stream = {
-        task: changed.attributes[changed.index(name)]["stream"] for task, name in ops.items()
-    }
+    stream = {task: changed.attributes[changed.index(name)]["stream"] for task, name in ops.items()}
     split: dict[int, list[int]] = {}
     for task in sorted(ops):
         split.setdefault(tasks[task]["args"]["stream"], []).append(stream[task])
@@ -280,8 +282,9 @@ def on_all(steps: Program, split: dict[int, list[int]]) -> Iterator[tuple[Any, .
             yield ("graph", 0, [("record", (where[0], s), s) for s in known[where[0]]])
         elif kind == "wait":
             streams, event = split.get(where[0], [where[0]]), where[1]
-            yield ("work", CALL)
+            yield ("work", CALL if event in known else 0)
             yield ("graph", 0, [("wait", s, (event, o)) for s in streams for o in known.get(event, [])])
-        else:  # whatever ends last; then once more what is left of the call
+        elif kind == "sync stream" or where[0] in known:
+            # whatever ends last; then once more what is left of the call
             whole = known.get(where[0], []) if kind == "sync event" else split.get(where[0], [where[0]])
             yield ("sync many", [((where[0], s) if kind == "sync event" else s) for s in whole])
