@@ -158,6 +158,63 @@ def test_a_recording_without_residue_says_so(tmp_path: Path, trace: Write) -> No
     assert "unexplained" not in sim("run", write(tmp_path, plain)).stdout
 
 
+GRAPH = [
+    host("cudaGraphLaunch", 1, 0, 10),
+    *[gpu(name, 1, 12 + 11 * n, 10) for n, name in enumerate("abc")],
+    gpu("fork", 1, 26, 14, stream=20),
+    gpu("join", 1, 56, 5),
+    host("cudaLaunchKernel", 2, 10, 4),
+    gpu("after", 2, 62, 5),
+    host("cudaDeviceSynchronize", 3, 14, 56),
+]
+"""One call launches a, b and c, 1 us apart on stream 7, and a branch on stream 20; the join waits for it."""
+
+
+def test_what_a_cuda_graph_hides_stays_as_delays(trace: Write) -> None:
+    """The fork starts 14 us after it was launched, the join 11 us after c and a gap: nobody says why."""
+    graph = load_graph(trace(*GRAPH))
+    facts = {"gap": "1000ns", "event_hop": "1000ns", "launch_latency": "2000ns"}
+    assert graph.device_facts == {"gpu": facts}
+    delays = [op for op in range(len(graph)) if graph.kind(op) == "delay"]
+    assert [graph.op_names[op] for op in delays] == ["delay.2", "delay.4"]
+    assert graph.duration_ns[delays].tolist() == [13_000, 10_000]
+    run = run_recorded(graph)
+    run.check()
+    found = starts(run)
+    for op, own in graph.attributes.items():
+        if "kernel" in own:
+            assert found[graph.op_names[op]] == own["recorded_start_ns"], graph.op_names[op]
+    assert run.makespan_ns == 70_000
+    assert residue(run) == (10_000, 10 / 70, 2, 23_000)
+
+
+TWO_THREADS = [
+    host("cudaLaunchKernel", 1, 0, 4),
+    gpu("a", 1, 4, 40),
+    host("cudaLaunchKernel", 2, 10, 4, tid=2),
+    gpu("b", 2, 44, 30),
+    host("cudaStreamSynchronize", 3, 20, 57, tid=2),
+    host("cudaLaunchKernel", 4, 77, 4, tid=2),
+    gpu("c", 4, 81, 10),
+    host("cudaLaunchKernel", 5, 50, 4),
+    gpu("d", 5, 54, 10, stream=20),
+]
+"""Thread 1 launches a and d, 46 us of work apart, thread 2 b and, when that has ended, c."""
+
+
+def test_two_threads_launch_side_by_side(trace: Write) -> None:
+    graph = load_graph(trace(*TWO_THREADS))
+    assert recorded_setup(graph).machine["devices"]["cpu"] == {"kind": "cpu", "cores": 2}
+    kernels = ("a.0", "b.1", "d.2", "c.3")
+    found = starts(run_recorded(graph))
+    assert [found[name] for name in kernels] == [4_000, 44_000, 54_000, 81_000]
+    ns = graph.duration_ns.copy()
+    ns[[graph.index(name) for name in kernels]] = 1_000
+    found = starts(run_recorded(replace(graph, duration_ns=ns)))
+    # b as soon as it is launched; its wait is over at 20 us, 3 us later the call, and then c is launched
+    assert [found[name] for name in kernels] == [4_000, 14_000, 54_000, 27_000]
+
+
 # -- the machine that was recorded ----------------------------------------------------------------
 
 GIVEN = """\
