@@ -17,10 +17,11 @@ On the streams that were used, and issued as a host does that does not wait, a t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
 
 from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
@@ -55,9 +56,29 @@ class ImportedFile(Workload):
     """A file that a field of its own names; the others are options of its importer, but for ``what_if``."""
 
     what_if: AnyWhatIf
+    _graph: Graph | None = PrivateAttr(None)
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
+        return self.recording(document)
+
+    def recording(self, document: Document) -> Graph:
+        """Return the graph, read once: no machine is needed."""
+        if self._graph is None:
+            self._graph = self._read(document)
+        return self._graph
+
+    def with_graph(self, graph: Graph) -> Self:
+        """Return the same workload with another graph in place of the one in the file."""
+        other = self.model_copy()
+        other._graph = graph
+        return other
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return the machine on which it was recorded, if it was."""
+        return {"preset": "recorded"}
+
+    def _read(self, document: Document) -> Graph:
         from scenarios.importers import load_graph
 
         key, *others = (name for name in type(self).model_fields if name != "what_if")
