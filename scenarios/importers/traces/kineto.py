@@ -26,9 +26,10 @@ from typing import Any, Literal
 
 from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_events import GpuTask, read_events
+from scenarios.importers.traces.kineto_events import read_events
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
+from scenarios.importers.traces.kineto_rows import GpuTask
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph

@@ -43,7 +43,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_events import GpuTask, HostCall, Thread, Trace
+from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, Thread, Trace
 from scenarios.importers.traces.kineto_waits import Streams
 
 __all__ = ["Host", "Record"]

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from scenarios.importers.files import StrPath
 from scenarios.importers.traces.kernel_names import kind_of
-from scenarios.importers.traces.kineto_events import GpuTask, Trace
+from scenarios.importers.traces.kineto_rows import GpuTask, Trace
 from sim.words.errors import InputError
 
 __all__ = ["Meeting", "Rank", "together"]
