@@ -379,8 +379,8 @@ def test_a_receive_before_an_independent_forward_is_named() -> None:
         "on communicator 'pp' for rank1, whose '1SEND_F0' is the last to start, for 10 us."
     )
     assert (
-        "late rank   '2RECV_F0' waits on communicator 'pp' for rank1, whose '1SEND_F0' is the last to start; "
-        "'0F1' stands behind it on rank0/0"
+        "late rank    at 11 us: '2RECV_F0' waits on communicator 'pp' for rank1, whose '1SEND_F0' is the "
+        "last to start; '0F1' stands behind it on rank0/0"
     ) in text
 
 

@@ -326,7 +326,7 @@ def test_pictures_and_tables_of_what_runs_on_no_thread(tmp_path: Path) -> None:
     b.op("work", inputs=["q0"], duration_ns=5)
     trace = simulate(b.build(), CPU, TensorFlowExecutor())
     trace.check()
-    assert {lane.tid for lane in Timeline(trace).lanes if lane is not None} == {1, 2, 3}
+    assert {lane.tid for lane in Timeline(trace).lanes} == {1, 2, 3}
     for name in ("t.json", "t.pftrace"):
         (write_chrome if name == "t.json" else write_perfetto)(trace, tmp_path / name)
         assert b"async 1" in (tmp_path / name).read_bytes()

@@ -20,9 +20,10 @@ from scenarios.ops.control_flow import cond, while_loop
 from scenarios.report.why import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
 from sim.explain.derived_columns import Facts
+from sim.explain.gaps import largest_gaps
 from sim.explain.idle import idle_pieces, idle_reasons
 from sim.explain.path import Step, executed_path
-from sim.explain.text import explain_text, largest_gaps
+from sim.explain.text import explain_text
 from sim.explain.waits import final_waits
 from sim.metrics import device_use
 from sim.record.record import Wait
@@ -326,4 +327,4 @@ def test_nothing_takes_no_time_to_explain() -> None:
     trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
     assert executed_path(trace) == []
     assert idle_reasons(trace) == {"gpu0": {}}
-    assert "Longest gaps" not in explain_text(trace)
+    assert "Idle time" not in explain_text(trace)

@@ -7,9 +7,15 @@ from typing import Any, Final
 from scenarios.report.why import makespan_parts, why_fast
 from scenarios.run.execute import Result
 from sim.explain.derived_columns import Facts
+from sim.explain.exposed import exposed_communication
+from sim.explain.gaps import grouped_gaps, largest_gaps
 from sim.explain.held_up_most import held_up_most
+from sim.explain.idle import idle_reasons
+from sim.explain.one_op import Life, lives
 from sim.explain.path import Step, executed_path
-from sim.explain.text import blame, largest_gaps
+from sim.explain.text import steps_in
+from sim.explain.time_use import time_use
+from sim.explain.where import EVERYWHERE, Where
 from sim.trace import Trace
 
 __all__ = ["EXPLANATION_SCHEMA", "explanation"]
@@ -18,7 +24,9 @@ EXPLANATION_SCHEMA: Final = "sim.explanation/1"
 """What ``"schema"`` says."""
 
 
-def explanation(result: Result, *, gaps: int = 20) -> dict[str, Any]:
+def explanation(
+    result: Result, *, gaps: int = 20, where: Where = EVERYWHERE, op: str | None = None
+) -> dict[str, Any]:
     """Return why a run took as long as it did, as plain values.
 
     Parameters
@@ -26,24 +34,51 @@ def explanation(result: Result, *, gaps: int = 20) -> dict[str, Any]:
     result : Result
     gaps : int
         How many of the longest idle gaps are told.
+    where : Where
+        The part of the run that is explained.
+    op : str, optional
+        An op whose executions are told besides.
     """
     trace = result.trace
     facts = Facts(trace, result.policy)
     path = executed_path(trace, facts)
+    reasons = idle_reasons(trace, facts, where)
     return {
         "schema": EXPLANATION_SCHEMA,
         "scenario": result.scenario,
         "policy": result.policy,
         "makespan_ns": trace.makespan_ns,
+        "from_ns": where.from_ns,
+        "to_ns": where.end_ns(facts),
         "why": why_fast(trace),
         "parts_ns": makespan_parts(trace),
-        "held_up_most": held_up_most(facts, path, blame) or None,
-        "path": [_step(trace, facts, step) for step in path],
+        "held_up_most": held_up_most(facts, path) or None,
+        "path": [_step(trace, facts, step) for step in steps_in(facts, path, where)],
         "unused_devices": result.summary["unused_devices"],
-        "time_ns": {name: use["time_ns"] for name, use in result.summary["devices"].items()},
-        "idle_reasons": {name: use["idle_reasons"] for name, use in result.summary["devices"].items()},
+        "time_ns": time_use(trace, reasons, where),
+        "idle_reasons": reasons,
+        "exposed_ns": exposed_communication(facts, where),
         **{key: value for key, value in result.summary.items() if key == "data_loading"},
-        "gaps": [gap._asdict() for gap in largest_gaps(trace, gaps, facts)],
+        "idle_groups": [
+            group._asdict() | {"longest": group.longest._asdict()} for group in grouped_gaps(facts, where)
+        ],
+        "gaps": [gap._asdict() for gap in largest_gaps(trace, gaps, facts, where)],
+        **(
+            {}
+            if op is None
+            else {"executions": [_life(trace, facts, life) for life in lives(facts, op, where)]}
+        ),
+    }
+
+
+def _life(trace: Trace, facts: Facts, life: Life) -> dict[str, Any]:
+    """Return the life of a task, with names in place of numbers."""
+    return {
+        "lane": trace.lane_name(life.row),
+        "iteration": int(trace.tasks["iteration"][life.row]),
+        "pieces": [piece._asdict() for piece in life.pieces],
+        "path": [_step(trace, facts, step) for step in life.path],
+        "held_up": [trace.job.graph.op_names[int(trace.tasks["op"][row])] for row in life.held_up],
     }
 
 

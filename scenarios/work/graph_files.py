@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
+from scenarios.recorded.what_if.changes import AnyWhatIf, applied
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -46,19 +47,23 @@ Unknown = Annotated[
 
 
 class ImportedFile(Workload):
-    """A file that the first field names; the others are options of its importer."""
+    """A file that a field of its own names; the others are options of its importer, but for ``what_if``."""
+
+    what_if: AnyWhatIf
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
         from scenarios.importers import load_graph
 
-        key, *others = type(self).model_fields
+        key, *others = (name for name in type(self).model_fields if name != "what_if")
         options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
-            return load_graph(_files(document, getattr(self, key), options["format"]), **options)
+            graph = load_graph(_files(document, getattr(self, key), options["format"]), **options)
         except InputError as error:  # about an option, else about the file
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
+        with document.placing("workload"):
+            return applied(graph, self.what_if, path=("what_if",))
 
 
 def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:

@@ -14,7 +14,7 @@ last counts. If what stood ahead waited for a late rank itself, that is told, to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from sim.explain.derived_columns import Facts
 from sim.explain.idle import held_up
 from sim.explain.path import Step
+from sim.explain.sentences import blame
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
@@ -41,7 +42,7 @@ class _Piece(NamedTuple):
     begin_ns: int
 
 
-def held_up_most(f: Facts, path: Sequence[Step], blame: Callable[[Facts, str, int, int], str]) -> str:
+def held_up_most(f: Facts, path: Sequence[Step]) -> str:
     """Return the sentence; empty where nothing on the path was held up, or there are no communicators.
 
     Parameters
@@ -49,8 +50,6 @@ def held_up_most(f: Facts, path: Sequence[Step], blame: Callable[[Facts, str, in
     f : Facts
     path : sequence of Step
         The executed path.
-    blame : callable
-        `sim.explain.text.blame`.
     """
     if f.meetings is None:
         return ""

@@ -48,6 +48,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.explain.derived_columns import Facts
+from sim.explain.where import EVERYWHERE, Where
 from sim.record.record import Record, Wait
 from sim.words.arrays import UNSET, IntArray
 from sim.words.intervals import complement, union
@@ -105,7 +106,9 @@ class IdlePieces(NamedTuple):
     row: IntArray
 
 
-def idle_reasons(trace: Record, facts: Facts | None = None) -> dict[str, dict[str, int]]:
+def idle_reasons(
+    trace: Record, facts: Facts | None = None, where: Where = EVERYWHERE
+) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns that it was idle by reason; they sum to its idle time.
 
     Reasons that never occurred are left out.
@@ -115,6 +118,8 @@ def idle_reasons(trace: Record, facts: Facts | None = None) -> dict[str, dict[st
     trace : Trace
     facts : Facts, optional
         Of this trace, when the caller has them already.
+    where : Where
+        What counts; of a lane the idle time is the lane's own.
 
     Examples
     --------
@@ -127,16 +132,17 @@ def idle_reasons(trace: Record, facts: Facts | None = None) -> dict[str, dict[st
     >>> idle_reasons(trace)
     {'gpu0': {'finished': 9}, 'gpu1': {'dependency': 10, 'issue': 2}}
     """
-    pieces = idle_pieces(trace, facts)
+    pieces = idle_pieces(trace, facts, where)
     total = np.zeros((len(trace.job.machine.devices), len(REASONS)), np.int64)
     np.add.at(total, (pieces.device, pieces.reason), pieces.length_ns)
     return {
         device.name: {reason: ns for reason, ns in zip(REASONS, total[d].tolist(), strict=True) if ns}
         for d, device in enumerate(trace.job.machine.devices)
+        if where.device in (None, d)
     }
 
 
-def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
+def idle_pieces(trace: Record, facts: Facts | None = None, where: Where = EVERYWHERE) -> IdlePieces:
     """Return every idle stretch of every device with its reason, by device and time.
 
     Parameters
@@ -144,11 +150,17 @@ def idle_pieces(trace: Record, facts: Facts | None = None) -> IdlePieces:
     trace : Trace
     facts : Facts, optional
         Of this trace, when the caller has them already.
+    where : Where
+        What counts. A lane is idle for the sake of its own tasks. Stretches are cut at the ends of the time.
     """
     f = facts or Facts(trace)
-    device, start, end, row = _gaps(f)
+    tasks = np.flatnonzero(where.tasks(f))
+    device, start, end, row = _gaps(f, tasks)
+    start, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (start, end))
+    real = end > start if where.device is None else (end > start) & (device == where.device)
+    device, start, end, row = device[real], start[real], end[real], row[real]
     over = row == UNSET
-    used = np.isin(device, f.device)
+    used = np.isin(device, f.device[tasks])
     parts = [
         _part(device, start, np.where(over & used, end - start, 0), "finished", row),
         _part(device, start, np.where(over & ~used, end - start, 0), "unused", row),
@@ -222,29 +234,31 @@ def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row:
     return IdlePieces(device, start, length, np.full(len(row), REASONS.index(reason)), row)
 
 
-def _gaps(f: Facts) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _gaps(f: Facts, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return (device, start, end, row) of every idle gap: `row` is the task that could run first, or -1.
 
-    A task that takes no time ends one gap and begins another.
+    Only these tasks count. One that takes no time ends one gap and begins another.
     """
     makespan = f.trace.makespan_ns
-    occupied, apart, from_ns = f.trace.occupied_until_ns, makespan + 1, f.begins
-    idle = complement(union(from_ns, occupied, f.device), makespan, len(f.devices))
+    apart, of_task = makespan + 1, f.device[tasks]
+    occupied, from_ns = f.trace.occupied_until_ns[tasks], f.begins[tasks]
+    idle = complement(union(from_ns, occupied, of_task), makespan, len(f.devices))
     start, end = idle.start + idle.group * apart, idle.end + idle.group * apart
     instant = np.flatnonzero(occupied == from_ns)
-    split = from_ns[instant] + f.device[instant] * apart
+    split = from_ns[instant] + of_task[instant] * apart
     gap = np.searchsorted(start, split, side="left") - 1  # the last gap that begins before it
     inside = gap >= 0
     inside[inside] = split[inside] < end[gap[inside]]
     start, end = np.sort(np.append(start, split[inside])), np.sort(np.append(end, split[inside]))
     device = start // apart
 
-    by_device = np.argsort(f.device, kind="stable")  # rows are in start order
+    by_device = np.argsort(of_task, kind="stable")  # rows are in start order
     if f.meetings is not None:
-        by_device = np.lexsort((from_ns, f.device))
-    begins = from_ns[by_device] + f.device[by_device] * apart
+        by_device = np.lexsort((from_ns, of_task))
+    begins = from_ns[by_device] + of_task[by_device] * apart
     first = np.searchsorted(begins, end, side="left")  # the next task to start
     # Of it and all after it, whose data came first? Devices do not mix: the later ones have larger keys.
+    by_device = tasks[by_device]
     key = (f.data[by_device] + f.device[by_device] * apart)[::-1]
     record = key == np.minimum.accumulate(key)
     best = np.maximum.accumulate(np.where(record, np.arange(len(key)), 0))[::-1]

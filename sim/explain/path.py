@@ -57,7 +57,7 @@ class Step(NamedTuple):
     end_ns: int
 
 
-def executed_path(trace: Record, facts: Facts | None = None) -> list[Step]:
+def executed_path(trace: Record, facts: Facts | None = None, last: int | None = None) -> list[Step]:
     """Return the path in order of time; a run of no length has an empty one.
 
     Parameters
@@ -65,6 +65,8 @@ def executed_path(trace: Record, facts: Facts | None = None) -> list[Step]:
     trace : Trace
     facts : Facts, optional
         Of this trace, when the caller has them already.
+    last : int, optional
+        The row that the path leads to; by default the one that ended last.
 
     Examples
     --------
@@ -83,7 +85,7 @@ def executed_path(trace: Record, facts: Facts | None = None) -> list[Step]:
     17 20 wait launch 1
     20 30 task  1
     """
-    return _Walk(facts or Facts(trace)).back()
+    return _Walk(facts or Facts(trace)).back(last)
 
 
 class _Walk:
@@ -95,12 +97,12 @@ class _Walk:
         self.at = SimpleNamespace(**{name: getattr(facts, name).tolist() for name in _READ})
         self.steps: list[Step] = []
 
-    def back(self) -> list[Step]:
-        """Walk from the makespan to time 0."""
+    def back(self, last: int | None) -> list[Step]:
+        """Walk from the end of a row, by default the makespan, to time 0."""
         at, f = self.at, self.f
         if not f.row_end.any():
             return []
-        place: _Place | None = (int(f.row_end.argmax()), True)
+        place: _Place | None = (int(f.row_end.argmax()) if last is None else last, True)
         seen = set()
         while place is not None:
             if place in seen:

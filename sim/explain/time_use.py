@@ -24,13 +24,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sim.explain.derived_columns import Facts
 from sim.explain.idle import idle_reasons
+from sim.explain.where import EVERYWHERE, Where
+from sim.words.arrays import BoolArray
 from sim.words.intervals import union
 
 if TYPE_CHECKING:
     from sim.record.record import Record
 
-__all__ = ["COMMUNICATION", "WORD_OF_REASON", "time_use"]
+__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "time_use"]
 
 COMMUNICATION: Final = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
@@ -43,7 +46,7 @@ WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused"
 
 
 def time_use(
-    trace: Record, reasons: Mapping[str, Mapping[str, int]] | None = None
+    trace: Record, reasons: Mapping[str, Mapping[str, int]] | None = None, where: Where = EVERYWHERE
 ) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns of ``compute``, ``communicate``, ``wait`` and ``idle``.
 
@@ -51,7 +54,9 @@ def time_use(
     ----------
     trace : Trace
     reasons : mapping, optional
-        What `sim.explain.idle.idle_reasons` returned of this trace, when the caller has it already.
+        What `sim.explain.idle.idle_reasons` returned of this trace and place, when the caller has it already.
+    where : Where
+        What counts; the words then add up to its time.
 
     Examples
     --------
@@ -66,16 +71,26 @@ def time_use(
     >>> use["gpu1"]
     {'compute': 0, 'communicate': 7, 'wait': 10, 'idle': 0}
     """
-    graph, tasks, devices = trace.job.graph, trace.tasks, trace.job.machine.devices
-    computes = np.flatnonzero(~(graph.is_kind(*COMMUNICATION) | trace.job.meets)[tasks["op"]])
-    some = [tasks["start_ns"][computes], tasks["end_ns"][computes], trace.device[computes]]
-    only_compute = len(computes) == len(trace)  # and then what is busy computes
-    compute = [] if only_compute else union(*some).lengths(len(devices)).tolist()
+    facts = Facts(trace)
+    reasons = reasons or idle_reasons(trace, facts, where)
+    begin, end = where.from_ns, where.end_ns(facts)
+    counts = where.tasks(facts)
+    computes = np.flatnonzero(counts & ~communicates(trace))
+    only_compute = len(computes) == int(counts.sum())  # and then what is busy computes
+    start, stop = (np.clip(trace.tasks[at][computes], begin, end) for at in ("start_ns", "end_ns"))
+    n = len(trace.job.machine.devices)
+    compute = [] if only_compute else union(start, stop, trace.device[computes]).lengths(n).tolist()
     use = {}
-    for d, (name, why) in enumerate((reasons or idle_reasons(trace)).items()):
-        busy = trace.makespan_ns - sum(why.values())
-        here = busy if only_compute else compute[d]
+    for name, why in reasons.items():
+        busy = end - begin - sum(why.values())
+        here = busy if only_compute else compute[trace.job.machine.device_index(name)]
         use[name] = {"compute": here, "communicate": busy - here, "wait": 0, "idle": 0}
         for reason, ns in why.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns
     return use
+
+
+def communicates(trace: Record) -> BoolArray:
+    """Return which tasks move data and compute nothing."""
+    job = trace.job
+    return np.asarray((job.graph.is_kind(*COMMUNICATION) | job.meets)[trace.tasks["op"]])

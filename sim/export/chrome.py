@@ -28,14 +28,15 @@ dictionaries; names are encoded once for every op.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
-from sim.export.timeline import Lane, Timeline, launch_call
+from sim.export.timeline import Lane, Timeline, in_pieces, launch_call
 from sim.files.atomic_files import atomic_text
 from sim.graph.failures import STATUSES
 from sim.job.costs import issue_costs_ns
@@ -47,6 +48,9 @@ _HEAD: Final = (
     '{"schemaVersion":1,"distributedInfo": {"rank": 0},"deviceProperties":[],"displayTimeUnit":"ns",'
     '"traceEvents":[\n'
 )
+_AT_ONCE: Final = 10_000
+"""Lines held in memory."""
+
 _FLOWS_APART: Final = 1 << 40
 """Flows of one run are numbered below this; no run has as many tasks."""
 
@@ -73,12 +77,14 @@ def write_chrome(
     traces = {"": trace} if isinstance(trace, Record) else trace
     with atomic_text(path) as file:
         file.write(_HEAD)
-        before = ""
-        for run, (label, each) in enumerate(traces.items()):
-            for line in lines_of(each, most=arrows, run=run, label=label):
-                file.write(before)
-                file.write(line)
-                before = ",\n"
+        lines = (
+            line
+            for run, (label, each) in enumerate(traces.items())
+            for line in lines_of(each, most=arrows, run=run, label=label)
+        )
+        file.write(next(lines, ""))
+        while piece := list(itertools.islice(lines, _AT_ONCE)):
+            file.write(",\n" + ",\n".join(piece))
         file.write("\n]}\n")
 
 
@@ -107,10 +113,6 @@ def _us(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-def _quoted(names: Sequence[str]) -> list[str]:
-    return [json.dumps(name) for name in names]
-
-
 # -- names --------------------------------------------------------------------------------------
 
 
@@ -135,59 +137,56 @@ def _task_lines(timeline: Timeline, run: int) -> Iterator[str]:
     """Yield the slice of every task and, for a launched one, of its launch, tied together by a flow."""
     job = timeline.trace.job
     graph, devices = job.graph, job.machine.devices
-    names = _quoted(graph.op_names)
     facts, facts_of = timeline.facts_of_ops()
     said = [json.dumps(each, separators=(",", ":"))[1:-1] for each in facts]
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
-    statuses, status = ["", *(f',"status":"{word}"' for word in STATUSES[1:])], timeline.trace.status.tolist()
-    cost = issue_costs_ns(job).tolist()
-    place, who = [str(lane) for lane in timeline.stream], [str(lane) for lane in timeline.issuer]
-    is_copy = graph.is_kind("copy").tolist()
+    statuses = ["", *(f',"status":"{word}"' for word in STATUSES[1:])]
+    cost, is_copy = issue_costs_ns(job), graph.is_kind("copy")
+    place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
     launch = [launch_call(d, copy=False) for d in devices]
     copy = [launch_call(d, copy=True) for d in devices]
     worker = [d.workers > 0 for d in devices]
     several = job.iterations > 1
-    for row, op, n, stream, issuer, ready, issue, start, end, wait, d in timeline.tasks():
-        number = row + 1
-        iteration = f',"iteration":{n}' if several else ""
-        args = (
-            f'{said[facts_of[op]]},"ready (us)":{_us(ready)}{iteration}{waits[wait]}{statuses[status[row]]}'
-        )
-        where = place[stream] if stream >= 0 else str(timeline.alone[row])
-        span = f'{where},"ts":{_us(start)},"dur":{_us(end - start)}'
-        if worker[d]:
+    for rows in in_pieces(timeline.shown()):
+        ops = timeline.trace.tasks["op"][rows]
+        by_op = (column[ops].tolist() for column in (facts_of, cost, is_copy))
+        for task, fact, costs, copies in zip(timeline.tasks(rows), *by_op, strict=True):
+            row, op, n, issuer, ready, issue, start, end, status, wait, d, lane = task
+            number, name = row + 1, json.dumps(graph.op_names[op])
+            iteration = f',"iteration":{n}' if several else ""
+            args = f'{said[fact]},"ready (us)":{_us(ready)}{iteration}{waits[wait]}{statuses[status]}'
+            where = place[lane]
+            span = f'{where},"ts":{_us(start)},"dur":{_us(end - start)}'
+            if worker[d]:
+                args = f'"External id":{number},{args}'
+                yield f'{{"ph":"X","cat":"cpu_op","name":{name},{span},"args":{{{args}}}}}'
+                continue
+            category, call = ("gpu_memcpy", copy[d]) if copies else ("kernel", launch[d])
+            tied = f'"External id":{number},"correlation":{number}'
             yield (
-                f'{{"ph":"X","cat":"cpu_op","name":{names[op]},{span},'
-                f'"args":{{"External id":{number},{args}}}}}'
+                f'{{"ph":"X","cat":"{category}","name":{name},{span},'
+                f'"args":{{{tied},"device":{d},"stream":{lane},{args}}}}}'
             )
-            continue
-        category, call = ("gpu_memcpy", copy[d]) if is_copy[op] else ("kernel", launch[d])
-        tied = f'"External id":{number},"correlation":{number}'
-        yield (
-            f'{{"ph":"X","cat":"{category}","name":{names[op]},{span},'
-            f'"args":{{{tied},"device":{d},"stream":{stream},{args}}}}}'
-        )
-        begin = issue - cost[op]
-        yield (
-            f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{_us(begin)},'
-            f'"dur":{_us(issue - begin)},"args":{{{tied},"op":{names[op]}}}}}'
-        )
-        flow = f'"cat":"ac2g","name":"ac2g","id":{run * _FLOWS_APART + number}'
-        yield f'{{"ph":"s",{flow},{who[issuer]},"ts":{_us(begin)}}}'
-        yield f'{{"ph":"f","bp":"e",{flow},{where},"ts":{_us(start)}}}'
+            begin = issue - costs
+            yield (
+                f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{_us(begin)},'
+                f'"dur":{_us(issue - begin)},"args":{{{tied},"op":{name}}}}}'
+            )
+            flow = f'"cat":"ac2g","name":"ac2g","id":{run * _FLOWS_APART + number}'
+            yield f'{{"ph":"s",{flow},{who[issuer]},"ts":{_us(begin)}}}'
+            yield f'{{"ph":"f","bp":"e",{flow},{where},"ts":{_us(start)}}}'
 
 
 def _transfer_lines(timeline: Timeline) -> Iterator[str]:
     """Yield a slice for every link that a transfer crosses."""
     moved, graph = timeline.trace.transfers, timeline.trace.job.graph
-    tensors, which = np.unique(moved["tensor"], return_inverse=True)
-    names = _quoted([f"transfer {graph.tensor_name(t)}" for t in tensors.tolist()])
-    name, nbytes = which.tolist(), moved["nbytes"].tolist()
-    start, end = moved["start_ns"].tolist(), moved["end_ns"].tolist()
-    for row, lane in zip(timeline.row, timeline.link, strict=True):
-        span = f'{lane},"ts":{_us(start[row])},"dur":{_us(end[row] - start[row])}'
-        args = f'"bytes":{nbytes[row]}'
-        yield f'{{"ph":"X","cat":"gpu_memcpy","name":{names[name[row]]},{span},"args":{{{args}}}}}'
+    for which in in_pieces(np.arange(len(timeline.crossing))):
+        rows = timeline.crossing[which]
+        columns = (moved[name][rows].tolist() for name in ("tensor", "nbytes", "start_ns", "end_ns"))
+        for lane, tensor, nbytes, start, end in zip(timeline.crossed[which].tolist(), *columns, strict=True):
+            name = json.dumps(f"transfer {graph.tensor_name(tensor)}")
+            span = f'{timeline.lanes[lane]},"ts":{_us(start)},"dur":{_us(end - start)}'
+            yield f'{{"ph":"X","cat":"gpu_memcpy","name":{name},{span},"args":{{"bytes":{nbytes}}}}}'
 
 
 # -- flows and counters -------------------------------------------------------------------------
@@ -200,10 +199,11 @@ def _arrow_lines(timeline: Timeline, run: int, most: int) -> Iterator[str]:
     first = run * _FLOWS_APART + len(timeline.trace) + 1
     for number, (p, c) in enumerate(timeline.arrows(most), first):
         flow = f'"cat":"data","name":"data","id":{number}'
+        source, target = (timeline.lanes[timeline.lane[row]] for row in (p, c))
         # A flow begins in a slice, not behind it.
         inside = max(int(start[p]), int(end[p]) - 1)
-        yield f'{{"ph":"s",{flow},{timeline.lanes[p]},"ts":{_us(inside)}}}'
-        yield f'{{"ph":"f","bp":"e",{flow},{timeline.lanes[c]},"ts":{_us(int(start[c]))}}}'
+        yield f'{{"ph":"s",{flow},{source},"ts":{_us(inside)}}}'
+        yield f'{{"ph":"f","bp":"e",{flow},{target},"ts":{_us(int(start[c]))}}}'
 
 
 def _counter_lines(timeline: Timeline) -> Iterator[str]:

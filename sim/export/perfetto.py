@@ -20,41 +20,49 @@ consumers on other lanes.
 What the format asks of the order: the packets of a track in order of time, where one slice ends and the
 next begins at the same instant the end first, and an arrow's beginning before its end.
 
-Format: "Writing TrackEvent Protos Synthetically" and ``track_event.proto`` of the Perfetto documentation.
-Messages written one behind the other are one message (protobuf encoding, "Last One Wins" and repeated
-fields), so that the packets are built and written some thousands at a time.
+Format: "Writing TrackEvent Protos Synthetically" of the Perfetto documentation; numbers of fields:
+``trace_packet.proto``, ``track_descriptor.proto``, ``counter_descriptor.proto``, ``track_event.proto`` and
+``debug_annotation.proto`` (https://github.com/google/perfetto, protos/perfetto/trace). Packets are written
+some thousands at a time; what is held of a run besides are a few whole numbers a slice.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import IO, Final
 
 import numpy as np
 
-from sim.export.timeline import Lane, Timeline, launch_call
+from sim.export.protobuf_wire import fixed64, message, number, text
+from sim.export.timeline import Lane, Timeline, in_pieces, launch_call
 from sim.files.atomic_files import atomic_path
+from sim.graph.csr import Csr
 from sim.graph.failures import STATUSES
 from sim.job.costs import issue_costs_ns
 from sim.record.record import WAITS, Record
-from sim.words.errors import extra
-
-if TYPE_CHECKING:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+from sim.words.arrays import IntArray
 
 __all__ = ["PERFETTO_ENDINGS", "write_perfetto"]
 
 PERFETTO_ENDINGS: Final = (".pftrace", ".perfetto-trace")
 """How names of such files end."""
 
-_SEQUENCE: Final = 1
-"""The one writer of all packets: ids and timestamps hold within a sequence."""
-
 _BELOW: Final = 1 << 20
 """Rank of the counters of a device, behind its streams."""
+
+_SEQUENCE: Final = number(10, 1)
+"""``trusted_packet_sequence_id``: the one writer of all packets; ids and times hold within a sequence."""
+
+_BEGIN, _END, _COUNTER = (number(9, kind) for kind in (1, 2, 4))
+"""``TrackEvent.type``: ``TYPE_SLICE_BEGIN``, ``TYPE_SLICE_END``, ``TYPE_COUNTER``."""
+
+_COUNT, _SIZE_BYTES = 2, 3
+"""``CounterDescriptor.unit``."""
+
+_EXPLICIT: Final = number(11, 3)
+"""``TrackDescriptor.child_ordering``: by the ranks of the children."""
 
 _AT_ONCE: Final = 20_000
 """Packets held in memory."""
@@ -78,18 +86,14 @@ def write_perfetto(
     ------
     InputError
         A directory that does not exist.
-    MissingExtraError
-        The package perfetto is not installed.
 
     Examples
     --------
     >>> write_perfetto(trace, "run.pftrace")  # doctest: +SKIP
     """
-    with extra("perfetto", "writing Perfetto's own format"):
-        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     traces = {trace.job.graph.name: trace} if isinstance(trace, Record) else trace
     with atomic_path(path) as beside, beside.open("wb") as file:
-        packets = _Packets(file, TraceProtoBuilder)
+        packets = _Packets(file)
         for run, (label, each) in enumerate(traces.items()):
             _write_run(packets, Timeline(each, run), label, arrows)
         packets.flush()
@@ -98,42 +102,44 @@ def write_perfetto(
 class _Packets:
     """Packets on their way into a file, and the numbers that are given out only once in it."""
 
-    def __init__(self, file: IO[bytes], builder: Callable[[], Any]) -> None:
-        self._file, self._new = file, builder
-        self._builder, self._held = builder(), 0
-        self.flows = itertools.count(1)
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._held: list[bytes] = []
+        self._flows = 0
         self._uuids = itertools.count(1)  # 0 is the root of all tracks
 
-    def add(self) -> TracePacket:
-        if self._held == _AT_ONCE:
+    def new_flows(self, n: int) -> IntArray:
+        """Return ids for so many arrows."""
+        self._flows += n
+        return np.arange(self._flows - n, self._flows) + 1
+
+    def event(self, time_ns: int, fields: bytes) -> None:
+        """Add a ``TrackEvent``."""
+        self._add(number(8, time_ns) + _SEQUENCE + message(11, fields))
+
+    def _add(self, packet: bytes) -> None:
+        self._held.append(message(1, packet))
+        if len(self._held) >= _AT_ONCE:
             self.flush()
-        self._held += 1
-        packet = self._builder.add_packet()
-        packet.trusted_packet_sequence_id = _SEQUENCE
-        return packet
 
     def flush(self) -> None:
-        self._file.write(self._builder.serialize())
-        self._builder, self._held = self._new(), 0
+        self._file.write(b"".join(self._held))
+        self._held.clear()
 
     def track(self, name: str, *, parent: int = 0, rank: int = 0) -> int:
         """Describe a track whose children are shown by rank; return its uuid."""
-        track = self._described(name, parent, rank)
-        track.child_ordering = track.EXPLICIT
-        return int(track.uuid)
+        return self._described(name, parent, _EXPLICIT, rank)
 
     def counter(self, name: str, parent: int, *, in_bytes: bool) -> int:
         """Describe a counter, shown below its siblings; return its uuid."""
-        track = self._described(name, parent, _BELOW)
-        track.counter.unit = track.counter.UNIT_SIZE_BYTES if in_bytes else track.counter.UNIT_COUNT
-        return int(track.uuid)
+        unit = message(8, number(3, _SIZE_BYTES if in_bytes else _COUNT))
+        return self._described(name, parent, unit, _BELOW)
 
-    def _described(self, name: str, parent: int, rank: int) -> Any:
-        track = self.add().track_descriptor
-        track.uuid, track.name, track.sibling_order_rank = next(self._uuids), name, rank
-        if parent:
-            track.parent_uuid = parent
-        return track
+    def _described(self, name: str, parent: int, more: bytes, rank: int) -> int:
+        uuid = next(self._uuids)
+        below = number(5, parent) if parent else b""
+        self._add(_SEQUENCE + message(60, number(1, uuid) + text(2, name) + below + more + number(12, rank)))
+        return uuid
 
 
 def _write_run(packets: _Packets, timeline: Timeline, label: str, most: int) -> None:
@@ -151,132 +157,176 @@ def _write_run(packets: _Packets, timeline: Timeline, label: str, most: int) -> 
 # -- slices -------------------------------------------------------------------------------------
 
 
-class _Slice(NamedTuple):
-    """One slice: `key` is (row, which of its slices), as arrows name it and as ties are broken."""
+class _Slices:
+    """Slices as numbers: two for each task, its launch and its run, then one for each link crossed.
 
-    key: tuple[int, int]
-    lane: Lane
-    category: str
-    name: str
-    start_ns: int
-    end_ns: int
-    facts: dict[str, str | int]
+    ::
 
+        slice    0         1      2         3      ...   2n         2n + 1     ...
+                 launch    run    launch    run          crossing   crossing
+                 of the first     of the second          of a link
 
-_LAUNCH, _RUN, _ON_FURTHER_LINK = 0, 1, 2
-
-
-def _slices(timeline: Timeline) -> Iterator[_Slice]:
-    """Yield the slices of every task, of its launch where it has one, and of every link crossed."""
-    job = timeline.trace.job
-    graph, devices = job.graph, job.machine.devices
-    cost = issue_costs_ns(job).tolist()
-    facts, facts_of = timeline.facts_of_ops()
-    is_copy = graph.is_kind("copy").tolist()
-    calls = [tuple(launch_call(d, copy=copy) for copy in (False, True)) for d in devices]
-    worker = [d.workers > 0 for d in devices]
-    several, status = job.iterations > 1, timeline.trace.status.tolist()
-    for row, op, n, stream, issuer, ready, issue, start, end, wait, d in timeline.tasks():
-        name = graph.op_names[op]
-        mine: dict[str, str | int] = {**facts[facts_of[op]], "ready_ns": ready}
-        if several:
-            mine["iteration"] = n
-        if WAITS[wait]:
-            mine["waited for"] = WAITS[wait]
-        if status[row]:
-            mine["status"] = STATUSES[status[row]]
-        if worker[d]:
-            category = "cpu_op"
-        else:
-            category = "gpu_memcpy" if is_copy[op] else "kernel"
-            call = calls[d][is_copy[op]]
-            begin = issue - cost[op]
-            who = timeline.issuer[issuer]
-            yield _Slice((row, _LAUNCH), who, "cuda_runtime", call, begin, issue, {"op": name})
-        yield _Slice((row, _RUN), timeline.lane(row, stream), category, name, start, end, mine)
-    yield from _transfer_slices(timeline)
-
-
-def _transfer_slices(timeline: Timeline) -> Iterator[_Slice]:
-    moved, n, graph = timeline.trace.transfers, len(timeline.trace), timeline.trace.job.graph
-    tensor, nbytes, start, end = (moved[c].tolist() for c in ("tensor", "nbytes", "start_ns", "end_ns"))
-    seen: set[int] = set()
-    for row, lane in zip(timeline.row, timeline.link, strict=True):
-        name = f"transfer {graph.tensor_name(tensor[row])}"
-        key = (n + row, _ON_FURTHER_LINK if row in seen else _RUN)  # arrows lead to the first link
-        seen.add(row)
-        yield _Slice(key, lane, "gpu_memcpy", name, start[row], end[row], {"bytes": nbytes[row]})
-
-
-# -- arrows and order ---------------------------------------------------------------------------
-
-
-def _in_order(slices: list[_Slice]) -> list[tuple[int, bool]]:
-    """Return (slice, whether it ends) in the order of the file: by time, at one instant what ends first.
-
-    A slice without length comes between those that end at its instant and those that begin.
+    Attributes
+    ----------
+    start, end : arrays of int64
+    real : array of bool
+        What a worker runs was not launched.
     """
-    start = np.array([each.start_ns for each in slices], np.int64)
-    end = np.array([each.end_ns for each in slices], np.int64)
-    which, ends = np.tile(np.arange(len(slices)), 2), np.repeat([False, True], len(slices))
-    long = np.tile(end > start, 2)
-    turn = np.where(long, np.where(ends, 0, 2), 1)
-    order = np.lexsort((ends, which, turn, np.concatenate((start, end))))
-    return list(zip(which[order].tolist(), ends[order].tolist(), strict=True))
+
+    def __init__(self, timeline: Timeline) -> None:
+        trace, job = timeline.trace, timeline.trace.job
+        self._timeline, self.rows = timeline, timeline.shown()
+        tasks, moved, of = trace.tasks, trace.transfers, timeline.crossing
+        issue = tasks["issue_ns"][self.rows]
+        begin = issue - issue_costs_ns(job)[tasks["op"][self.rows]]
+        run = (tasks["start_ns"][self.rows], tasks["end_ns"][self.rows])
+        self.start = np.concatenate((np.column_stack((begin, run[0])).ravel(), moved["start_ns"][of]))
+        self.end = np.concatenate((np.column_stack((issue, run[1])).ravel(), moved["end_ns"][of]))
+        self.real = np.ones(len(self.start), dtype=bool)
+        by_worker = np.array([device.workers > 0 for device in job.machine.devices])
+        self.real[: 2 * len(self.rows) : 2] = ~by_worker[trace.device[self.rows]]
+
+    def launches(self) -> IntArray:
+        """Return the slices that are launches; the run of each is the next slice."""
+        return np.flatnonzero(self.real[: 2 * len(self.rows) : 2]) * 2
+
+    def of_rows(self) -> IntArray:
+        """Return the slice that arrows of each row lead to: of a transfer, on the first link; -1: none."""
+        n = len(self._timeline.trace)
+        found = np.full(len(self._timeline.lane), -1)
+        found[self.rows] = 2 * np.arange(len(self.rows)) + 1
+        crossing = self._timeline.crossing
+        found[n + crossing[::-1]] = (2 * len(self.rows) + np.arange(len(crossing)))[::-1]
+        return found
+
+    def in_order(self) -> IntArray:
+        """Return ``2 * slice``, plus 1 where it ends, in the order of the file: by time, what ends first.
+
+        A slice without length comes between those that end at its instant and those that begin.
+        """
+        long = self.end > self.start
+        turn = np.column_stack((3 * self.start + np.where(long, 2, 1), 3 * self.end + np.where(long, 0, 1)))
+        order = np.argsort(turn.ravel(), kind="stable")
+        real: IntArray = order[self.real[order >> 1]]
+        return real
 
 
-def _arrows(timeline: Timeline, slices: list[_Slice], most: int) -> Iterator[tuple[int, int]]:
-    """Yield (slice, slice): from every launch to its task, and from producers to consumers."""
-    at = {each.key: number for number, each in enumerate(slices)}
-    for row, which in at:
-        if which == _LAUNCH:
-            yield at[row, _LAUNCH], at[row, _RUN]
-    for p, c in timeline.arrows(most):
-        yield at[p, _RUN], at[c, _RUN]
+def _arrows(timeline: Timeline, slices: _Slices, order: IntArray, most: int) -> tuple[IntArray, IntArray]:
+    """Return (slice, slice): from every launch to its task, and from producers to consumers.
+
+    Where nothing takes time a loop may go round within an instant: an arrow back is left out.
+    """
+    launches, of_row = slices.launches(), slices.of_rows()
+    rows = np.array(timeline.arrows(most), np.int64).reshape(-1, 2)
+    source = np.concatenate((launches, of_row[rows[:, 0]]))
+    target = np.concatenate((launches + 1, of_row[rows[:, 1]]))
+    position = np.empty(2 * len(slices.start), np.int64)
+    position[order] = np.arange(len(order))
+    forth = position[2 * source] < position[2 * target]
+    return source[forth], target[forth]
+
+
+def _by_slice(slices: IntArray, flows: IntArray, n: int) -> Csr:
+    """Return the flows of each of `n` slices."""
+    order = np.argsort(slices, kind="stable")
+    return Csr(np.searchsorted(slices[order], np.arange(n + 1)), flows[order])
 
 
 # -- packets ------------------------------------------------------------------------------------
 
 
-def _write_slices(packets: _Packets, timeline: Timeline, most: int, tracks: dict[Lane, int]) -> None:
-    slices = list(_slices(timeline))
-    order = _in_order(slices)
-    begun = {number: position for position, (number, ends) in enumerate(order) if not ends}
-    leaving, ending = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for source, target in _arrows(timeline, slices, most):
-        # Where nothing takes time a loop may go round within an instant: an arrow back is left out.
-        if begun[source] < begun[target]:
-            flow = next(packets.flows)
-            leaving[source].append(flow)
-            ending[target].append(flow)
-    for number, ends in order:
-        each = slices[number]
-        packet = packets.add()
-        packet.timestamp = each.end_ns if ends else each.start_ns
-        event = packet.track_event
-        event.track_uuid = tracks[each.lane]
-        if ends:
-            event.type = event.TYPE_SLICE_END
-            continue
-        event.type, event.name = event.TYPE_SLICE_BEGIN, each.name
-        event.categories.append(each.category)
-        if number in leaving:
-            event.flow_ids.extend(leaving[number])
-        if number in ending:
-            event.terminating_flow_ids.extend(ending[number])
-        for name, value in each.facts.items():
-            if isinstance(value, str):
-                event.debug_annotations.add(name=name, string_value=value)
-            else:
-                event.debug_annotations.add(name=name, int_value=value)
+def _write_slices(packets: _Packets, timeline: Timeline, most: int, tracks: Mapping[Lane, int]) -> None:
+    slices = _Slices(timeline)
+    order = slices.in_order()
+    source, target = _arrows(timeline, slices, order, most)
+    flows = packets.new_flows(len(source))
+    leaving, ending = (_by_slice(ends, flows, len(slices.start)) for ends in (source, target))
+    track_of = _tracks(timeline, slices, tracks)
+    words = _Words(timeline, slices)
+    for piece in in_pieces(order):
+        which, ends = piece >> 1, piece & 1
+        times = np.where(ends, slices.end[which], slices.start[which]).tolist()
+        begun = which[ends == 0]
+        said = zip(words.of(begun), leaving.take(begun).lists(), ending.take(begun).lists(), strict=True)
+        for at, track, ended in zip(times, track_of[which].tolist(), ends.tolist(), strict=True):
+            on = number(11, track)
+            if ended:
+                packets.event(at, _END + on)
+                continue
+            (notes, names), leave, end = next(said)
+            for flow in leave:
+                names += fixed64(47, flow)
+            for flow in end:
+                names += fixed64(48, flow)
+            packets.event(at, notes + _BEGIN + on + names)
+
+
+def _tracks(timeline: Timeline, slices: _Slices, tracks: Mapping[Lane, int]) -> IntArray:
+    """Return the track of every slice."""
+    of_lane = np.array([tracks[lane] for lane in timeline.lanes])
+    of_issuer = np.array([tracks.get(lane, 0) for lane in timeline.issuer])  # 0: it issued nothing
+    launches = of_issuer[timeline.trace.tasks["issuer"][slices.rows]]
+    runs = of_lane[timeline.lane[slices.rows]]
+    return np.concatenate((np.column_stack((launches, runs)).ravel(), of_lane[timeline.crossed]))
+
+
+class _Words:
+    """What is written of slices beside times and places: annotations, and categories with the name."""
+
+    def __init__(self, timeline: Timeline, slices: _Slices) -> None:
+        job = timeline.trace.job
+        self._timeline, self._rows = timeline, slices.rows
+        facts, self._facts_of = timeline.facts_of_ops()
+        self._facts = [b"".join(_note(key, value) for key, value in each.items()) for each in facts]
+        self._waits = [_note("waited for", word) if word else b"" for word in WAITS]
+        self._statuses = [b"", *(_note("status", word) for word in STATUSES[1:])]
+        self._is_copy = job.graph.is_kind("copy")
+        self._worker = [device.workers > 0 for device in job.machine.devices]
+        self._several = job.iterations > 1
+
+    def of(self, slices: IntArray) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the annotations of each slice, and its category and name."""
+        timeline, n = self._timeline, 2 * len(self._rows)
+        graph, devices = timeline.trace.job.graph, timeline.trace.job.machine.devices
+        rows = self._rows[slices[slices < n] >> 1]
+        ops = timeline.trace.tasks["op"][rows]
+        by_op = (column[ops].tolist() for column in (self._facts_of, self._is_copy))
+        tasks = zip(timeline.tasks(rows), *by_op, strict=True)
+        for each in slices.tolist():
+            if each >= n:
+                yield self._of_transfer(int(timeline.crossing[each - n]))
+                continue
+            task, fact, copies = next(tasks)
+            _, op, iteration, _, ready, _, _, _, status, wait, d, _ = task
+            name = graph.op_names[op]
+            if each % 2 == 0:
+                yield _note("op", name), _named("cuda_runtime", launch_call(devices[d], copy=copies))
+                continue
+            notes = self._facts[fact] + _note("ready_ns", ready)
+            if self._several:
+                notes += _note("iteration", iteration)
+            category = "cpu_op" if self._worker[d] else ("gpu_memcpy" if copies else "kernel")
+            yield notes + self._waits[wait] + self._statuses[status], _named(category, name)
+
+    def _of_transfer(self, row: int) -> tuple[bytes, bytes]:
+        moved, graph = self._timeline.trace.transfers, self._timeline.trace.job.graph
+        name = f"transfer {graph.tensor_name(int(moved['tensor'][row]))}"
+        return _note("bytes", int(moved["nbytes"][row])), _named("gpu_memcpy", name)
+
+
+def _note(name: str, value: str | int) -> bytes:
+    """Return a ``DebugAnnotation``."""
+    said = text(6, value) if isinstance(value, str) else number(4, value)
+    return message(4, said + text(10, name))
+
+
+def _named(category: str, name: str) -> bytes:
+    return text(22, category) + text(23, name)
 
 
 def _write_counters(packets: _Packets, timeline: Timeline, places: dict[int, int]) -> None:
     for each in timeline.counters():
         place = places[each.lane.pid]
-        uuid = packets.counter(each.title, place, in_bytes=each.title == "memory")
+        head = _COUNTER + number(11, packets.counter(each.title, place, in_bytes=each.title == "memory"))
         for at, value in zip(each.times_ns.tolist(), each.values.tolist(), strict=True):
-            packet = packets.add()
-            packet.timestamp = at
-            event = packet.track_event
-            event.type, event.track_uuid, event.counter_value = event.TYPE_COUNTER, uuid, value
+            packets.event(at, head + number(30, value))

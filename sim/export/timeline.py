@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,11 +25,11 @@ from sim.explain.waits import final_waits
 from sim.machine.device import Device
 from sim.record.dependencies import dependencies
 from sim.record.record import Record
-from sim.words.arrays import IntArray
+from sim.words.arrays import UNSET, IntArray
 from sim.words.intervals import in_use, levels
 from sim.words.units import NS_PER_S
 
-__all__ = ["Counter", "Group", "Lane", "Timeline", "launch_call"]
+__all__ = ["Counter", "Group", "Lane", "Timeline", "in_pieces", "launch_call"]
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
 _APART: Final = 10_000
@@ -38,6 +37,15 @@ _APART: Final = 10_000
 
 _LAUNCHES: Final = {"gpu": ("cudaLaunchKernel", "cudaMemcpyAsync")}
 """What a launch and a copy are called, by kind of device; tools count CUDA's by these names."""
+
+
+_PIECE: Final = 20_000
+"""Of so many rows at once all columns are held as Python's numbers."""
+
+
+def in_pieces(rows: IntArray) -> Iterator[IntArray]:
+    """Yield rows some thousand at a time."""
+    return (rows[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
 
 
 class Lane(NamedTuple):
@@ -76,43 +84,60 @@ class Timeline:
     trace : Trace
     run : int
         Number of the run in its file: lanes of two runs never meet.
+
+    Attributes
+    ----------
+    lanes : list of Lane
+        Of streams and workers, of what runs on none of them, and of links.
+    lane : array of int64
+        Which of them shows each task and, behind the tasks, each transfer; -1: none. Of the several links
+        that a transfer crosses, it is the first.
+    crossing, crossed : array of int64
+        Transfers, as rows, and the lanes of the links that they cross.
+    issuers : list of Issuer
+    issuer : list of Lane
     """
 
     def __init__(self, trace: Record, run: int = 0) -> None:
         machine = trace.job.machine
         self.trace, self.base = trace, run * _APART
-        self.stream = [
+        self.lanes = [
             Lane(self.base + _FIRST_DEVICE + d, lane + 1)
             for d, device in enumerate(machine.devices)
             for lane in range(device.lanes)
         ]
-        # What runs on no stream has threads of its own behind those of its device.
-        alone = np.flatnonzero(trace.alone)
-        tasks = trace.tasks
-        depth, self.n_alone = levels(
-            tasks["start_ns"][alone], tasks["end_ns"][alone], trace.device[alone], len(machine.devices)
-        )
-        self.alone = {
-            row: Lane(self.base + _FIRST_DEVICE + d, machine.devices[d].lanes + 1 + k)
-            for row, d, k in zip(alone.tolist(), trace.device[alone].tolist(), depth.tolist(), strict=True)
-        }
         self.issuers = machine.issuers()
         self.issuer = [
-            self.stream[issuer.stream] if issuer.executes else Lane(self.base + _HOSTS, issuer.index + 1)
+            self.lanes[issuer.stream] if issuer.executes else Lane(self.base + _HOSTS, issuer.index + 1)
             for issuer in self.issuers
+        ]
+        # What runs on no stream has threads of its own behind those of its device.
+        alone = np.flatnonzero(trace.alone)
+        tasks, d = trace.tasks, trace.device[alone]
+        depth, self.n_alone = levels(
+            tasks["start_ns"][alone], tasks["end_ns"][alone], d, len(machine.devices)
+        )
+        here = len(self.lanes) + np.cumsum(self.n_alone) - self.n_alone
+        self.lane = np.concatenate((tasks["stream"], np.full(len(trace.transfers["id"]), UNSET)))
+        self.lane[alone] = here[d] + depth
+        self.lane[: len(trace)][~trace.executed] = UNSET
+        self.lanes += [
+            Lane(self.base + _FIRST_DEVICE + k, device.lanes + 1 + level)
+            for k, (device, n) in enumerate(zip(machine.devices, self.n_alone.tolist(), strict=True))
+            for level in range(n)
         ]
         # Where transfers overlap on a shared link, each goes to the first thread that is free.
         row, link = transfers_on_links(trace)
         moved = trace.transfers
         depth, threads = levels(moved["start_ns"][row], moved["end_ns"][row], link, len(machine.links))
-        first = np.cumsum(threads) - threads + 1
-        thread = first[link] + depth
-        self.row = row.tolist()
-        self.link = [Lane(self.base + _LINKS, k) for k in thread.tolist()]
+        self.crossing = row
+        self.crossed = len(self.lanes) + (np.cumsum(threads) - threads)[link] + depth
+        self.lane[len(trace) + row[::-1]] = self.crossed[::-1]
+        self.lanes += [Lane(self.base + _LINKS, k + 1) for k in range(int(threads.sum()))]
         self.link_names = [
-            each.name if d == 0 else f"{each.name} ({d + 1})"
+            each.name if level == 0 else f"{each.name} ({level + 1})"
             for each, n in zip(machine.links, threads.tolist(), strict=True)
-            for d in range(n)
+            for level in range(n)
         ]
 
     def device(self, d: int) -> Lane:
@@ -122,7 +147,7 @@ class Timeline:
     def groups(self) -> list[Group]:
         """Return the hosts that issued something, the devices, and the links, each with its lanes."""
         machine = self.trace.job.machine
-        used = set(self.trace.tasks["issuer"].tolist())
+        used = set(np.unique(self.trace.tasks["issuer"]).tolist())
         hosts = [
             (self.issuer[issuer.index], issuer.name)
             for issuer in self.issuers
@@ -132,7 +157,7 @@ class Timeline:
         for d, device in enumerate(machine.devices):
             what = "worker" if device.workers else "stream"
             first = machine.first_stream[d]
-            named = [(self.stream[first + lane], f"{what} {lane}") for lane in range(device.lanes)]
+            named = [(self.lanes[first + lane], f"{what} {lane}") for lane in range(device.lanes)]
             more = range(int(self.n_alone[d]))
             named += [(Lane(self.device(d).pid, device.lanes + 1 + k), f"async {k}") for k in more]
             found.append(Group(self.device(d).pid, device.name, named))
@@ -141,20 +166,30 @@ class Timeline:
             found.append(Group(pid, "links", [(Lane(pid, k), n) for k, n in enumerate(self.link_names, 1)]))
         return found
 
-    def tasks(self) -> Iterator[tuple[int, ...]]:
-        """Return row, op, iteration, stream, issuer, ready, issue, start, end, wait, device of what ran."""
+    def shown(self) -> IntArray:
+        """Return the rows of the tasks that ran."""
+        return np.flatnonzero(self.lane[: len(self.trace)] != UNSET)
+
+    def tasks(self, rows: IntArray) -> Iterator[tuple[int, ...]]:
+        """Yield row, op, iteration, issuer, ready, issue, start, end, status, wait, device, lane of tasks.
+
+        Of a million tasks these numbers take a gigabyte: ask for some thousand (`in_pieces`).
+        """
         trace = self.trace
-        ran = np.flatnonzero(trace.executed)
-        columns = ("op", "iteration", "stream", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns")
+        columns = ("op", "iteration", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns")
+        more = (trace.status, self._waits, trace.device, self.lane)
         return zip(
-            ran.tolist(),
-            *(trace.tasks[name][ran].tolist() for name in columns),
-            final_waits(trace)[ran].tolist(),
-            trace.device[ran].tolist(),
+            rows.tolist(),
+            *(trace.tasks[name][rows].tolist() for name in columns),
+            *(column[rows].tolist() for column in more),
             strict=True,
         )
 
-    def facts_of_ops(self) -> tuple[list[dict[str, str | int]], list[int]]:
+    @cached_property
+    def _waits(self) -> IntArray:
+        return final_waits(self.trace)
+
+    def facts_of_ops(self) -> tuple[list[dict[str, str | int]], IntArray]:
         """Return what a click on a task shows of its op (kind, place in a pipeline); which of them, by op."""
         graph = self.trace.job.graph
         columns = (graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
@@ -165,33 +200,16 @@ class Timeline:
             place = {"stage": stage - 1, "micro_batch": micro_batch - 1}
             given = {name: k for name, k in place.items() if k >= 0}
             facts.append({"kind": graph.kinds[kind], **given})
-        return facts, which.tolist()
+        return facts, which
 
-    @cached_property
-    def lanes(self) -> list[Lane | None]:
-        """Where the tasks and, behind them, the transfers are shown; None: nowhere.
-
-        Of the several links that a transfer crosses, it is the first.
-        """
-        executed = self.trace.executed
-        streams = enumerate(zip(self.trace.tasks["stream"].tolist(), executed.tolist(), strict=True))
-        links = dict(zip(reversed(self.row), reversed(self.link), strict=True))
-        transfers = range(len(self.trace.transfers["tensor"]))
-        tasks = [self.lane(row, s) if ran else None for row, (s, ran) in streams]
-        return tasks + [links.get(k) for k in transfers]
-
-    def lane(self, row: int, stream: int) -> Lane:
-        """Return where the task of a row is shown, which ran on `stream`."""
-        return self.alone.get(row) or self.stream[stream]
-
-    def arrows(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (producer, consumer) on different lanes, through transfers, by start; the earliest `most`."""
+    def arrows(self, most: int) -> list[tuple[int, int]]:
+        """Return the earliest (producer, consumer) on different lanes, through transfers, by start."""
         producer, consumer, _ = dependencies(self.trace)
-        by_start = np.argsort(self.trace.of_rows("start_ns")[consumer], kind="stable")
-        edges = zip(producer[by_start].tolist(), consumer[by_start].tolist(), strict=True)
-        lanes = self.lanes
-        apart = ((p, c) for p, c in edges if lanes[p] and lanes[c] and lanes[p] != lanes[c])
-        return islice(apart, most)
+        source, target = self.lane[producer], self.lane[consumer]
+        apart = np.flatnonzero((source != target) & (source != UNSET) & (target != UNSET))
+        start = self.trace.of_rows("start_ns")[consumer[apart]]
+        apart = apart[np.argsort(start, kind="stable")[:most]]
+        return list(zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True))
 
     def counters(self) -> Iterator[Counter]:
         """Yield the bytes in use (if any) and tasks running of every device, then what links carry.

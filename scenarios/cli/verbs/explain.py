@@ -15,6 +15,24 @@ def explain(
     scenario: ScenarioPath,
     policy: Policies = None,
     sets: Sets = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Only this device.")] = None,
+    stream: Annotated[
+        int | None, typer.Option("--stream", metavar="N", help="Only this stream, or worker, of the device.")
+    ] = None,
+    begin: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Only what happens from this time on, as in 3ms.")
+    ] = "0",
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Only what happens before this time.")
+    ] = None,
+    op: Annotated[
+        str | None,
+        typer.Option(
+            "--op",
+            metavar="NAME",
+            help="Tell what this op waited for, what led to it, and who waited for it.",
+        ),
+    ] = None,
     most: Annotated[
         int, typer.Option("--most", min=0, help="How many of the longest steps and idle gaps to show.")
     ] = 10,
@@ -22,24 +40,53 @@ def explain(
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
-    """Show what the makespan consists of, the critical path that led to it, and why devices were idle."""
+    """Show what the makespan consists of, the critical path that led to it, and why devices were idle.
+
+    With --device, --stream, --from and --to only what happens there and then; with --op the life of one op.
+    """
     from scenarios.build.loading.loading_limit import limit_line
     from scenarios.cli.output import print_json
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
-    from sim.explain.text import explain_text
+    from sim.explain.derived_columns import Facts
+    from sim.explain.text import explain_text, op_text
+    from sim.explain.where import Where
+    from sim.words.units import parse_duration
 
+    from_ns = parse_duration(begin, what="--from")
+    to_ns = None if end is None else parse_duration(end, what="--to")
     results = run_all(cases_of(scenario, policy, sets, allow_code, allow_outside))
+    places = [
+        Where.named(
+            result.trace.job.machine,
+            result.trace.makespan_ns,
+            device=device,
+            stream=stream,
+            from_ns=from_ns,
+            to_ns=to_ns,
+        )
+        for result in results
+    ]
     if json:
-        objects = [explanation(result, gaps=most) for result in results]
+        objects = [
+            explanation(result, gaps=most, where=where, op=op)
+            for result, where in zip(results, places, strict=True)
+        ]
         print_json(objects[0] if len(objects) == 1 else objects)
         return
-    for i, result in enumerate(results):
+    for i, (result, where) in enumerate(zip(results, places, strict=True)):
         if i:
             typer.echo()
         title = f"{result.scenario}: {result.policy}"
+        if op is not None:
+            text = op_text(Facts(result.trace, result.policy), op, where, most)
+            typer.echo(f"{title}\n\n{text}", nl=False)
+            continue
         typer.echo(
-            explain_text(result.trace, gaps=most, longest=most, title=title, policy=result.policy), nl=False
+            explain_text(
+                result.trace, gaps=most, longest=most, title=title, policy=result.policy, where=where
+            ),
+            nl=False,
         )
         if told := result.summary.get("data_loading"):
             typer.echo(f"\n{limit_line(told)}")

@@ -31,6 +31,7 @@ from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_rows import GpuTask
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
+from scenarios.importers.traces.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -46,8 +47,9 @@ _Place = tuple[int, int, int, int]
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether `head` looks like Kineto's: a trace, or what it writes before the events."""
-    return re.search(rb'"(traceEvents|deviceProperties|displayTimeUnit)"\s*:', head) is not None
+    """Whether `head` looks like Kineto's (a trace, what it writes before the events), or a list of events."""
+    keys = rb'"(traceEvents|deviceProperties|displayTimeUnit)"\s*:'
+    return re.search(keys + rb'|\A\s*\[\s*\{[^{}]*"ph"\s*:', head) is not None
 
 
 def load(
@@ -75,7 +77,8 @@ def load(
         its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
         the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
         ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
-        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``.
+        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``; of one
+        that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
 
     Raises
     ------
@@ -95,7 +98,7 @@ def load(
     traces = [read_events(each) for each in paths]
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:
-            raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace")
+            raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace{what_it_is(each)}")
     waits = event_waits(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
     processes = [_Process(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])) for rank in ranks]

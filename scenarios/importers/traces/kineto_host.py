@@ -25,6 +25,10 @@ copies from pageable to the device    the task before the copy on its stream, if
                                       return after the copy had begun (only large ones do)
 ====================================  ==========================================================
 
+A call that launches is done, for its task, when the task begins: what is left of it then is the next op's.
+Attributes say which part of an op is its own launch call (``call_ns``), and the rest of the one before
+(``rest_of_call_ns``); what else it lasts is work of the host between calls.
+
 A copy that waits was issued at the beginning of its call. How long that takes shows only where nothing had to
 be waited for; elsewhere it is the median of such copies, or of all launches in the trace.
 
@@ -106,6 +110,7 @@ class Host:
         self._prefix, self._device = prefix, device
         self._point: dict[Thread, int] = {}  # until when each thread is accounted for
         self._last: dict[Thread, str] = {}
+        self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
         self._threads: dict[Thread, str] = {}
         self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
         self._marked: dict[Thread, tuple[tuple[int, int], int]] = {}  # and when it recorded its last event
@@ -141,6 +146,7 @@ class Host:
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             self._pass(call, after)
         self._add(call, name, until, after)
+        self._called[self._control(call)] = 0 if awaited else call.end_ns
         self.launcher |= dict.fromkeys(tasks, self._prefix + name)
         self.issued_ns |= dict.fromkeys(tasks, self._point[self._control(call)])
         self._mine[call.thread] = task.device, task.stream
@@ -218,7 +224,15 @@ class Host:
             if self._trace.begin_ns > self._begin_ns:
                 self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
         start = self._point.get(thread, self._begin_ns)
-        attributes = {"thread": self._threads[thread], "recorded_start_ns": start - self._begin_ns}
+        attributes: dict[str, Any] = {
+            "thread": self._threads[thread],
+            "recorded_start_ns": start - self._begin_ns,
+        }
+        if kind == "launch":
+            attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
+        own_ns = call.start_ns if kind == "launch" else end_ns
+        if (rest_ns := min(self._called.get(thread, 0), own_ns, end_ns) - start) > 0:
+            attributes["rest_of_call_ns"] = rest_ns
         op: Record = {
             "name": self._prefix + name,
             "kind": kind,

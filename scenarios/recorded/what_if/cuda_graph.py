@@ -1,0 +1,89 @@
+"""What if launches were replayed from CUDA graphs: between synchronisations one launch instead of many.
+
+::
+
+    recorded    host  [work,a][work,b][work,c][sync  ]       graph   host  [work,abc][sync]
+                gpu          a       b       c                       gpu            abc
+
+What a thread launches between two calls that wait for the device is one graph: a call that waits cannot be
+captured, nor can a copy that the host waits for, whose launch stays by itself. Within a graph, tasks have the
+order of their streams and events, as a capture has. A replay does not execute what the host did between the
+launches: arguments are set up, and ops dispatched, once; what it did before the first launch, and after the
+last, stays. If it did something else in between, this is the most that graphs can give.
+
+Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled
+operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021). A launch: 2.5 us, and 1 ns a node, by
+"Constant time launch for straight-line CUDA graphs and other performance enhancements" (NVIDIA technical
+blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from scenarios.recorded.what_if.program import Program
+from sim.graph.graph import Graph
+from sim.words.errors import InputError
+
+__all__ = ["LAUNCH_NS", "NODE_NS", "with_cuda_graphs"]
+
+LAUNCH_NS: Final = 2500
+"""What launching a graph costs the host,"""
+
+NODE_NS: Final = 1
+"""and how much more each task in it."""
+
+
+def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int = NODE_NS) -> Graph:
+    """Return a graph in which launches between synchronisations are one.
+
+    Parameters
+    ----------
+    graph : Graph
+    launch_ns, node_ns : int
+        What the host takes for a launch, and besides for each task in it.
+
+    Raises
+    ------
+    InputError
+        The recording has no launch calls.
+    """
+    program = Program(graph)
+    if not program.tasks_of:
+        raise InputError("this recording has no launch calls of the host, so nothing can be captured")
+    captured = [part for thread in program.threads.values() for part in _captured(program, thread)]
+    for part in captured:
+        _as_one_launch(program, part, launch_ns, node_ns)
+    program.contract({name: [(first, 0)] for first, *others in captured for name in others})
+    return program.graph() if captured else graph
+
+
+def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
+    """Yield what a thread does from the first launch of each graph to its last one."""
+    ops, mine = program.records.ops, set(thread)
+    part: list[str] = []
+    length = 0  # up to the last launch
+    for name in thread:
+        is_launch = name in program.tasks_of
+        waits = any(before not in mine for before, _ in ops[name].after) or ops[name].kind == "synchronize"
+        if waits or (is_launch and program.wait_of(name) is not None):
+            if length:
+                yield part[:length]
+            part, length = [], 0
+        elif is_launch or part:
+            part.append(name)
+            length = len(part) if is_launch else length
+    if length:
+        yield part[:length]
+
+
+def _as_one_launch(program: Program, part: list[str], launch_ns: int, node_ns: int) -> None:
+    """Make the first launch of a graph the one of all its tasks; the others have to go."""
+    first = part[0]
+    record = program.records.ops[first]
+    nodes = sum(len(program.tasks_of.get(name, ())) for name in part)
+    call_ns = launch_ns + node_ns * nodes
+    record.duration_ns = (record.duration_ns or 0) - program.call_ns(first) + call_ns
+    record.attributes = {**record.attributes, "call": "cudaGraphLaunch", "call_ns": call_ns}
+    program.end_call(part[-1])

@@ -1,0 +1,145 @@
+"""What-ifs that change how long ops take, and nothing else: the same ops in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from scenarios.recorded.what_if import roles
+from scenarios.recorded.what_if.select import Names
+from scenarios.recorded.what_if.values import Change
+from sim.graph.graph import Graph
+from sim.words.arrays import UNSET, BoolArray
+from sim.words.errors import InputError, located
+
+__all__ = ["faster_host", "launch_cost", "more_bandwidth", "scaled"]
+
+_PARTS = "call_ns", "rest_of_call_ns"
+"""Attributes that are parts of a host's op."""
+
+
+def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
+    """Return a graph whose ops, by name (`select`), take a factor of their time, or another one.
+
+    An op that several words are about is changed by each of them, in their order.
+
+    Raises
+    ------
+    InputError
+        A word is about no op, or about one that has no duration of its own.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a", kind="matmul", duration_ns=10); _ = b.op("b", duration_ns=10)
+    >>> scaled(b.build(), {"gemm": Change(Fraction(1, 2))}).duration_ns.tolist()
+    [5, 10]
+    """
+    names = Names(graph)
+    for word, change in changes.items():
+        with located(word):
+            graph = _changed(graph, names.find(word), change)
+    return graph
+
+
+def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> Graph:
+    """Return a graph whose links have so many times the bandwidth.
+
+    All of a copy, or of a collective's transfer, is taken for bandwidth: its latency, too, which a recording
+    does not tell apart. So what comes out is the most that bandwidth can do.
+    """
+    if collectives != 1:
+        graph = _changed(graph, roles.collectives(graph), Change(1 / collectives))
+    if transfers != 1:
+        graph = _changed(graph, roles.transfers(graph) & ~roles.collectives(graph), Change(1 / transfers))
+    return graph
+
+
+def faster_host(graph: Graph, factor: Fraction) -> Graph:
+    """Return a graph whose host takes a factor of its time: for its own work, launches among it, not for waits.
+
+    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did before
+    its recording began stays as it is.
+    """
+    return _changed(graph, roles.host_ops(graph), Change(factor))
+
+
+def launch_cost(graph: Graph, change: Change) -> Graph:
+    """Return a graph whose launch calls take a factor of their own time, or another one.
+
+    The host's work between calls stays.
+
+    Raises
+    ------
+    InputError
+        The recording has no launch calls.
+    """
+    launch = np.flatnonzero(roles.launches(graph)).tolist()
+    if not launch:
+        raise InputError("this recording has no launch calls of the host")
+    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
+    following = _next_on_thread(graph)
+    for op in launch:
+        own = attributes[op]
+        call_ns, after = int(own.get("call_ns", ns[op])), following.get(op)
+        rest_ns = 0 if after is None else int(attributes[after].get("rest_of_call_ns", 0))
+        whole_ns = call_ns + rest_ns
+        _set_part(ns, attributes, op, "call_ns", call_ns, change.of_part(call_ns, whole_ns))
+        if after is not None and rest_ns:
+            _set_part(ns, attributes, after, "rest_of_call_ns", rest_ns, change.of_part(rest_ns, whole_ns))
+    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+
+
+def _set_part(
+    ns: np.ndarray[Any, Any], attributes: dict[int, Any], op: int, part: str, was_ns: int, now_ns: int
+) -> None:
+    if now_ns != was_ns:
+        ns[op] += now_ns - was_ns
+        attributes[op] = {**attributes[op], part: now_ns}
+
+
+def _next_on_thread(graph: Graph) -> dict[int, int]:
+    """Return the op that a host's thread does next, of each op of it."""
+    last: dict[tuple[int, object], int] = {}
+    following = {}
+    for op, own in sorted(graph.attributes.items()):
+        if "thread" in own:
+            thread = int(graph.pin_code[op]), own["thread"]
+            if thread in last:
+                following[last[thread]] = op
+            last[thread] = op
+    return following
+
+
+def _changed(graph: Graph, which: BoolArray, change: Change) -> Graph:
+    """Return a graph in which some ops take longer or shorter; the same one if nothing changes."""
+    ops = np.flatnonzero(which)
+    given = [graph.duration_ns, *graph.duration_by_kind.values()]
+    unknown = ops[np.all([column[ops] == UNSET for column in given], axis=0)]
+    if len(unknown):
+        name = graph.op_names[int(unknown[0])]
+        raise InputError(
+            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of a "
+            "device's cost model; a what-if changes durations that are given"
+        )
+    columns = []
+    for column in given:
+        here, new = ops[column[ops] != UNSET], column.copy()
+        new[here] = change.of(column[here].tolist())
+        columns.append(new)
+    if all((new == column).all() for new, column in zip(columns, given, strict=True)):
+        return graph
+    attributes = dict(graph.attributes)
+    if change.value_ns is None:
+        for op in ops.tolist():
+            own = attributes.get(op, {})
+            parts = {key: change.of([int(own[key])])[0] for key in _PARTS if key in own}
+            if parts:
+                attributes[op] = {**own, **parts}
+    by_kind = dict(zip(graph.duration_by_kind, columns[1:], strict=True))
+    return replace(graph, duration_ns=columns[0], duration_by_kind=by_kind, attributes=attributes)

@@ -1,0 +1,81 @@
+"""What the ops of a recorded graph are: tasks of a GPU, calls of the host, copies, collectives.
+
+By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the host
+did. A ``delay`` on a stream is neither: it stands for idle time that nothing explains.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from sim.graph.graph import Graph
+from sim.words.arrays import BoolArray
+
+__all__ = [
+    "COLLECTIVES",
+    "collectives",
+    "has_key",
+    "host_ops",
+    "launches",
+    "pinned_to",
+    "tasks",
+    "transfers",
+]
+
+COLLECTIVES: Final = frozenset(
+    {"all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+     "barrier", "send", "recv", "collective"}
+)  # fmt: skip
+"""Kinds of op that communicate between ranks, where they are a communicator's, or a library's kernels."""
+
+_BETWEEN: Final = re.compile(r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device")
+_NCCL: Final = re.compile(r"(nccl|rccl|c10d::)", re.IGNORECASE)
+
+
+def has_key(graph: Graph, key: str) -> BoolArray:
+    """Return which ops have an attribute."""
+    found = np.zeros(len(graph), np.bool_)
+    found[[op for op, own in graph.attributes.items() if key in own]] = True
+    return found
+
+
+def tasks(graph: Graph) -> BoolArray:
+    """Return which ops ran on a GPU."""
+    return has_key(graph, "stream") & ~graph.is_kind("delay")
+
+
+def host_ops(graph: Graph) -> BoolArray:
+    """Return which ops are the host's own work; what it did before its recording began is unknown."""
+    return has_key(graph, "thread") & ~graph.is_kind("before")
+
+
+def launches(graph: Graph) -> BoolArray:
+    """Return which ops are calls that launch."""
+    return has_key(graph, "thread") & graph.is_kind("launch")
+
+
+def collectives(graph: Graph) -> BoolArray:
+    """Return which ops communicate: those of a communicator, and kernels of NCCL (or RCCL)."""
+    found = has_key(graph, "communicator") | has_key(graph, "comm_type")
+    for op, own in graph.attributes.items():
+        found[op] |= "stream" in own and _NCCL.match(str(own.get("kernel", graph.op_names[op]))) is not None
+    return found
+
+
+def transfers(graph: Graph) -> BoolArray:
+    """Return which ops copy between host and device, or between devices."""
+    found = np.zeros(len(graph), np.bool_)
+    copies = graph.is_kind("copy")
+    for op, own in graph.attributes.items():
+        text = str(own.get("kernel", own.get("full_name", "")))
+        found[op] = bool(copies[op]) and _BETWEEN.search(text) is not None
+    return found
+
+
+def pinned_to(graph: Graph, device: str) -> BoolArray:
+    """Return which ops are pinned to a device, or to a device of a kind (``gpu``)."""
+    known = [pin == device or pin.rstrip("0123456789") == device for pin in graph.pins]
+    return np.array([*known, False], np.bool_)[graph.pin_code]

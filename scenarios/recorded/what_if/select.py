@@ -1,0 +1,120 @@
+"""Which ops a what-if is about, by one word::
+
+    gemm                     all matrix products           transfers    copies between host and device
+    kernels                  all kernels that compute      collectives  what communicates between ranks
+    matmul, copy, launch     a kind of op
+    gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`)
+    aten::addmm              what an operator launched
+    DtoH, DtoH.17            kernels of a name, one op
+    *softmax*, rank3/*       a pattern of any of these; of a kernel's full name, too
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import numpy as np
+
+from scenarios.recorded.what_if import roles
+from sim.graph.graph import Graph
+from sim.words.arrays import BoolArray
+from sim.words.errors import InputError, UnknownNameError
+
+__all__ = ["Names"]
+
+
+def _kernels(graph: Graph) -> BoolArray:
+    moves = graph.is_kind("copy", "fill")
+    return roles.tasks(graph) & ~moves & ~roles.collectives(graph)
+
+
+GROUPS: Final[Mapping[str, Callable[[Graph], BoolArray]]] = {
+    "gemm": lambda graph: graph.is_kind("matmul", "gemm"),
+    "kernels": _kernels,
+    "transfers": roles.transfers,
+    "collectives": roles.collectives,
+}
+"""What no single attribute tells."""
+
+
+class Names:
+    """What the ops of a graph can be called.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("mm.0", kind="matmul", attributes={"operator": "aten::mm"}); _ = b.op("add.1", kind="add")
+    >>> Names(b.build()).find("*mm").tolist(), Names(b.build()).find("add").tolist()
+    ([True, False], [False, True])
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._of: dict[str, list[int]] = {}  # name → ops, but for kinds, devices and names of single ops
+        self._full: dict[str, list[int]] = {}
+        for op, name in enumerate(graph.op_names):
+            self._of.setdefault(_short(name), []).append(op)
+        for op, own in graph.attributes.items():
+            for key, known in (("operator", self._of), ("kernel", self._full), ("full_name", self._full)):
+                if key in own:
+                    known.setdefault(str(own[key]), []).append(op)
+
+    def find(self, word: str) -> BoolArray:
+        """Return which ops a word is about.
+
+        Raises
+        ------
+        UnknownNameError
+            There is none; the message has the nearest name.
+        InputError
+            A pattern that fits nothing.
+        """
+        graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
+        if "*" in word or "?" in word:
+            fits = re.compile(".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*")))
+            for names in (self._of, self._full):
+                for name, ops in names.items():
+                    if fits.fullmatch(name):
+                        found[ops] = True
+            found |= graph.is_kind(*(kind for kind in graph.kinds if fits.fullmatch(kind)))
+            found[[op for op, name in enumerate(graph.op_names) if fits.fullmatch(name)]] = True
+            if not found.any():
+                raise InputError(f"no op, kernel, operator or kind fits the pattern {word!r}")
+            return found
+        devices = roles.pinned_to(graph, word) & ~graph.is_kind("delay")
+        found |= devices | graph.is_kind(word)
+        found[self._of.get(word, [])] = True
+        found[self._full.get(word, [])] = True
+        if word in graph.op_names:
+            found[graph.index(word)] = True
+        if word in GROUPS:
+            found |= GROUPS[word](graph)
+        if not found.any():
+            known = [*graph.kinds, *graph.pins, *self._of, *(each for each in GROUPS if self._has(each))]
+            raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))
+        return found
+
+    def _has(self, group: str) -> bool:
+        return bool(GROUPS[group](self._graph).any())
+
+    def find_all(self, words: Iterable[str]) -> BoolArray:
+        """Return which ops any of some words is about; an error has the number of its word as path."""
+        found = np.zeros(len(self._graph), np.bool_)
+        for n, word in enumerate(words):
+            try:
+                found |= self.find(word)
+            except InputError as error:
+                raise error.under(n) from None
+        return found
+
+
+def _short(name: str) -> str:
+    """Return the name that numbered ops share: of ``rank3/gemm.17`` it is ``gemm``."""
+    return re.sub(r"^rank\d+/|[.#]\d+$", "", name)

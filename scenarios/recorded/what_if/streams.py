@@ -1,0 +1,162 @@
+"""What if the kernels of a stream were spread over several?
+
+The order of a stream is more than what its kernels need, and a recording seldom tells what they need. So::
+
+    some kernel of the device reads          order is kept where a kernel reads what another wrote, as an
+    what another wrote, by the graph         execution graph tells
+    nothing of that is known                 order is kept among the kernels of one operator, and kernels of
+                                             different operators are taken to be independent, with a warning:
+                                             what comes out is the most that streams can give
+
+What calls say is kept in any case: who waits for an event of the stream, or for the stream, waits for all
+kernels that were on it by then, and who comes after a wait of the stream comes after what it waited for::
+
+    recorded    stream 7   a ─ b ─ c ─ record e             2 streams    7   a ─── c ─┐
+                stream 20                       wait e ─ d               8   b ───────┴► d
+
+A kernel goes where the one is that it needs, else on the stream that is free first. A stream with collectives
+stays as it is, as the kernels of a communicator run one after another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from policies.compile.records import Edge, Record
+from scenarios.recorded.what_if import roles
+from scenarios.recorded.what_if.program import Program
+from sim.graph.graph import Graph
+
+__all__ = ["on_more_streams"]
+
+
+def on_more_streams(graph: Graph, count: int) -> Graph:
+    """Return a graph whose streams are `count` each, where kernels are independent.
+
+    Parameters
+    ----------
+    graph : Graph
+    count : int
+        Streams for each one that was recorded.
+
+    Warns
+    -----
+    UserWarning
+        What kernels read is not known.
+    """
+    if count == 1:
+        return graph
+    program = Program(graph)
+    communicates = {
+        graph.op_names[op] for op, found in enumerate(roles.collectives(graph).tolist()) if found
+    }
+    ops = program.records.ops
+    free: dict[str | None, int] = {}
+    for device, stream in program.lanes:
+        number = stream if isinstance(stream, int) else 0
+        free[device] = max(free.get(device, 0), number + 1)
+    guessed = changed = False
+    for (device, stream), lane in list(program.lanes.items()):
+        if communicates.isdisjoint(lane):
+            units = _units([ops[name] for name in lane])
+            needs, known = _needs(program, units)
+            spread = _spread(units, needs, count)
+            if any(spread):
+                names = [stream, *range(free[device], free[device] + count - 1)]
+                free[device] += count - 1
+                _move(program, units, needs, spread, names)
+                guessed, changed = guessed or not known, True
+    if guessed:
+        warnings.warn(
+            "streams: this recording does not tell which kernels read what others wrote; kernels of different "
+            "operators are taken to be independent, so this is the most that more streams can give",
+            stacklevel=2,
+        )
+    return program.graph() if changed else graph
+
+
+_Unit = list[Record]
+"""A task, after the idle time before it."""
+
+
+def _units(lane: Sequence[Record]) -> list[_Unit]:
+    units: list[_Unit] = []
+    idle: _Unit = []
+    for record in lane:
+        idle.append(record)
+        if record.kind != "delay":
+            units.append(idle)
+            idle = []
+    return units
+
+
+def _needs(program: Program, units: Sequence[_Unit]) -> tuple[list[list[int]], bool]:
+    """Return which units of a stream each needs, and whether that is known by what it reads."""
+    number = {unit[-1].name: n for n, unit in enumerate(units)}
+    reads = [
+        sorted({number[o] for tensor, _ in unit[-1].inputs if (o := program.owner(tensor)) in number})
+        for unit in units
+    ]
+    if any(reads):
+        return reads, True
+    needs: list[list[int]] = []
+    for n, unit in enumerate(units):
+        operator = unit[-1].attributes.get("operator")
+        same = n > 0 and operator in (None, units[n - 1][-1].attributes.get("operator"))
+        needs.append([n - 1] if same else [])
+    return needs, False
+
+
+def _spread(units: Sequence[_Unit], needs: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Return the stream of each unit: that of one it needs, if it is the last there, else the first free."""
+    last, until, end, found = [-1] * count, [0] * count, [0] * len(units), []
+    for n, unit in enumerate(units):
+        ready = max((end[before] for before in needs[n]), default=0)
+        stream = min(range(count), key=lambda k: (last[k] not in needs[n], max(until[k], ready), k))
+        last[stream] = n
+        end[n] = until[stream] = max(until[stream], ready) + sum(record.duration_ns or 0 for record in unit)
+        found.append(stream)
+    return found
+
+
+def _move(
+    program: Program,
+    units: Sequence[_Unit],
+    needs: Sequence[Sequence[int]],
+    spread: Sequence[int],
+    names: Sequence[Any],
+) -> None:
+    """Put units on their streams, and let everybody wait for what they waited for."""
+    ops = program.records.ops
+    number = {record.name: n for n, unit in enumerate(units) for record in unit}
+    latest: list[dict[int, int]] = []  # of each unit: the last one of each stream by then
+    now: dict[int, int] = {}
+    arrived: dict[int, dict[Edge, None]] = {k: {} for k in range(len(names))}
+    for n, unit in enumerate(units):
+        stream, (head, *_), task = spread[n], unit, unit[-1]
+        launch = program.launch_of.get(task.name)
+        outside = [e for r in unit for e in r.after if e[0] not in number and e[0] != launch]
+        for waiting in arrived.values():
+            waiting |= dict.fromkeys(outside)
+        before = [now[stream]] if stream in now else []
+        after = dict.fromkeys((units[b][-1].name, 0) for b in (*before, *needs[n]))
+        calls = [(launch, 0)] if launch is not None else []
+        head.after = list(dict.fromkeys([*calls, *after, *arrived[stream]]))
+        if head is not task:
+            task.after = [*calls, (head.name, 0)]
+        arrived[stream] = {}
+        for record in unit:
+            record.attributes = {**record.attributes, "stream": names[stream]}
+        now[stream] = n
+        latest.append(dict(now))
+    for record in ops.values():
+        if record.name not in number and any(edge[0] in number for edge in record.after):
+            record.after = list(
+                dict.fromkeys(
+                    (units[m][-1].name if edge[0] in number else edge[0], edge[1])
+                    for edge in record.after
+                    for m in (latest[number[edge[0]]].values() if edge[0] in number else (0,))
+                )
+            )

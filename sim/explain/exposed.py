@@ -1,0 +1,114 @@
+"""Exposed communication: the time in which a device communicates and computes nothing, and why.
+
+::
+
+    compute      ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
+    all_reduce            ◄ready ····queued····▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
+                          └──── delay ────────┘               └──┘ exposed: the queue's, as without it ...
+                          ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇ ... computing would have hidden it
+
+A transfer that had begun earlier might have been hidden. So the delays of a collective are taken away, the
+last one first, and each is charged with what is less exposed then, beside the same computing; what is exposed
+without any delay needs its time: bandwidth. The exposed time in which it waits for a late rank is charged to
+that rank. What two collectives expose at once is charged to the one that began first, and a transfer comes
+before a wait. All parts together are the ``communicate`` of `sim.explain.time_use` and the exposed waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sim.explain.derived_columns import Facts
+from sim.explain.idle import held_up, idle_reasons
+from sim.explain.time_use import communicates
+from sim.explain.where import EVERYWHERE, Where
+from sim.words.arrays import IntArray
+from sim.words.intervals import Cover, Intervals, union
+
+__all__ = ["PARTS", "exposed_communication"]
+
+PARTS: Final = (
+    *("straggler", "host late", "communicator order", "stream order", "other waits", "bandwidth"),
+    "transfers",
+)
+"""What exposed communication is charged to; transfers are those over links for which a device is idle."""
+
+_PART_OF: Final = {
+    "issue": "host late",
+    "policy": "host late",
+    "launch": "host late",
+    "communicator": "communicator order",
+    "stream": "stream order",
+    "late rank": "straggler",
+}
+"""Reason of a delay (`sim.explain.idle.REASONS`) -> the part; else other waits."""
+
+
+def exposed_communication(facts: Facts, where: Where = EVERYWHERE) -> dict[str, dict[str, int]]:
+    """Return, for each device that communicates, the exposed ns by part; other parts are left out.
+
+    Parameters
+    ----------
+    facts : Facts
+    where : Where
+        What counts.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("late host")
+    >>> _ = b.op("backward", duration_ns=50, outputs=4)
+    >>> _ = b.op("reduce", kind="all_reduce", duration_ns=30, inputs=["backward"])
+    >>> machine = Machine((Device("gpu0", issue_ns=20, streams=2),))
+    >>> exposed_communication(Facts(simulate(b.build(), machine, ReadyQueue())))
+    {'gpu0': {'host late': 20, 'bandwidth': 10}}
+    """
+    f, begin, end = facts, where.from_ns, where.end_ns(facts)
+    moves = communicates(f.trace)
+    rows = np.flatnonzero(where.tasks(f) & moves & ~f.trace.alone)
+    started, begun, ended = (np.clip(at, begin, end) for at in (f.start, f.begins, f.end))
+    computes = np.flatnonzero(~moves)
+    hidden = Intervals(begun[computes], ended[computes], f.device[computes])
+    transfers = _Alone(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
+    everything = Intervals(begun, np.where(f.trace.alone & moves, begun, ended), f.device)
+    waiting = _Alone(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed(0)
+    moving = transfers.exposed(0)
+
+    parts = {part: np.zeros(len(f.devices), np.int64) for part in PARTS}
+    np.add.at(parts["straggler"], f.device[rows], waiting)
+    earlier = np.zeros(len(rows), np.int64)
+    for reason, _, ns in reversed(list(held_up(f, rows, f.data[rows], f.begins[rows]))):
+        earlier = earlier + ns
+        left = np.minimum(moving, transfers.exposed(earlier))
+        np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
+        moving = left
+    np.add.at(parts["bandwidth"], f.device[rows], moving)
+    for name, reasons in idle_reasons(f.trace, f, where).items():
+        parts["transfers"][f.machine.device_index(name)] += reasons.get("transfer", 0)
+    return {
+        device.name: found
+        for d, device in enumerate(f.devices)
+        if (found := {part: int(ns[d]) for part, ns in parts.items() if ns[d]})
+    }
+
+
+class _Alone:
+    """Parts of intervals in which none runs that began before, and what of them nothing else covers."""
+
+    def __init__(self, intervals: Intervals, others: Intervals, f: Facts) -> None:
+        start, self.end, self.device = intervals
+        apart = self.device * (f.trace.makespan_ns + 1)
+        order = np.lexsort((start, self.device))
+        reach = np.maximum.accumulate((self.end + apart)[order])
+        later = order[1:]
+        self.start = start.copy()
+        self.start[later] = np.clip(reach[:-1] - apart[later], start[later], self.end[later])
+        self.others = Cover(union(*others), f.trace.makespan_ns)
+
+    def exposed(self, earlier: IntArray | int) -> IntArray:
+        """Return how much of each nothing covers, were it earlier by so much."""
+        covered = self.others.between(self.start - earlier, self.end - earlier, self.device)
+        return np.asarray(self.end - self.start - covered)

@@ -1,0 +1,152 @@
+"""Who is to blame, in one sentence with names: a sentence for each reason to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from sim.explain.derived_columns import Facts
+from sim.explain.path import Step
+from sim.graph.failures import ABORTED
+
+__all__ = ["blame", "step_text", "task_text"]
+
+
+def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:
+    """Return who keeps a task from starting, in one sentence.
+
+    Parameters
+    ----------
+    facts : Facts
+    reason : str
+        One of `sim.explain.idle.REASONS`.
+    row : int
+        The task.
+    at_ns : int
+        When.
+    """
+    return _SENTENCES[reason](facts, row, at_ns)
+
+
+def task_text(f: Facts, row: int) -> str:
+    """Return what a task is called: its op, and its iteration if there are several."""
+    name = f.job.graph.op_names[int(f.trace.tasks["op"][row])]
+    return f"{name!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
+
+
+def _iteration(f: Facts, iteration: int) -> str:
+    return f"[{iteration}]" if f.job.iterations > 1 else ""
+
+
+def _lane(f: Facts, row: int) -> str:
+    return f.trace.lane_name(row)
+
+
+def _transfer(f: Facts, row: int) -> str:
+    moved, k = f.trace.transfers, row - f.n
+    source, destination = (f.devices[int(moved[end][k])].name for end in ("source", "destination"))
+    name = f"{f.job.graph.tensor_name(int(moved['tensor'][k]))!r}{_iteration(f, int(moved['iteration'][k]))}"
+    return f"the transfer of {name} from {source} to {destination}"
+
+
+def _dependency(f: Facts, row: int, at_ns: int) -> str:
+    if f.trace.status[row] == ABORTED:
+        return f"{task_text(f, row)} waits for what is never sent, and is aborted"
+    cause = int(f.last_producer[row])
+    if cause >= f.n:
+        cause = int(f.last_producer[cause])
+    verb = "runs" if f.start[cause] <= at_ns else "has not started yet"
+    return f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
+
+
+def _in_transit(f: Facts, row: int, at_ns: int) -> str:
+    transfer = int(f.last_producer[row])
+    queued = f.trace.transfers["start_ns"][transfer - f.n] > at_ns
+    return f"{task_text(f, row)} needs {_transfer(f, transfer)}" + (
+        f", which {_queued(f, transfer)}" if queued else ""
+    )
+
+
+def _queued(f: Facts, transfer: int) -> str:
+    if f.copied_by[transfer - f.n] >= 0:
+        return "waits for a link, or for its host"
+    met = bool((f.trace.met[:, 0] == f.trace.transfers["id"][transfer - f.n]).any())
+    return "waits for its request, or for a link" if met else "waits for a link"
+
+
+def _issue(f: Facts, row: int, at_ns: int) -> str:
+    who = f.issuers[int(f.issuer[row])].name
+    busy = "issues it" if f.taken[row] <= at_ns else "is busy with other tasks"
+    return f"{task_text(f, row)} is ready, and {who} {busy}"
+
+
+def _policy(f: Facts, row: int, at_ns: int) -> str:
+    later = np.flatnonzero((f.group == f.group[row]) & (f.taken > at_ns))
+    ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
+    does = f"runs {task_text(f, ahead)} first" if ahead != row else "holds it back"
+    return f"{task_text(f, row)} is ready and an issuer is free, but {f.policy} {does}"
+
+
+def _memory(f: Facts, row: int, at_ns: int) -> str:
+    if f.taken[row] <= at_ns < f.taken[row] + f.calls[row]:
+        who = f.issuers[int(f.issuer[row])].name
+        return f"{who} calls the driver for memory before it issues {task_text(f, row)}"
+    return f"{task_text(f, row)} waits for memory"
+
+
+def _stream(f: Facts, row: int, at_ns: int) -> str:
+    ahead = int(f.before_on_lane[row])
+    return f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
+
+
+def _in_line(f: Facts, row: int, at_ns: int) -> str:
+    ahead = int(f.before_in_line[row])
+    return (
+        f"{task_text(f, row)} is queued behind {task_text(f, ahead)} on communicator {f.communicator(row)!r}"
+    )
+
+
+def _late_rank(f: Facts, row: int, at_ns: int) -> str:
+    late = int(f.met_last[row])
+    where = f"{f.devices[int(f.device[late])].name}, whose {task_text(f, late)} is the last to start"
+    told = f"{task_text(f, row)} waits on communicator {f.communicator(row)!r} for {where}"
+    behind = np.flatnonzero((f.before_on_lane == row) & (f.data[: f.n] <= at_ns) & (f.issue <= at_ns))
+    return told + (
+        f"; {task_text(f, int(behind[0]))} stands behind it on {_lane(f, row)}" if len(behind) else ""
+    )
+
+
+_SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
+    "dependency": _dependency,
+    "transfer": _in_transit,
+    "issue": _issue,
+    "policy": _policy,
+    "stream": _stream,
+    "launch": lambda f, row, at: f"{task_text(f, row)} is being launched on {_lane(f, row)}",
+    "event": lambda f, row, at: f"{task_text(f, row)} waits on {_lane(f, row)} for an event to arrive",
+    "resources": lambda f, row, at: f"{task_text(f, row)} waits for resources of the device",
+    "memory": _memory,
+    "communicator": _in_line,
+    "late rank": _late_rank,
+    "recovery": lambda f, row, at: (
+        f"a part of the machine failed, and {task_text(f, row)} is the first after the restart"
+    ),
+    "finished": lambda f, row, at: "no work is left",
+    "unused": lambda f, row, at: "it never had work",
+}
+
+
+def step_text(f: Facts, step: Step) -> str:
+    """Return what happens in a step of the executed path."""
+    if step.kind == "transfer":
+        return _transfer(f, step.row)
+    if step.row >= f.n:
+        return f"{_transfer(f, step.row)}, {_queued(f, step.row)}"
+    name = task_text(f, step.row)
+    if step.kind == "task":
+        return f"{name} on {_lane(f, step.row)}"
+    if step.kind == "issue":
+        return f"{f.issuers[int(f.issuer[step.row])].name} issues {name}"
+    return f"{name} waits ({step.reason})"

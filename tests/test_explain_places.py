@@ -1,0 +1,229 @@
+"""`sim explain` about a place and a time: blame adds up to what is idle there, whatever one asks about."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runner import sim
+from communicator_helpers import draw_collectives, draw_ranks
+from drawn_runs import draw_run
+from examples import examples, seeds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.issue.ready_queue import ReadyQueue
+from policies.streams.recorded import Recorded
+from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim.explain.derived_columns import Facts
+from sim.explain.exposed import exposed_communication
+from sim.explain.gaps import grouped_gaps, largest_gaps
+from sim.explain.idle import idle_reasons
+from sim.explain.one_op import lives
+from sim.explain.path import executed_path
+from sim.explain.text import explain_text, op_text, steps_in
+from sim.explain.time_use import communicates, time_use
+from sim.explain.where import Where
+from sim.words.errors import InputError, StuckError, UnknownNameError
+
+
+def draw_where(rng: np.random.Generator, trace: Trace) -> Where:
+    """Return a random place and time of a run."""
+    machine, makespan = trace.job.machine, trace.makespan_ns
+    begin, end = np.sort(rng.choice(makespan + 1, 2, replace=False)).tolist()
+    device = int(rng.integers(0, len(machine.devices)))
+    number = int(rng.integers(0, machine.devices[device].lanes))
+    return Where.named(
+        machine,
+        makespan,
+        device=machine.devices[device].name if rng.random() < 0.7 else None,
+        from_ns=begin,
+        to_ns=end,
+    )._replace(
+        **({"device": device, "lane": machine.first_stream[device] + number} if rng.random() < 0.3 else {})
+    )
+
+
+def idle_there(trace: Trace, where: Where, device: int) -> int:
+    """Return for how many ns no task of a place runs, one ns after another."""
+    f = Facts(trace)
+    here = np.flatnonzero(where.tasks(f) & (f.device == device))
+    runs = np.zeros(trace.makespan_ns, bool)
+    for row in here.tolist():
+        runs[int(f.begins[row]) : int(trace.occupied_until_ns[row])] = True
+    return int((~runs[where.from_ns : where.end_ns(f)]).sum())
+
+
+@pytest.mark.parametrize("seed", seeds(120))
+def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
+    trace = draw_run(seed)
+    if trace.makespan_ns < 2:
+        return
+    rng = np.random.default_rng(seed)
+    f, where = Facts(trace), draw_where(rng, trace)
+    reasons, use = idle_reasons(trace, f, where), time_use(trace, None, where)
+    names = [device.name for device in f.devices]
+    assert list(reasons) == (names if where.device is None else [names[where.device]])
+    for name, why in reasons.items():
+        assert sum(why.values()) == idle_there(trace, where, names.index(name))
+        assert sum(use[name].values()) == where.end_ns(f) - where.from_ns
+    groups = grouped_gaps(f, where)
+    grouped = sum(group.total_ns * len(group.devices) for group in groups)
+    over = sum(why.get("finished", 0) + why.get("unused", 0) for why in reasons.values())
+    assert grouped == sum(sum(why.values()) for why in reasons.values()) - over
+    for group in groups:
+        assert {group.reason} <= {r for name in group.devices for r in reasons[name]}
+        assert group.longest.length_ns >= group.median_ns
+    if where.lane is None:  # two halves of a time make the whole
+        middle = (where.from_ns + where.end_ns(f)) // 2
+        halves = [
+            idle_reasons(trace, f, where._replace(**cut)) for cut in ({"to_ns": middle}, {"from_ns": middle})
+        ]
+        for name, why in reasons.items():
+            assert sum(sum(half[name].values()) for half in halves) == sum(why.values())
+    assert explain_text(trace, where=where)
+
+
+@given(st.integers(0, 10**6))
+@examples(100)
+def test_exposed_communication_adds_up(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.integers(1, 5))
+    graph = draw_collectives(rng, ranks, int(rng.integers(1, 12)), crossing=rng.random() < 0.4)
+    with suppress(StuckError):
+        trace = simulate(
+            graph, draw_ranks(rng, ranks), ReadyQueue(synchronisation="issue"), streams=Recorded()
+        )
+        f, use = Facts(trace), time_use(trace)
+        exposed = exposed_communication(f)
+        moves = communicates(trace)
+        for d, device in enumerate(f.devices):
+            parts = exposed.get(device.name, {})
+            waits, runs = (np.zeros(trace.makespan_ns, bool) for _ in range(2))
+            for row in np.flatnonzero((f.device == d) & ~trace.alone).tolist():
+                runs[int(f.begins[row]) : int(f.end[row])] = True
+                if moves[row]:
+                    waits[int(f.start[row]) : int(f.begins[row])] = True
+            waited = int((waits & ~runs).sum())
+            assert sum(parts.values()) == use[device.name]["communicate"] + waited
+            assert parts.get("straggler", 0) >= waited
+
+
+def two_streams() -> Trace:
+    """Return backward and update on stream 0, a collective on stream 1 that the host issues late::
+
+    host      b  ├20┤  r  ├40┤  u  ├60┤
+    stream 0           ├20 backward 70┤       ├100 update 110┤
+    stream 1                          ├70 reduce 100┤
+    """
+    b = GraphBuilder("step")
+    b.op("backward", duration_ns=50, outputs=4, attributes={"stream": 0})
+    b.op(
+        "reduce", kind="all_reduce", duration_ns=30, inputs=["backward"], outputs=4, attributes={"stream": 1}
+    )
+    b.op("update", duration_ns=10, inputs=["reduce"], attributes={"stream": 0})
+    machine = Machine((Device("gpu0", issue_ns=20, streams=2),))
+    return simulate(b.build(), machine, ReadyQueue(synchronisation="issue"), streams=Recorded())
+
+
+def test_a_stream_is_idle_for_the_sake_of_its_own_tasks() -> None:
+    trace = two_streams()
+    f = Facts(trace)
+    assert idle_reasons(trace) == {"gpu0": {"issue": 20}}  # the device: some stream is busy from then on
+    first = Where.named(f.machine, 110, device="gpu0", stream=0)
+    assert idle_reasons(trace, f, first) == {"gpu0": {"dependency": 30, "issue": 20}}
+    second = Where.named(f.machine, 110, device="gpu0", stream=1)
+    assert idle_reasons(trace, f, second) == {"gpu0": {"dependency": 70, "finished": 10}}
+    gaps = largest_gaps(trace, 5, f, first._replace(from_ns=60, to_ns=90))
+    assert [gap[1:] for gap in gaps] == [
+        (70, 20, "dependency", "'update' needs 'reduce', which runs on gpu0/1")
+    ]
+
+
+def test_exposed_communication_is_charged_to_the_host_that_came_late() -> None:
+    """Without the host's 20 ns the collective would have run from 50 to 80, behind other work until 70."""
+    b = GraphBuilder("late")
+    b.op("a", duration_ns=30, outputs=4, attributes={"stream": 0})
+    b.op("c", duration_ns=45, attributes={"stream": 0})
+    b.op("reduce", kind="all_reduce", duration_ns=30, inputs=["a"], attributes={"stream": 1})
+    machine = Machine((Device("gpu0", issue_ns=25, streams=2),))
+    trace = simulate(b.build(), machine, ReadyQueue(), streams=Recorded())
+    # a runs 25-55, c 55-100, the collective is issued 55-80 and runs 80-110: 10 ns are exposed, of 25 late.
+    assert trace.tasks["start_ns"].tolist() == [25, 55, 80]
+    assert exposed_communication(Facts(trace)) == {"gpu0": {"host late": 10}}
+
+
+def test_the_life_of_an_op() -> None:
+    trace = two_streams()
+    f = Facts(trace)
+    (life,) = lives(f, "update")
+    assert [piece[:3] for piece in life.pieces] == [("runs", 100, 10)]
+    assert life.path == executed_path(trace)
+    (life,) = lives(f, "backward")
+    assert [piece[:3] for piece in life.pieces] == [("issue", 0, 20), ("runs", 20, 50)]
+    assert life.pieces[0].blame == "'backward' is ready, and gpu0/host issues it"
+    assert [trace.job.graph.op_names[int(trace.tasks["op"][row])] for row in life.held_up] == ["reduce"]
+    assert op_text(f, "backward").splitlines()[0] == "'backward' on gpu0/0"
+    with pytest.raises(UnknownNameError, match="update"):
+        lives(f, "updat")
+    with pytest.raises(InputError, match=r"op 'update' did not execute from 0 ns to 50 ns on gpu0"):
+        lives(f, "update", Where.named(f.machine, 110, device="gpu0", to_ns=50))
+
+
+def test_steps_are_cut_at_the_ends_of_the_time() -> None:
+    trace = two_streams()
+    f = Facts(trace)
+    cut = steps_in(f, executed_path(trace), Where(from_ns=60, to_ns=105))
+    assert [(step.start_ns, step.end_ns) for step in cut] == [(60, 70), (70, 100), (100, 105)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"device": "gpu1"}, "gpu0"),
+        ({"device": "gpu0", "stream": 2}, r"gpu0 has no stream 2; its streams are 0 to 1"),
+        ({"stream": 1}, "stream 1: of which device"),
+        ({"from_ns": 200}, r"from 200 ns to 110 ns there is no time; the run lasts 110 ns"),
+        ({"from_ns": 20, "to_ns": 20}, r"from 20 ns to 20 ns there is no time"),
+    ],
+)
+def test_places_that_there_are_not(asked: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Where.named(two_streams().job.machine, 110, **asked)  # type: ignore[arg-type]
+
+
+SCENARIO = """
+machine: {devices: {gpu0: {kind: gpu, streams: 2, issue_cost: 3.5us}}}
+workload:
+  ops:
+    a: {duration: 1us}
+    b: {duration: 1us, after: [a]}
+    c: {duration: 1us, after: [b]}
+policy: {name: ready-queue}
+"""
+
+
+def test_the_command_answers_about_a_place_and_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    whole = sim("explain", path)
+    assert "  gpu0                10.5 us  3 x 3.5 us         issue" in whole.stdout
+    part = sim("explain", path, "--device", "gpu0", "--stream", "0", "--from", "4us", "--to", "9us")
+    assert "Only what happens from 4 us to 9 us on gpu0/0." in part.stdout
+    told = json.loads(sim("explain", path, "--from", "4us", "--to", "9us", "--op", "b", "--json").stdout)
+    assert (told["from_ns"], told["to_ns"]) == (4000, 9000)
+    assert sum(told["idle_reasons"]["gpu0"].values()) == 3500
+    assert [step["op"] for step in told["executions"][0]["path"]] == ["a", "a", "b", "b"]
+    assert told["idle_groups"][0]["reason"] == "issue"
+
+
+def test_a_wrong_place_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    for wrong in (["--device", "gpu9"], ["--from", "4"], ["--op", "z"], ["--stream", "0"], ["--from", "1s"]):
+        done = sim("explain", path, *wrong)
+        assert done.exit_code == 2
+        assert len(done.stderr.splitlines()) == 1, done.stderr
