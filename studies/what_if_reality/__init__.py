@@ -1,1 +1,1 @@
-"""A what-if held against reality: two recordings of one program under two settings, one predicted from the other."""
+"""What-ifs held against reality: one recording of a program predicted from another, under other settings."""

@@ -21,26 +21,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
+from fractions import Fraction
 from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
+from scenarios.recorded.what_if import roles
+from scenarios.recorded.what_if.durations import faster_host
 from sim import Graph
 from sim.words.errors import InputError
-from sim.words.units import round_half_up
 
 __all__ = ["host_work_ns", "tasks_of", "with_host", "with_kernels"]
 
 
 def tasks_of(graph: Graph) -> list[int]:
     """Return the tasks of the GPU in the order in which they were launched."""
-    order = []
-    predecessors = graph.predecessors.lists()
-    for op, own in graph.attributes.items():
-        if "kernel" in own:
-            launches = [p for p in predecessors[op] if "thread" in graph.attributes.get(p, {})]
-            order.append((max(launches, default=-1), op))
-    return [op for _, op in sorted(order)]
+    is_launch, before = roles.launches(graph), graph.predecessors.lists()
+    launch_of = {
+        op: [p for p in before[op] if is_launch[p]] for op in np.flatnonzero(roles.tasks(graph)).tolist()
+    }
+    return sorted(launch_of, key=lambda op: (max(launch_of[op], default=-1), op))
 
 
 def with_kernels(a: Graph, b: Graph) -> Graph:
@@ -67,20 +67,25 @@ def with_kernels(a: Graph, b: Graph) -> Graph:
 
 
 def host_work_ns(graph: Graph) -> int:
-    """Return how long the host works itself."""
-    return int(graph.duration_ns[_host(graph)].sum())
+    """Return how long the thread of the host that works longest works."""
+    work: dict[object, int] = {}
+    for op in np.flatnonzero(roles.host_ops(graph)).tolist():
+        thread = graph.attributes[op]["thread"]
+        work[thread] = work.get(thread, 0) + int(graph.duration_ns[op])
+    return max(work.values(), default=0)
 
 
 def with_host(a: Graph, b: Graph) -> Graph:
-    """Return the graph of `a` with a host that works as much longer as `b`'s does in total."""
-    factor, ns = host_work_ns(b) / host_work_ns(a), a.duration_ns.copy()
-    ops = _host(a)
-    ns[ops] = [round_half_up(factor * took) for took in ns[ops].tolist()]
-    return replace(a, duration_ns=ns)
+    """Return the graph of `a` with a host that works as much longer as `b`'s does in total.
 
-
-def _host(graph: Graph) -> list[int]:
-    return [op for op, own in graph.attributes.items() if "thread" in own and graph.kind(op) != "before"]
+    Raises
+    ------
+    InputError
+        The host of `a` does nothing.
+    """
+    if not host_work_ns(a):
+        raise InputError(f"{a.name} has no work of the host")
+    return faster_host(a, Fraction(host_work_ns(b), host_work_ns(a)))
 
 
 def _runs(graph: Graph) -> list[tuple[str, list[int]]]:
