@@ -87,7 +87,7 @@ def kernels(graph: Graph) -> list[int]:
         ([("mm", [10, 30]), ("add", [4])], [("mm", [7, 9]), ("add", [2])], [7, 9, 2]),
         ([("mm", [10, 30]), ("add", [4])], [("mm", [3, 3, 4]), ("add", [2])], [2, 8, 2]),
         ([("mm", [0, 0]), ("add", [4])], [("mm", [5]), ("add", [2])], [2, 3, 2]),
-        # what only B has belongs to the run before it, at the beginning to the one after; what only A has is 0
+        # what only B has goes to the run before it, at the beginning to the one after; what only A has is 0
         ([("mm", [10]), ("add", [4])], [("mm", [8]), ("fill", [1]), ("add", [2])], [9, 2]),
         ([("mm", [10]), ("add", [4])], [("fill", [1]), ("mm", [8]), ("add", [2])], [9, 2]),
         ([("mm", [10]), ("fill", [1]), ("add", [4])], [("mm", [8]), ("add", [2])], [8, 0, 2]),
