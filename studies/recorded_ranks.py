@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from scenarios.importers import load_graph
-from scenarios.importers.traces.kineto import files_in
+from scenarios.importers.files import files_in
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
 from sim.explain.idle import idle_reasons

@@ -15,7 +15,7 @@ from examples import seeds
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.importers.traces.protobuf_wire import fields, signed
+from scenarios.importers.chakra.protobuf_wire import fields, signed
 from scenarios.report.outputs import check_outputs
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.export.perfetto import write_perfetto

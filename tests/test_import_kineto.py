@@ -271,11 +271,14 @@ def test_kinds_of_kernels():
     ("events", "message"),
     [
         ([], "no kernel, copy or fill of a GPU in the trace"),
-        ([gpu("a", 1, "now", 5)], r"traceEvents\[0\] \(a\): 'now' is no time in microseconds"),
-        ([gpu("a", 1, -1, 5)], r"traceEvents\[0\] \(a\): -1 is no time in microseconds"),
+        ([gpu("a", 1, "now", 5)], r"traceEvents\[0\] \(a\): ts: 'now' is no time in microseconds"),
+        ([gpu("a", 1, -1, 5)], r"traceEvents\[0\] \(a\): ts: -1 is no time in microseconds"),
         ([{**gpu("a", 1, 0, 5), "args": {}}], r"traceEvents\[0\] \(a\): no 'device'"),
         ([{**gpu("a", 1, 0, 5), "args": 3}], r"traceEvents\[0\] \(a\): "),
-        ([gpu("a", 1, 0, 5, stream="x")], r"traceEvents\[0\] \(a\): invalid literal"),
+        (
+            [gpu("a", 1, 0, 5, stream="x")],
+            r"traceEvents\[0\] \(a\): stream: 'x' is no whole number of 64 bits",
+        ),
         ([{"ph": "X", "cat": "kernel", "name": "a"}], r"traceEvents\[0\] \(a\): no 'args'"),
     ],
 )

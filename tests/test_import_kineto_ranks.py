@@ -288,7 +288,7 @@ def test_ranks_become_a_graph_file(tmp_path: Path) -> None:
     folder.mkdir()
     record(folder, together(TWO, [[10, 0], [10, 0]], [8]))
     done = sim("import", folder, "--out", tmp_path / "g.json")
-    assert (done.exit_code, "the format kineto reads one with the ranks" in done.stderr) == (2, True)
+    assert (done.exit_code, "kineto and chakra read one with the ranks" in done.stderr) == (2, True)
     assert sim("import", folder, "--out", tmp_path / "g.json", "--format", "kineto").exit_code == 0
     assert simulated(load_graph(tmp_path / "g.json"), 2).makespan_ns == 116_000
     with pytest.raises(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from scenarios.importers.batching import BatchSlope, is_straight, slope_between
-from scenarios.importers.files import StrPath, read_head
+from scenarios.importers.files import TRACES, StrPath, read_head
 from scenarios.importers.neutral.graph_json import read_graph, write_graph
 from sim.graph.attributes import typed
 from sim.graph.graph import Graph
@@ -73,7 +73,7 @@ def load_graph(
     Parameters
     ----------
     path : path or list of paths
-        Several files, or a folder, for an importer that takes them (``format="kineto"``).
+        Several files, or a folder, for an importer that takes them (``format="kineto"`` or ``"chakra"``).
     batch : int, optional
         Batch size; by default the one of the file.
     format : str, optional
@@ -160,8 +160,9 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     if format is not None:
         return _checked(format)
     if os.path.isdir(path):
+        formats = " and ".join(TRACES)
         raise InputError(
-            f"{path}: is a directory, not a file; the format kineto reads one with the ranks of a job"
+            f"{path}: is a directory, not a file; the formats {formats} read one with the ranks of a job"
         )
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     for known in plugins.names(_GROUP):

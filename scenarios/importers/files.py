@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from sim.files.reading import StrPath, read_bytes
 from sim.words.errors import GraphError, InputError, UnknownNameError
 
-__all__ = ["StrPath", "choice", "fixed_batch", "in_file", "read_bytes", "read_head", "read_json", "stem"]
+__all__ = [
+    "TRACES",
+    "StrPath",
+    "all_files",
+    "choice",
+    "files_in",
+    "fixed_batch",
+    "in_file",
+    "job_name",
+    "read_bytes",
+    "read_head",
+    "read_json",
+    "stem",
+]
+
+
+TRACES: Final[Mapping[str, tuple[str, ...]]] = {
+    "kineto": (".json", ".json.gz"),
+    "chakra": (".et", ".et.gz", ".chakra", ".chakra.gz"),
+}
+"""Formats of which a folder holds the traces of all ranks of a job, and how their names end."""
 
 
 def read_json(path: StrPath) -> Any:
@@ -45,6 +65,48 @@ def stem(path: StrPath, *endings: str) -> str:
     for ending in endings:
         name = name.removesuffix(ending)
     return name
+
+
+def files_in(folder: StrPath, *formats: str) -> list[str]:
+    """Return the names of the traces in a folder.
+
+    Parameters
+    ----------
+    folder : path
+    *formats : str
+        Keys of `TRACES`; default: all.
+
+    Raises
+    ------
+    InputError
+        There is none, or the folder cannot be read.
+    """
+    endings = [ending for format in formats or TRACES for ending in TRACES[format]]
+    try:
+        found = sorted(name for name in os.listdir(folder) if name.endswith(tuple(endings)))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from None
+    if not found:
+        raise InputError(f"{folder}: no trace in this folder ({' or '.join(endings[:2])})")
+    return found
+
+
+def all_files(path: StrPath | Sequence[StrPath], format: str) -> list[StrPath]:
+    """Return the files that a path, a list of them, or a folder stands for."""
+    given = [path] if isinstance(path, str | os.PathLike) else [*path]
+    if not given:
+        raise InputError("no trace is given")
+    found: list[StrPath] = []
+    for each in given:
+        inside = files_in(each, format) if os.path.isdir(each) else None
+        found += [each] if inside is None else [os.path.join(each, name) for name in inside]
+    return found
+
+
+def job_name(path: StrPath | Sequence[StrPath]) -> str:
+    """Return what the ranks of a job are called together: the name of their folder."""
+    first = path if isinstance(path, str | os.PathLike) else os.path.dirname(os.fspath(next(iter(path))))
+    return os.path.basename(os.path.abspath(first)) or "ranks"
 
 
 @contextmanager

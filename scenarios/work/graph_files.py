@@ -17,13 +17,15 @@ On the streams that were used, and issued as a host does that does not wait, a t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
 
 from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
+from scenarios.importers.files import TRACES, files_in
 from scenarios.recorded.what_if.changes import AnyWhatIf, applied
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
@@ -40,6 +42,10 @@ Attributes = Annotated[
         description="attributes added to ops, such as {loop: {trips: 8}, loop/body/if: {outcome: true}}",
     ),
 ]
+Files = Annotated[
+    Annotated[File, Tag("<file>")] | Annotated[list[File], Tag("<files>")],
+    Discriminator(lambda given: "<files>" if isinstance(given, list) else "<file>"),
+]
 Unknown = Annotated[
     Literal["error", "bytes"],
     Field(description="operators without a cost formula: refuse them, or count only their bytes"),
@@ -50,9 +56,23 @@ class ImportedFile(Workload):
     """A file that a field of its own names; the others are options of its importer, but for ``what_if``."""
 
     what_if: AnyWhatIf
+    _graph: Graph | None = PrivateAttr(None)
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
+        return self.recording(document)
+
+    def recording(self, document: Document) -> Graph:
+        """Return the graph, read once: no machine is needed."""
+        if self._graph is None:
+            self._graph = self._read(document)
+        return self._graph
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return the machine on which it was recorded, if it was."""
+        return {"preset": "recorded"}
+
+    def _read(self, document: Document) -> Graph:
         from scenarios.importers import load_graph
 
         key, *others = (name for name in type(self).model_fields if name != "what_if")
@@ -71,11 +91,9 @@ def _files(document: Document, given: str | list[str], format: object) -> Path |
     if isinstance(given, list):
         return [document.file(name) for name in given]
     path = document.file(given)
-    if format != "kineto" or not path.is_dir():
+    if format not in TRACES or not path.is_dir():
         return path
-    from scenarios.importers.traces.kineto import files_in
-
-    return [document.file(f"{given}/{name}") for name in files_in(path)]
+    return [document.file(f"{given}/{name}") for name in files_in(path, str(format))]
 
 
 class GraphFile(ImportedFile):
@@ -105,8 +123,7 @@ class KinetoTrace(ImportedFile):
     """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
 
     kineto: Annotated[
-        Annotated[File, Tag("<file>")] | Annotated[list[File], Tag("<files>")],
-        Discriminator(lambda given: "<files>" if isinstance(given, list) else "<file>"),
+        Files,
         Field(
             description="a trace (.json, .json.gz), relative to this file; of all ranks of a job a list of "
             "them, or their folder"
@@ -119,9 +136,15 @@ class KinetoTrace(ImportedFile):
 
 
 class ChakraTrace(ImportedFile):
-    """A Chakra execution trace: the ops of one rank with their dependencies."""
+    """Chakra execution traces: the ops of one rank with their dependencies; or of all ranks of a job."""
 
-    chakra: Annotated[File, Field(description="a trace (.et, .et.gz), relative to this file")]
+    chakra: Annotated[
+        Files,
+        Field(
+            description="a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them "
+            "(trace.0.et, trace.1.et, ...), or their folder"
+        ),
+    ]
     dangling: Annotated[
         Literal["warn", "error"],
         Field(description="what to do about dependencies on nodes that are not in the file"),

@@ -1,7 +1,7 @@
 """Protocol buffers without the library: fields of a message as bytes, in the order of their numbers.
 
 A key ``number << 3 | wire type``, then a varint (0), eight bytes (1), or a length and so many bytes (2):
-https://protobuf.dev/programming-guides/encoding/. The reader is `scenarios.importers.traces.protobuf_wire`.
+https://protobuf.dev/programming-guides/encoding/. The reader is `scenarios.importers.chakra.protobuf_wire`.
 """
 
 from __future__ import annotations

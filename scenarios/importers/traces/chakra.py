@@ -1,101 +1,105 @@
-"""Chakra execution traces (.et): the ops of one rank with their dependencies and measured times.
+"""Chakra execution traces (.et): the ops of one rank, or of all ranks of a job, with their measured times.
 
-A file is a sequence of protobuf messages, one of metadata and then one a node
-(https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``)::
+::
 
     node 216  aten::flatten_dense_tensors  COMP        is_cpu_op, tid 1          318 us
     node 430  CatArrayBatchedCopy...       COMP        GPU, tid 7, data_deps 216   4 us
     node 435  ncclKernel_Broadcast...      COMM_COLL   BROADCAST of 212480 bytes  28 us
 
-* Every node is an op, named after its node and id, pinned to ``cpu`` or ``gpu``, with its measured
-  duration; ``data_deps`` are control edges, as a trace does not say which tensor they are about.
+* Every node is an op, named after its node and id, pinned to ``cpu`` or ``gpu``, with its measured duration.
+* ``data_deps`` are control edges. What they leave out, the order of streams and threads and what kernels wait
+  for on the GPU, is added by `chakra_order`. Tensors between kernels are those of their operators.
 * A collective has the kind of what it does (``all_reduce``, ...); its size is what it reads and writes.
-* In a trace made from PyTorch (its nodes say ``is_cpu_op``), ``ctrl_deps`` is the call that encloses a
-  node, often the node itself: no order, and many name nodes that are not there. It becomes the attribute
+* In a trace made from PyTorch (its nodes have ``rf_id`` or ``seq_id``), ``ctrl_deps`` is the call that
+  encloses
+  a node, often the node itself: no order, and many name nodes that are not there. It becomes the attribute
   ``parent``. In any other trace ``ctrl_deps`` are control edges as well.
-* ``tid`` is the attribute ``stream`` on a GPU and ``thread`` on the host.
+* Outside PyTorch a collective without a duration takes what the machine says, and a computation that says its
+  flop (``num_ops``, with ``tensor_size`` bytes) what the device's cost model says.
 * Dependencies on nodes that are not in the file are reported, never dropped in silence.
+
+**Ranks** of a job are files whose names end in the rank (``trace.0.et``, ``trace.1.et``), as in ASTRA-sim.
+Their collectives meet by process group (``pg_name``), or by stream, as `rank_groups` says. All members end
+together, so the member that was recorded with the shortest time came last and waited for nobody: this is the
+transfer, and the duration of all. A send meets the recv that ``comm_src``, ``comm_dst`` and ``comm_tag``
+name.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, Literal
 
-from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, read_bytes, stem
+from scenarios.importers.chakra.chakra_nodes import Node, process_groups, read_nodes
+from scenarios.importers.chakra.chakra_order import Order
+from scenarios.importers.files import (
+    TRACES,
+    StrPath,
+    all_files,
+    choice,
+    fixed_batch,
+    in_file,
+    job_name,
+    stem,
+)
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.protobuf_wire import delimited, fields, packed, signed, text
+from scenarios.importers.traces.rank_groups import END_TOGETHER, Call, Groups, clock_offsets, communicators
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
 
 __all__ = ["Node", "load", "read_nodes", "recognises"]
 
-_TYPES = (
-    "metadata", "mem_load", "mem_store", "comp", "send", "recv", "collective", "storage", "batch",
-    "checkpoint",
-)  # fmt: skip
-"""Types of node, numbered from 1."""
-_COLLECTIVES = (
+_COLLECTIVES: Final = (
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
     "reduce_scatter", "barrier",
 )  # fmt: skip
 """Types of collective, numbered from 0."""
-_TENSOR = re.compile(r"\[\d+, \d+, \d+, (\d+), (\d+), '[^']*'\]")
-"""A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes of one, device."""
-
-
-@dataclass
-class Node:
-    """One node, as recorded.
-
-    Attributes
-    ----------
-    id : int
-    name, type : str
-        `type` is ``"comp"``, ``"collective"``, ``"send"``, ...
-    ctrl_deps, data_deps : list of int
-        Ids of other nodes.
-    duration_ns : int
-    bytes_read, bytes_written : int
-        Of the tensors recorded as inputs and outputs.
-    attributes : dict
-        Numbers and texts only.
-    """
-
-    id: int = -1
-    name: str = ""
-    type: str = "comp"
-    ctrl_deps: list[int] = field(default_factory=list)
-    data_deps: list[int] = field(default_factory=list)
-    duration_ns: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    attributes: dict[str, Any] = field(default_factory=dict)
+_RANK: Final = re.compile(r"(\d+)\.(et|chakra)(\.gz)?$")
+_OF_PYTORCH: Final = ("rf_id", "seq_id", "op_schema")
 
 
 def recognises(name: str, head: bytes) -> bool:
     """Whether the file is a Chakra trace: by its name, as a protobuf has no mark of its own."""
-    return name.removesuffix(".gz").endswith((".et", ".chakra"))
+    return name.endswith(TRACES["chakra"])
 
 
-def load(path: StrPath, *, batch: int | None = None, dangling: Literal["warn", "error"] = "warn") -> Graph:
-    """Return the graph of a trace.
+def load(
+    path: StrPath | Sequence[StrPath],
+    *,
+    batch: int | None = None,
+    dangling: Literal["warn", "error"] = "warn",
+) -> Graph:
+    """Return the graph of a trace, or of those of all ranks of a job.
 
     Parameters
     ----------
-    path : path
+    path : path or list of paths
+        Of one trace, or of those of all ranks; a folder stands for the traces in it.
     batch : int, optional
         Not possible: the times were measured at one batch size.
     dangling : {"warn", "error"}
         What to do about dependencies on nodes that are not in the file.
 
+    Returns
+    -------
+    Graph
+        On ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and its ops are called ``rank3/...``.
+        Attributes of a GPU's task: ``stream``, ``kernel`` (its full name), ``operator``; of a host's op:
+        ``thread``; of both: ``recorded_start_ns`` where the trace has starts, and what the node has besides.
+        Of a collective of ranks: ``communicator`` and ``recorded_ns``, with the time that it waited; of a
+        host's op that waits: ``recorded_wait_ns``.
+
     Raises
     ------
     InputError
-        No trace, `batch` given, or dangling dependencies with ``dangling="error"``.
+        No trace, `batch` given, ranks that do not belong together, or dangling dependencies with
+        ``dangling="error"``.
     GraphError
         Two nodes of one id, or a cycle.
 
@@ -104,42 +108,171 @@ def load(path: StrPath, *, batch: int | None = None, dangling: Literal["warn", "
     UserWarning
         The number of dangling dependencies, and some of the ids.
     """
-    fixed_batch(path, batch, "its times were measured at one batch size")
+    paths = all_files(path, "chakra")
+    fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("dangling", dangling, ("warn", "error"))
-    nodes = read_nodes(path)
-    by_id = {node.id: node for node in nodes}
-    if len(by_id) < len(nodes):
-        raise GraphError(f"{path}: {len(nodes) - len(by_id)} node id(s) are there twice")
-    pytorch = any("is_cpu_op" in node.attributes for node in nodes)
-    _report(path, nodes, by_id, dangling)
-    names = {node.id: f"{short_name(node.name) if node.name else node.type}#{node.id}" for node in nodes}
-    builder = GraphBuilder(stem(path, ".et"))
-    for node in nodes:
-        attributes = dict(node.attributes)
-        before = dict.fromkeys(node.data_deps)
-        if pytorch:
-            parents = [parent for parent in node.ctrl_deps if parent != node.id and parent in by_id]
-            attributes |= {"parent": names[parents[0]]} if parents else {}
-        else:
-            before |= dict.fromkeys(node.ctrl_deps)
-        on_cpu = bool(attributes.pop("is_cpu_op", False))
-        if "tid" in attributes:
-            attributes["thread" if on_cpu else "stream"] = attributes.pop("tid")
-        if names[node.id] != f"{node.name}#{node.id}":
-            attributes["full_name"] = node.name
-        size = int(attributes.get("comm_size", 0))
-        builder.op(
-            names[node.id],
-            kind=_kind(node, on_cpu),
-            after=[names[other] for other in before if other in by_id],
-            duration_ns=node.duration_ns,
-            bytes_read=size or node.bytes_read,
-            bytes_written=size or node.bytes_written,
-            device="cpu" if on_cpu else "gpu",
-            attributes=attributes,
-        )
-    with in_file(path):
+    one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
+    traces = [_Trace(path, None if one else rank, dangling) for rank, path in _ranks(paths, one)]
+    if not one:
+        _meet(traces)
+    builder = GraphBuilder(stem(paths[0], ".et", ".chakra") if one else job_name(path))
+    for trace in traces:
+        with in_file(trace.path):
+            trace.add_to(builder)
+    with in_file(paths[0] if one else job_name(path)):
         return builder.build()
+
+
+def _ranks(paths: Sequence[StrPath], one: bool) -> list[tuple[int, StrPath]]:
+    """Return the files with their ranks, in order."""
+    if one:
+        return [(0, paths[0])]
+    found: dict[int, StrPath] = {}
+    for path in paths:
+        name = _RANK.search(os.fspath(path))
+        if name is None or len(name[1]) > 9:
+            raise InputError(f"{path}: does not say which rank it is; its name should end as in trace.3.et")
+        rank = int(name[1])
+        if rank in found:
+            raise InputError(f"{path}: is rank {rank}, as {found[rank]} is")
+        found[rank] = path
+    if missing := list(islice((rank for rank in range(max(found)) if rank not in found), 8)):
+        raise InputError(f"{paths[0]}: is of a job of {max(found) + 1} ranks or more; missing: {missing[0]}")
+    return sorted(found.items())
+
+
+class _Trace:
+    """The trace of a rank, as ops."""
+
+    def __init__(self, path: StrPath, rank: int | None, dangling: str) -> None:
+        self.path, self.rank = path, rank
+        self.nodes = nodes = read_nodes(path)
+        place = {node.id: i for i, node in enumerate(nodes)}
+        if len(place) < len(nodes):
+            raise GraphError(f"{path}: {len(nodes) - len(place)} node id(s) are there twice")
+        self.pytorch = any(name in node.attributes for node in nodes for name in _OF_PYTORCH)
+        _report(path, nodes, place, dangling)
+        self.parent = [
+            [place[other] for other in node.ctrl_deps if other in place and other != node.id]
+            for node in nodes
+        ]
+        self.needs = [
+            [place[other] for other in dict.fromkeys(node.data_deps) if other in place]
+            + ([] if self.pytorch else own)
+            for node, own in zip(nodes, self.parent, strict=True)
+        ]
+        prefix, self.number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
+        self.names = [
+            f"{prefix}{short_name(node.name) if node.name else node.type}#{node.id}" for node in nodes
+        ]
+        self.communicator: dict[int, tuple[str, int]] = {}
+        """Of a collective that met others: on which communicator, and among how many."""
+        self.transfer_ns: dict[int, int] = {}
+        self.begin_ns: int | None = None
+        """Time 0 by this rank's clock, where the trace has starts."""
+        if all(node.start_ns is not None for node in nodes):
+            self.begin_ns = min(node.start_ns or 0 for node in nodes)
+
+    @cached_property
+    def order(self) -> Order:
+        """What the trace leaves out."""
+        return Order(self.nodes, self.needs, self.pytorch)
+
+    def calls(self) -> list[Call]:
+        """Return the collectives of the GPU, in order."""
+        ranks, found = process_groups(self.nodes), []
+        for i in self.order.issued:
+            node = self.nodes[i]
+            if node.attributes.get("is_cpu_op", False) or node.type not in ("collective", "send", "recv"):
+                continue
+            dimensions = node.attributes.get("involved_dim", ())
+            name = node.attributes.get("pg_name")
+            if name is None and isinstance(dimensions, list) and not all(dimensions):
+                raise InputError(
+                    f"{self.path}: {self.names[i]!r} involves only some dimensions of a network; which ranks "
+                    "these are, only a process group (pg_name) says"
+                )
+            group = None if name is None else (str(name), str(ranks.get(str(name), "")))
+            pair = node.type != "collective"
+            if not (pair and self._peer(node)):
+                found.append(Call(i, _kind(node, False), self.order.lanes[i], group, pair))
+        return found
+
+    def _peer(self, node: Node) -> tuple[str, str] | None:
+        """Return the communicator of a send or recv and the device on the other side, where known."""
+        ends = [node.attributes.get(end) for end in ("comm_src", "comm_dst")]
+        if self.rank is None or not all(type(end) is int for end in ends):
+            return None
+        tag = node.attributes.get("comm_tag", 0)
+        return f"p2p.{ends[0]}.{ends[1]}.{tag}", f"gpu{ends[1] if node.type == 'send' else ends[0]}"
+
+    def add_to(self, builder: GraphBuilder) -> None:
+        """Add the ops."""
+        order, names = self.order, self.names
+        waits = {i: (own, waited) for i, own, waited in order.durations_ns()}
+        for i, node in enumerate(self.nodes):
+            flow = order.flows.get(i)
+            after = dict.fromkeys([*self.needs[i], *order.before[i], *(flow.after if flow else ())])
+            on_cpu = bool(node.attributes.get("is_cpu_op", False))
+            attributes = self._attributes(i, on_cpu)
+            facts = self._facts(i, on_cpu)
+            if i in waits:
+                facts["duration_ns"], attributes["recorded_wait_ns"] = waits[i]
+            builder.op(
+                names[i],
+                kind=_kind(node, on_cpu),
+                inputs=[f"{names[task]}:{k}" for task, k in flow.inputs] if flow else (),
+                after=[names[other] for other in after],
+                outputs=flow.outputs if flow else (),
+                device=f"{'cpu' if on_cpu else 'gpu'}{self.number}",
+                attributes=attributes,
+                **facts,
+            )
+
+    def _facts(self, i: int, on_cpu: bool) -> dict[str, Any]:
+        """Return what an op takes and moves."""
+        node = self.nodes[i]
+        duration: int | None = self.transfer_ns.get(i, node.duration_ns)
+        read, written = (sum(one.nbytes for one in tensors) for tensors in (node.reads, node.writes))
+        flops, size = (node.attributes.get(name, 0) for name in ("num_ops", "comm_size"))
+        members = self.communicator[i][1] if i in self.communicator else 1
+        if type(size) is int and size > 0:
+            kind = _kind(node, on_cpu)
+            read = size
+            written = size * members if kind == "all_gather" else size
+        if not (self.pytorch or on_cpu or duration):
+            if node.type == "comp" and type(flops) is int and flops > 0:
+                moved = node.attributes.get("tensor_size", 0)
+                read, duration = moved if type(moved) is int else 0, None
+                return {"duration_ns": None, "flops": flops, "bytes_read": read, "bytes_written": 0}
+            if node.type in ("collective", "send", "recv") and self.rank is not None:
+                duration = None
+        return {"duration_ns": duration, "bytes_read": read, "bytes_written": written}
+
+    def _attributes(self, i: int, on_cpu: bool) -> dict[str, Any]:
+        """Return the attributes of an op: those of the node, and what we call by other names."""
+        node, order = self.nodes[i], self.order
+        found = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
+        if self.pytorch and self.parent[i]:
+            found["parent"] = self.names[self.parent[i][0]]
+        lane, launched = order.lanes[i], order.launcher[i]
+        if lane is not None:
+            found[lane[0]] = lane[1]
+        if not on_cpu:
+            found["kernel"] = node.name
+            if launched is not None:
+                found["operator"] = re.sub(r"\(\d+\)$", "", self.nodes[launched].name)
+        elif short_name(node.name) != node.name:
+            found["full_name"] = node.name
+        if node.start_ns is not None and self.begin_ns is not None:
+            found["recorded_start_ns"] = node.start_ns - self.begin_ns
+        if i in self.communicator:
+            found["communicator"] = self.communicator[i][0]
+            if node.duration_ns:
+                found["recorded_ns"] = node.duration_ns
+        elif node.type in ("send", "recv") and (peer := self._peer(node)):
+            found["communicator"], found["peer"] = peer
+        return found
 
 
 def _kind(node: Node, on_cpu: bool) -> str:
@@ -152,10 +285,10 @@ def _kind(node: Node, on_cpu: bool) -> str:
     return kind_of(node.name) if node.type == "comp" else node.type
 
 
-def _report(path: StrPath, nodes: list[Node], by_id: dict[int, Node], dangling: str) -> None:
+def _report(path: StrPath, nodes: list[Node], place: Mapping[int, int], dangling: str) -> None:
     """Warn of, or refuse, dependencies on nodes that are not there."""
     for what in ("data_deps", "ctrl_deps"):
-        missing = [(node.id, other) for node in nodes for other in getattr(node, what) if other not in by_id]
+        missing = [(node.id, other) for node in nodes for other in getattr(node, what) if other not in place]
         if not missing:
             continue
         some = ", ".join(f"{node} on {other}" for node, other in missing[:4])
@@ -165,72 +298,39 @@ def _report(path: StrPath, nodes: list[Node], by_id: dict[int, Node], dangling: 
         )
         if dangling == "error":
             raise InputError(f"{message}; import without them by dangling='warn'")
-        warnings.warn(f"{message}; the ops do not wait for them", stacklevel=3)
+        warnings.warn(f"{message}; the ops do not wait for them", stacklevel=4)
 
 
-# -- messages -------------------------------------------------------------------------------------
+# -- ranks ----------------------------------------------------------------------------------------
 
 
-def read_nodes(path: StrPath) -> list[Node]:
-    """Return the nodes of a trace, in the order of the file.
-
-    Raises
-    ------
-    InputError
-        No such file, or it is no Chakra trace.
-    """
-    content = read_bytes(path)
-    try:
-        messages = list(delimited(content))
-        nodes = [_node(message) for message in messages[1:]]
-    except InputError as error:
-        raise InputError(f"{path}: not a Chakra trace: {error}") from None
-    if not nodes:
-        raise InputError(f"{path}: not a Chakra trace: no node in it")
-    return nodes
-
-
-def _node(message: bytes) -> Node:
-    node = Node()
-    for number, _, value in fields(message):
-        if number == 1 and isinstance(value, int):
-            node.id = value
-        elif number == 2:
-            node.name = text(value)
-        elif number == 3 and isinstance(value, int):
-            node.type = _TYPES[value - 1] if 0 < value <= len(_TYPES) else f"type{value}"
-        elif number == 4:
-            node.ctrl_deps += packed(value)
-        elif number == 5:
-            node.data_deps += packed(value)
-        elif number == 7 and isinstance(value, int):
-            node.duration_ns = 1000 * value
-        elif number == 8:
-            node.bytes_read = _nbytes(value)
-        elif number == 9:
-            node.bytes_written = _nbytes(value)
-        elif number == 10 and isinstance(value, bytes):
-            _attribute(value, node.attributes)
-    if node.id < 0:
-        raise InputError("a node without an id")
-    return node
+def _meet(traces: Sequence[_Trace]) -> None:
+    """Tell each rank whom its collectives met, and what its clock shows at time 0."""
+    paths = {trace.rank or 0: trace.path for trace in traces}
+    calls = {trace.rank or 0: trace.calls() for trace in traces}
+    if not any(call for own in calls.values() for call in own):
+        return
+    groups = communicators(calls, paths)
+    for name, members in groups.items():
+        for met in zip(*members.values(), strict=True):
+            together = [traces[rank].nodes[i].duration_ns for rank, i in zip(members, met, strict=True)]
+            for rank, i in zip(members, met, strict=True):
+                traces[rank].communicator[i] = name, len(members)
+                traces[rank].transfer_ns[i] = min(together)
+    if all(trace.begin_ns is not None for trace in traces):
+        offsets = clock_offsets(_ends(traces, groups), paths)
+        first = min((trace.begin_ns or 0) + offsets[trace.rank or 0] for trace in traces)
+        for trace in traces:
+            trace.begin_ns = first - offsets[trace.rank or 0]
 
 
-def _nbytes(value: int | bytes) -> int:
-    """Return the bytes of the tensors in an ``IOInfo`` message."""
-    if isinstance(value, int):
-        raise InputError("a node's inputs or outputs are a number")
-    values = [text(found) for number, _, found in fields(value) if number == 1]
-    return sum(int(n) * int(size) for found in values for n, size in _TENSOR.findall(found))
-
-
-def _attribute(message: bytes, into: dict[str, Any]) -> None:
-    """Add an ``AttributeProto`` that holds a whole number, a truth value or a text."""
-    name = ""
-    for number, wire, value in fields(message):
-        if number == 1:
-            name = text(value)
-        elif wire == 0 and isinstance(value, int):
-            into[name] = bool(value) if number == 27 else signed(value)
-        elif number == 29:
-            into[name] = text(value)
+def _ends(traces: Sequence[_Trace], groups: Groups) -> dict[int, dict[tuple[str, int], int]]:
+    """Return when the collectives ended that end together."""
+    ends: dict[int, dict[tuple[str, int], int]] = {trace.rank or 0: {} for trace in traces}
+    for name, members in groups.items():
+        for rank, met in members.items():
+            for n, i in enumerate(met):
+                node = traces[rank].nodes[i]
+                if _kind(node, False) in END_TOGETHER:
+                    ends[rank][name, n] = (node.start_ns or 0) + node.duration_ns
+    return ends

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, stem
+from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
 from scenarios.importers.traces.kineto_events import read_events
 from scenarios.importers.traces.kineto_host import Host, Record
@@ -34,11 +34,13 @@ from scenarios.importers.traces.kineto_rows import GpuTask
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
 from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
+from scenarios.importers.traces.simulated import is_simulated
+from scenarios.importers.traces.simulated import load as load_simulated
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 
-__all__ = ["files_in", "load", "recognises"]
+__all__ = ["load", "recognises"]
 
 
 _Place = tuple[int, int, int, int]
@@ -91,9 +93,14 @@ def load(
         communicate in pairs; they do not meet.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
-    paths = _all_files(path)
+    paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
+    if simulated := [each for each in paths if is_simulated(each)]:
+        if len(simulated) < len(paths):
+            raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
+        name = stem(paths[0], ".json") if one else job_name(path)
+        return load_simulated(paths, name, host=host == "calls")
     traces = [read_events(each) for each in paths]
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:
@@ -104,45 +111,12 @@ def load(
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
-    builder = GraphBuilder(stem(paths[0], ".json") if one else _job_name(path))
-    with in_file(paths[0] if one else _job_name(path)):
+    builder = GraphBuilder(stem(paths[0], ".json") if one else job_name(path))
+    with in_file(paths[0] if one else job_name(path)):
         for _, record in rows:
             builder.op(**record)
         facts = {gpu: each.overheads.described() for each in processes for gpu in each.gpus.values()}
         return replace(builder.build(), device_facts=facts)
-
-
-def files_in(folder: StrPath) -> list[str]:
-    """Return the names of the traces in a folder.
-
-    Raises
-    ------
-    InputError
-        There is none, or the folder cannot be read.
-    """
-    try:
-        found = sorted(name for name in os.listdir(folder) if name.endswith((".json", ".json.gz")))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from None
-    if not found:
-        raise InputError(f"{folder}: no trace in this folder (.json or .json.gz)")
-    return found
-
-
-def _all_files(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
-    given = [path] if isinstance(path, str | os.PathLike) else [*path]
-    if not given:
-        raise InputError("no trace is given")
-    found: list[StrPath] = []
-    for each in given:
-        found += [os.path.join(each, name) for name in files_in(each)] if os.path.isdir(each) else [each]
-    return found
-
-
-def _job_name(path: StrPath | Sequence[StrPath]) -> str:
-    """Return what ranks are called together: the name of their folder."""
-    first = path if isinstance(path, str | os.PathLike) else os.path.dirname(os.fspath(next(iter(path))))
-    return os.path.basename(os.path.abspath(first)) or "ranks"
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,16 @@ than the tasks and calls among them.
 
 from __future__ import annotations
 
-import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from scenarios.importers.files import StrPath
+from scenarios.importers.files import StrPath, in_file
 from scenarios.importers.streamed_json import items
+from scenarios.importers.traces.event_fields import arguments, ns, span, text, thread_of, whole
 from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, HostWait, StreamWait, Thread, Trace
 from sim.words.errors import InputError
-from sim.words.limits import LATEST_NS
 
 __all__ = ["read_events"]
 
@@ -37,7 +35,7 @@ _HOST: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime
 _OPERATOR: Final = frozenset({"cpu_op", "operator"})
 _GRADIENT: Final = "autograd::engine::evaluate_function"
 _FORWARD_THREAD: Final = "Fwd thread id"
-"""0, unless the operator is a gradient; PyTorch 1.8 has no `_GRADIENT` around it."""
+"""0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
 _FACTS: Final = {
@@ -60,11 +58,12 @@ def read_events(path: StrPath) -> Trace:
         try:
             reader.take(event)
         except (KeyError, TypeError, ValueError) as error:
-            name = f" ({event.get('name')})" if isinstance(event, dict) else ""
+            name = f" ({event['name']!s:.60})" if isinstance(event, dict) and "name" in event else ""
             reason = f"no {error}" if isinstance(error, KeyError) else error
             raise InputError(f"{path}: traceEvents[{index}]{name}: {reason}") from None
     rank, world_size = _place(path, others)
-    return reader.trace(rank, world_size)
+    with in_file(path):
+        return reader.trace(rank, world_size)
 
 
 class _Numbered(NamedTuple):
@@ -86,49 +85,51 @@ class _Reader:
         self._notes_waits = False
         self._host_waits: dict[int, HostWait] = {}
         self._inside: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
-        self._operators: dict[Any, str] = {}  # by External id
-        self._early: list[tuple[int, Any]] = []  # tasks before their operators, and its External id
+        self._operators: dict[int, str] = {}  # by External id
+        self._early: list[tuple[int, int]] = []  # tasks before their operators, and External id
         self._numbered: list[_Numbered] = []
 
     def take(self, event: Any) -> None:
         """Keep what matters of an event."""
         if not isinstance(event, dict):
-            raise ValueError(f"{str(event)[:40]!r} is no event")
-        category, phase = str(event.get("cat", "")).lower(), event.get("ph")
+            raise ValueError(f"{event!r:.40} is no event")
+        category, phase = text(event, "cat").lower() if "cat" in event else "", event.get("ph")
+        self._notes_waits |= category == "cuda_sync"
         if category in _OPERATOR:
             self._operator(event)
         if phase != "X":
             if category in _GPU or category in _HOST:
-                raise ValueError(f"a {category} with ph {phase!r}; the profiler writes 'X'")
+                raise ValueError(f"a {category} with ph {phase!r:.40}; the profiler writes 'X'")
         elif category in _GPU:
             self._task(event)
         elif category in _HOST:
             self._calls.append(_call(event))
         elif category == "cuda_sync":
-            self._notes_waits = True
             if event["name"] == "Stream Wait Event":
-                self._waits.extend(_wait(_args(event)))
+                self._waits.extend(_wait(arguments(event)))
             elif event["name"] in ("Event Sync", "Stream Sync"):
-                self._host_waits.update(_host_wait(_args(event)))
-        elif category != "gpu_user_annotation" and str(event.get("name")).startswith(_COLLECTIVE):
-            start = _ns(event["ts"])
-            self._inside[_thread(event)].append((start, start + _ns(event["dur"])))
+                self._host_waits.update(_host_wait(arguments(event)))
+        elif str(event.get("name")).startswith(_COLLECTIVE):
+            begin, took = span(event)
+            self._inside[_thread_of(event)].append((begin, begin + took))
 
     def _operator(self, event: Mapping[str, Any]) -> None:
-        args = _args(event) if "args" in event else {}
+        args = arguments(event) if "args" in event else {}
         if "External id" in args:
-            self._operators.setdefault(args["External id"], sys.intern(str(event["name"])))
+            self._operators.setdefault(whole(args, "External id"), text(event, "name"))
         if "Sequence number" in args:
-            is_gradient = str(event["name"]).startswith(_GRADIENT) or bool(args.get(_FORWARD_THREAD))
-            number = _whole(args["Sequence number"])
-            self._numbered.append(_Numbered(_ns(event["ts"]), _thread(event), number, is_gradient))
+            is_gradient = text(event, "name").startswith(_GRADIENT) or bool(args.get(_FORWARD_THREAD))
+            number = whole(args, "Sequence number")
+            self._numbered.append(_Numbered(ns(event, "ts"), _thread_of(event), number, is_gradient))
 
     def _task(self, event: Mapping[str, Any]) -> None:
-        args = _args(event)
-        external = args.get("External id", args.get("external id"))
-        operator = self._operators.get(external)
-        if operator is None and external is not None:
-            self._early.append((len(self._tasks), external))
+        args = arguments(event)
+        operator = None
+        if key := next((key for key in ("External id", "external id") if key in args), None):
+            external = whole(args, key)
+            operator = self._operators.get(external)
+            if operator is None:
+                self._early.append((len(self._tasks), external))
         self._tasks.append(_task(event, args, operator))
 
     def trace(self, rank: int | None, world_size: int | None) -> Trace:
@@ -137,19 +138,27 @@ class _Reader:
             self._tasks[i] = replace(self._tasks[i], operator=self._operators.get(external))
         self._tasks.sort(key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
         self._calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation))
+        self._refuse_shared_launches()
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})
         callers = _callers(self._numbered)
+        waits, noted = self._waits, self._notes_waits
         return Trace(
-            self._tasks,
-            self._calls,
-            self._waits,
-            self._notes_waits,
-            self._host_waits,
-            callers,
-            inside,
-            rank,
-            world_size,
+            self._tasks, self._calls, waits, noted, self._host_waits, callers, inside, rank, world_size
         )
+
+    def _refuse_shared_launches(self) -> None:
+        """Refuse tasks that two calls launched; a call inside another one is no second."""
+        launched = {task.correlation: task for task in self._tasks}
+        launch_of: dict[int, HostCall] = {}
+        for call in self._calls:
+            if call.correlation in launched:
+                first = launch_of.setdefault(call.correlation, call)
+                if call.thread != first.thread or call.start_ns > first.end_ns:
+                    raise InputError(
+                        f"{first.name} and {call.name} both have correlation {call.correlation}, so that "
+                        f"nobody knows which launched {launched[call.correlation].name:.60}; of several "
+                        "processes each needs a trace of its own"
+                    )
 
 
 def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -165,12 +174,14 @@ def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return rank and world size of what was recorded, where the trace has them."""
-    info = others.get("distributedInfo")
-    if not isinstance(info, dict) or not {"rank", "world_size"} <= info.keys():
+    info = others.get("distributedInfo", {})
+    if not isinstance(info, dict):
+        raise InputError(f"{path}: distributedInfo is no object but {info!r:.40}")
+    if not {"rank", "world_size"} <= info.keys():
         return None, None  # a tool may add the rank alone, as Holistic Trace Analysis does
     rank, size = info["rank"], info["world_size"]
-    if not isinstance(rank, int) or not isinstance(size, int) or not 0 <= rank < size:
-        raise InputError(f"{path}: distributedInfo: rank {rank!r} of {size!r} is no rank of a job")
+    if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+        raise InputError(f"{path}: distributedInfo: rank {rank!r:.40} of {size!r:.40} is no rank of a job")
     return rank, size
 
 
@@ -200,16 +211,16 @@ def _callers(numbered: list[_Numbered]) -> dict[Thread, Thread]:
 
 
 def _task(event: Mapping[str, Any], args: Mapping[str, Any], operator: str | None) -> GpuTask:
-    start, duration = _span(event)
+    start, duration = span(event)
     facts = {key: args[name] for key, name in _FACTS.items() if name in args}
     return GpuTask(
-        sys.intern(str(event["name"])),
-        _whole(args["device"]),
-        _whole(args["stream"]),
-        _whole(args["correlation"]),
+        text(event, "name"),
+        whole(args, "device"),
+        whole(args, "stream"),
+        whole(args, "correlation"),
         start,
         duration,
-        _whole(args.get("bytes", 0)),
+        whole(args, "bytes") if "bytes" in args else 0,
         operator,
         facts,
         (str(args["Process Group Name"]), str(args.get("Process Group Ranks", "")))
@@ -220,24 +231,30 @@ def _task(event: Mapping[str, Any], args: Mapping[str, Any], operator: str | Non
 
 
 def _call(event: Mapping[str, Any]) -> HostCall:
-    start, duration = _span(event)
-    correlation = _whole(_args(event)["correlation"])
-    return HostCall(sys.intern(str(event["name"])), _thread(event), correlation, start, start + duration)
+    start, duration = span(event)
+    correlation = whole(arguments(event), "correlation")
+    return HostCall(text(event, "name"), thread_of(event), correlation, start, start + duration)
+
+
+def _thread_of(event: Mapping[str, Any]) -> Thread:
+    """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
+    known = str(event.get("pid")).isdecimal() and str(event.get("tid")).isdecimal()
+    return thread_of(event) if known else (-1, -1)
 
 
 def _wait(args: Mapping[str, Any]) -> Iterator[StreamWait]:
     """Yield the wait, unless the profiler could not tell what for (-1)."""
-    on_stream, recorded = _whole(args["wait_on_stream"]), _recorded(args)
-    device, stream, after = (_whole(args[key]) for key in ("device", "stream", "correlation"))
+    on_stream, recorded = whole(args, "wait_on_stream"), _recorded(args)
+    device, stream, after = (whole(args, key) for key in ("device", "stream", "correlation"))
     if on_stream >= 0 and (recorded is None or recorded >= 0):
         yield StreamWait(device, stream, after, on_stream, recorded)
 
 
 def _host_wait(args: Mapping[str, Any]) -> Iterator[tuple[int, HostWait]]:
     """Yield the call's correlation and what it waits for, as far as the profiler could tell."""
-    device, correlation = _whole(args["device"]), _whole(args["correlation"])
+    device, correlation = whole(args, "device"), whole(args, "correlation")
     if "wait_on_stream" not in args:
-        yield correlation, HostWait(device, _whole(args["stream"]), None)
+        yield correlation, HostWait(device, whole(args, "stream"), None)
     for wait in _wait(args) if "wait_on_stream" in args else ():
         yield correlation, HostWait(device, wait.on_stream, wait.recorded)
 
@@ -245,43 +262,4 @@ def _host_wait(args: Mapping[str, Any]) -> Iterator[tuple[int, HostWait]]:
 def _recorded(args: Mapping[str, Any]) -> int | None:
     """Return the correlation of the call that recorded an event; None: the profiler is too old to say it."""
     key = "wait_on_cuda_event_record_corr_id"
-    return _whole(args[key]) if key in args or "wait_on_cuda_event_id" not in args else None
-
-
-def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    args = event["args"]
-    if not isinstance(args, dict):
-        raise ValueError(f"args is no object but {str(args)[:40]!r}")
-    return args
-
-
-def _thread(event: Mapping[str, Any]) -> Thread:
-    return _whole(event["pid"]), _whole(event["tid"])
-
-
-def _span(event: Mapping[str, Any]) -> tuple[int, int]:
-    """Return begin and duration in ns."""
-    start, duration = _ns(event["ts"]), _ns(event["dur"])
-    if start + duration > LATEST_NS:
-        raise ValueError(f"ends after {LATEST_NS // 1000} us")
-    return start, duration
-
-
-def _whole(value: Any) -> int:
-    """Return a whole number of 64 bits; text with one is one."""
-    number = int(value) if isinstance(value, str) else value
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or not -(2**63) <= number < 2**63:
-        raise ValueError(f"{str(value)[:40]!r} is no whole number")
-    return number
-
-
-def _ns(microseconds: Any) -> int:
-    """Return whole ns, rounded half up, exactly."""
-    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
-        raise ValueError(f"{microseconds!r} is no time in microseconds")
-    if not 0 <= microseconds < math.inf:
-        raise ValueError(f"{microseconds!r} is no time in microseconds")
-    above, below = microseconds.as_integer_ratio()
-    return (2000 * above + below) // (2 * below)
+    return whole(args, key) if key in args or "wait_on_cuda_event_id" not in args else None

@@ -1,9 +1,9 @@
 """Which collectives of several ranks met, and by how much their clocks differ: for recordings of any format.
 
 * **Communicators**: name and ranks of the process group, where every recorded call has them. Otherwise each
-  stream on which collectives run is one, as each process group of PyTorch has a stream of its own; streams of
-  all ranks belong together in the order of their first call. The n-th call of a rank on a communicator met the
-  n-th of the others.
+  stream on which collectives run is one, as each process group of PyTorch has a stream of its own; the
+  streams of all ranks belong together in the order of first calls. The n-th call of a rank on a communicator
+  met the n-th of the others.
 * **Clocks**: a rank's clock is shifted by the median of what its collectives ended earlier or later than
   those of ranks whose clocks are known, beginning with the lowest rank. Sends, receives, broadcasts and
   reductions to one rank do not end together, and are not asked.

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.compile.records import Edge, Record, Records, read, write
+from policies.compile.records import Edge, Record, read, write
 from scenarios.recorded.what_if import roles
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray
@@ -175,7 +175,9 @@ class Program:
         return [edge for edge in record.after if edge[0] in self._on_host]
 
     def contract(
-        self, through: Mapping[str, Sequence[Edge]], reads: Mapping[str, Sequence[Edge]] = MappingProxyType({})
+        self,
+        through: Mapping[str, Sequence[Edge]],
+        reads: Mapping[str, Sequence[Edge]] = MappingProxyType({}),
     ) -> None:
         """Take ops out.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
-from scenarios.importers.traces.kineto import files_in
+from scenarios.importers.files import files_in
 from scenarios.run.sweeps.sweep_points import Point, Row, column_of
 from sim.files.reading import read_bytes
 from sim.words.errors import InputError

@@ -1,0 +1,1 @@
+"""What is in a Chakra execution trace, and what it leaves out."""
