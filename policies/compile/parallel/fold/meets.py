@@ -257,6 +257,8 @@ def _key(graph: Graph) -> Hashable:
                 for op, own in value.items()
             }
             value = repr(value)
+        elif field.name == "device_facts":
+            value = repr(value)
         elif field.name == "duration_by_kind":
             value = tuple((kind, column.tobytes()) for kind, column in value.items())
         elif isinstance(value, Csr):
