@@ -26,7 +26,7 @@ from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from scenarios.recorded.what_if.durations import faster_host
 from sim import Graph
 from sim.words.errors import InputError
