@@ -33,7 +33,7 @@ from scenarios.run.sweeps.sweep_files import (
     write_rows,
 )
 from scenarios.run.sweeps.sweep_points import Point, Row, column_of, points_of
-from sim.words.errors import InputError, RunError, SimError
+from sim.words.errors import InputError, MisfitError, RunError, SimError
 
 if TYPE_CHECKING:
     from scenarios.run.load import Case
@@ -118,7 +118,8 @@ def run_point(
     Raises
     ------
     InputError
-        The settings make no scenario: that is not this point's fault alone, and stops the sweep.
+        The settings make no scenario: that is not this point's fault alone, and stops the sweep. Sizes that
+        are each right and do not fit one another do not.
     """
     from scenarios.fields.results import result_of_run
     from scenarios.run.execute import run_case
@@ -131,8 +132,10 @@ def run_point(
     case = scenario.case(point.policy)
     try:
         result = run_case(case, fits=False)
-    except InputError:
-        raise
+    except InputError as error:
+        if not isinstance(error.__cause__, MisfitError):
+            raise
+        return row | {"policy": case.label, "error": f"left out: {error.__cause__.reason}"}
     except SimError as error:
         return row | {"policy": case.label, "error": str(error).partition("\n")[0]}
     summary = result.summary
