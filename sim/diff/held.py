@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.diff.schedule import Schedule
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
-from sim.explain.sentences import blame, row_text
+from sim.explain.told.sentences import blame, row_text
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 

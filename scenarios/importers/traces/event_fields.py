@@ -45,9 +45,7 @@ def whole(of: Mapping[str, Any], key: str) -> int:
     """Return a whole number of 64 bits; text with one is one."""
     value = number = of[key]
     if type(value) is not int:
-        if isinstance(value, str) and value.removeprefix("-").isdecimal():
-            number = int(value)
-        elif isinstance(value, float) and value.is_integer():
+        if (isinstance(value, str) and value.removeprefix("-").isdecimal()) or (isinstance(value, float) and value.is_integer()):
             number = int(value)
         else:
             raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
