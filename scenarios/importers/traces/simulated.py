@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scenarios.importers.files import StrPath, in_file, read_head, read_json
+from scenarios.importers.files import StrPath, in_file, read_head
+from scenarios.importers.streamed_json import items
 from sim.export.chrome import SIMULATOR
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
@@ -44,7 +45,7 @@ _LAUNCH: Final = "cuda_runtime"
 _WORKER: Final = "cpu_op"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Slice:
     """An op to be.
 
@@ -119,13 +120,13 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
     run: dict[str, Any] = {}
     for path in paths:
         with in_file(path):
-            data = read_json(path)
-            run = _run(data, run, paths[0])
-            slices += _slices(data["traceEvents"])
-    missing = data["distributedInfo"]["world_size"] - len(paths)
+            told: dict[str, Any] = {}
+            slices += _slices(items(path, "a trace", "traceEvents", told))
+            run = _run(told, run, paths[0])
+    missing = told["distributedInfo"]["world_size"] - len(paths)
     if missing:
         _warn(f"{paths[0]}: {missing} other ranks are missing; a delay stands for what waited for them")
-    for device in data["deviceProperties"]:
+    for device in told["deviceProperties"]:
         if device["kind"] == "npu":
             _warn(
                 f"{paths[0]}: {device['name']} is an NPU; what ran on it comes back on streams, with its "
@@ -164,7 +165,7 @@ def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
     return said
 
 
-def _slices(events: Sequence[Any]) -> Iterator[_Slice]:
+def _slices(events: Iterable[Any]) -> Iterator[_Slice]:
     """Yield what ran, of a file's events: by name of its process, on its thread."""
     processes: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
