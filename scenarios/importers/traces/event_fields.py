@@ -43,7 +43,8 @@ def span(event: Mapping[str, Any]) -> tuple[int, int]:
 
 def whole(of: Mapping[str, Any], key: str) -> int:
     """Return a whole number of 64 bits; text with one is one."""
-    value = number = of[key]
+    value = of[key]
+    number: int = value
     if type(value) is not int:
         is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
         is_whole = is_text or (isinstance(value, float) and value.is_integer())

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from scenarios.importers.traces.kineto_events import Trace
+from scenarios.importers.traces.kineto_rows import Trace
 from scenarios.importers.traces.kineto_waits import Streams
 from sim.words.units import round_half_up
 
