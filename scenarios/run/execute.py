@@ -102,7 +102,9 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
-        return tuple(expectation.hold(self.summary, self.trace) for expectation in self.expectations)
+        return tuple(
+            expectation.hold(self.summary, self.trace, self.policy) for expectation in self.expectations
+        )
 
     @property
     def passed(self) -> bool:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import idle_reasons
-from sim.explain.where import EVERYWHERE, Where
 from sim.words.arrays import BoolArray
 from sim.words.intervals import union
 

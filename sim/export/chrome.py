@@ -199,7 +199,8 @@ def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
         device = timeline.trace.job.machine.devices[d]
         known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
         given = {key: value for key, value in known.items() if value is not None}
-        yield {"id": number, "name": device.name, "kind": device.kind, **given}
+        own = {"launch_latency": device.launch_latency_ns, "gap": device.gap_ns, "event_hop": device.event_ns}
+        yield {"id": number, "name": device.name, "kind": device.kind, **given, **own}
 
 
 def _us(ns: int) -> str:
@@ -288,7 +289,7 @@ def _said_of_feeds(rows: Sequence[int]) -> str:
 
 def _said_of_collectives(job: Job) -> dict[int, str]:
     """Return what tells of an op with whom it meets; Kineto has the first of these names."""
-    names = {"communicator": "Process Group Name", "peer": "peer", "group": "group"}
+    names = {"communicator": "Process Group Name", "peer": "peer", "group": "group", "pair": "pair"}
     return {
         op: "".join(
             f",{json.dumps(names[key])}:{json.dumps(value)}"
