@@ -303,9 +303,10 @@ def on_all(steps: Program, split: dict[int, list[int]]) -> Iterator[tuple[Any, .
             yield ("graph", 0, [("record", (where[0], s), s) for s in known[where[0]]])
         elif kind == "wait":
             streams, event = split.get(where[0], [where[0]]), where[1]
-            yield ("work", CALL)
+            yield ("work", CALL if event in known else 0)
             yield ("graph", 0, [("wait", s, (event, o)) for s in streams for o in known.get(event, [])])
-        else:  # whatever ends last; then once more what is left of the call
+        elif kind == "sync stream" or where[0] in known:
+            # whatever ends last; then once more what is left of the call
             whole = known.get(where[0], []) if kind == "sync event" else split.get(where[0], [where[0]])
             yield ("sync many", [((where[0], s) if kind == "sync event" else s) for s in whole])
 
