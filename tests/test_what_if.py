@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from import_helpers import columns, recorded
 from test_import_kineto_what_if import STEPS, edges, starts_and_ends
 
+from policies.compile.records import read
 from scenarios.importers.traces.kineto import load
 from scenarios.recorded.setup import run_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
@@ -378,6 +379,23 @@ def test_a_removed_kernel_leaves_the_work_of_the_host(three: Graph) -> None:
         "synchronize.3",
     }
     assert set(gone) == set(left) - {"launch.1"}
+
+
+def test_what_read_or_followed_a_removed_op_goes_on_with_what_is_before_it() -> None:
+    """c reads a in place of b; d follows z and itself an iteration later; b was before itself, too."""
+    b = GraphBuilder("any")
+    b.parameter("w", 8)
+    b.op("a", duration_ns=1, outputs=[4, 4])
+    b.op("z", duration_ns=1)
+    b.op("b", duration_ns=1, inputs=["a:1", "w"], after=["z", ("b", 1)], outputs=4)
+    b.op("c", duration_ns=1, inputs=["b"])
+    b.op("d", duration_ns=1, after=[("b", 1), ("e", 1)])
+    b.op("e", duration_ns=1, after=["d"])
+    records = read(what_if(b.build(), {"remove": ["b", "e"]})).ops
+    assert records["c"].inputs == [("a:1", 0), ("w", 0)]
+    assert records["c"].after == [("z", 0)]
+    assert records["d"].after == [("z", 1), ("d", 1)]
+    assert [*records] == ["a", "z", "c", "d"]
 
 
 def test_fused_kernels(three: Graph) -> None:
