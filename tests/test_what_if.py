@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda_programs import CALL, Host, Run, gpu, host, operator, ran
 from examples import examples
@@ -25,6 +26,7 @@ from scenarios.recorded.setup import run_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
 from scenarios.run.trials.straggler import straggler
 from sim import Graph, GraphBuilder
+from sim.graph.csr import Csr
 from sim.words.errors import InputError
 
 US = 1000
@@ -484,6 +486,9 @@ def test_streams_keep_what_is_read() -> None:
     b.op("d", duration_ns=5, after=["c"], attributes={"stream": 20}, **more)
     graph = what_if(b.build(), {"streams": 2})
     assert [graph.attributes[op]["stream"] for op in range(4)] == [7, 21, 7, 20]
+    told = b.build()
+    told = replace(told, after=Csr.of_rows([[], [0], [1, 0], [2]]), after_distance=np.zeros(4, np.int64))
+    assert [op.get("stream") for op in what_if(told, {"streams": 2}).attributes.values()] == [7, 21, 7, 20]
     assert starts_and_ends(graph)[0] == {"a": 0, "b": 0, "c": 10, "d": 30}
     assert edges(graph) == {("a", "c"), ("b", "d"), ("c", "d")}
     assert what_if(b.build(), {"scale": {"d": "x2"}}).op_names == graph.op_names
