@@ -101,7 +101,7 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
     name, kind = args.get("op", title), args.get("kind", "transfer")
     if kind in CONTROL_FLOW_KINDS:
         kind = "op"  # what it decided has been decided
-    attributes: dict[str, Any] = {"stream": args.get("stream", thread)}
+    attributes: dict[str, Any] = {"stream": args.get("stream", args.get("on stream", thread))}
     if launches or category == _WORKER:
         attributes = {"thread": thread}
     if launches:
