@@ -144,16 +144,16 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
         taken.add(free)
         return free
 
-    name_of: dict[int, str] = {}
     for each in slices:
         if not each.is_op:
             continue
-        after = list(dict.fromkeys(name_of[id(source)] for source in each.before))
+        after = list(dict.fromkeys(source.name for source in each.before))
         where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
-        name = name_of[id(each)] = unused(each.name)
+        each.name = unused(each.name)
+        each.attributes["recorded_start_ns"] = each.start_ns
         if id(each) in delays:
             since, ns = delays[id(each)]
-            delay = unused(f"delay.{name}")
+            delay = unused(f"delay.{each.name}")
             yield {
                 "name": delay,
                 "kind": "delay",
@@ -164,11 +164,11 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
             }
             after = [delay]
         yield {
-            "name": name,
+            "name": each.name,
             "kind": each.kind,
             "duration_ns": each.duration_ns,
             "after": after,
             "device": each.device,
-            "attributes": each.attributes | {"recorded_start_ns": each.start_ns},
+            "attributes": each.attributes,
             **each.more,
         }
