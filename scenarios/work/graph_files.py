@@ -18,7 +18,7 @@ On the streams that were used, and issued as a host does that does not wait, a t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
@@ -54,6 +54,9 @@ Unknown = Annotated[
 class ImportedFile(Workload):
     """A file that a field of its own names; the others are options of its importer, but for ``what_if``."""
 
+    further_files: ClassVar[frozenset[str]] = frozenset()
+    """Options that name files."""
+
     what_if: AnyWhatIf
 
     def build(self, document: Document, machine: Machine) -> Graph:
@@ -62,6 +65,8 @@ class ImportedFile(Workload):
 
         key, *others = (name for name in type(self).model_fields if name != "what_if")
         options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
+        for name in self.further_files & options.keys():
+            options[name] = _files(document, options[name], key)
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
             graph = load_graph(_files(document, getattr(self, key), options["format"]), **options)
@@ -107,6 +112,8 @@ class OnnxFile(ImportedFile):
 class KinetoTrace(ImportedFile):
     """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
 
+    further_files = frozenset({"execution_graph"})
+
     kineto: Annotated[
         Files,
         Field(
@@ -118,6 +125,13 @@ class KinetoTrace(ImportedFile):
         Literal["calls", "none"],
         Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
     ] = "calls"
+    execution_graph: Annotated[
+        Files | None,
+        Field(
+            description="what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), "
+            "one for each trace: tensors, shapes, flop and bytes"
+        ),
+    ] = None
 
 
 class ChakraTrace(ImportedFile):

@@ -104,13 +104,15 @@ class _Content:
     readers: list[int] = field(default_factory=list)
 
 
-def tensor_flow(tasks: Sequence[Touch]) -> list[Flow]:
+def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[Flow]:
     """Return what each task needs of the others; only earlier ones are needed.
 
     Parameters
     ----------
     tasks : sequence of Touch
         In the order in which they were launched.
+    host : bool
+        Whether tensors in the host's memory count: tasks of a GPU do not wait for them.
 
     Examples
     --------
@@ -125,7 +127,7 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[Flow]:
     for i, task in enumerate(tasks):
         if task.operator is None:
             continue
-        reads = {one.storage for one in task.reads if not one.on_host}
+        reads = {one.storage for one in task.reads if host or not one.on_host}
         if task.operator in before:
             flows[i].inputs.append((before[task.operator], len(flows[before[task.operator]].outputs)))
             flows[before[task.operator]].outputs.append(0)
@@ -138,7 +140,7 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[Flow]:
         if last[task.operator] == i:
             sizes: dict[Storage, int] = {}
             for one in task.writes:
-                if not one.on_host:
+                if host or not one.on_host:
                     sizes[one.storage] = max(one.nbytes, sizes.get(one.storage, 0))
             for storage, nbytes in sizes.items():
                 if storage in held and storage in reads:

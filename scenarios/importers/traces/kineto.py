@@ -24,11 +24,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
 from scenarios.importers.traces.kineto_events import GpuTask, read_events
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
+from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
@@ -56,6 +58,7 @@ def load(
     *,
     batch: int | None = None,
     host: Literal["calls", "none"] = "calls",
+    execution_graph: StrPath | Sequence[StrPath] | None = None,
 ) -> Graph:
     """Return the graph of a recorded process, or of all ranks of a job.
 
@@ -68,6 +71,9 @@ def load(
     host : {"calls", "none"}
         Whether the host's calls are ops too; without them only the GPU's tasks are there, for a machine
         whose issuers launch them.
+    execution_graph : path or list of paths, optional
+        What PyTorch's ``ExecutionTraceObserver`` recorded of the same program, one for each trace, in their
+        order: then tasks have tensors, shapes, data types, flop and bytes.
 
     Returns
     -------
@@ -98,9 +104,22 @@ def load(
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:
             raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace{what_it_is(each)}")
+    graphs: list[StrPath] = [] if execution_graph is None else all_files(execution_graph, "kineto")
+    if graphs and len(graphs) != len(paths):
+        raise InputError(
+            f"{len(paths)} trace(s) and {len(graphs)} execution graph(s): there has to be one for each",
+            path=("execution_graph",),
+        )
+    known = [told_of(*each) for each in zip(paths, graphs, traces, strict=False)]
     waits = event_waits(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
-    processes = [_Process(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])) for rank in ranks]
+    processes = [
+        _Process(
+            *(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])),
+            known[rank.file] if known else (),
+        )
+        for rank in ranks
+    ]
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
@@ -118,6 +137,8 @@ class _Process:
     path: StrPath
     rank: Rank
     streams: Streams
+    told: Sequence[Told] = ()
+    """What an execution graph tells of each task."""
 
     def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
         """Yield the ops with what puts them in order."""
@@ -143,7 +164,7 @@ class _Process:
                 yield (ready_ns, rank or 0, 1, i), delay | pin
                 after = [*after, delay["name"]]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
-            yield (task.start_ns, rank or 0, 2, i), op
+            yield (task.start_ns, rank or 0, 2, i), add_told(op, self.told[i], names) if self.told else op
 
     def _delays(self, host: Host, begin_ns: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield tasks that started later than their edges say: since when they could have, and how long.

@@ -88,9 +88,9 @@ class Bandwidth(Strict):
 class CudaGraph(Strict):
     """Launches between synchronisations become one."""
 
-    launch: Annotated[
-        Duration | None, Field(description="what a launch costs the host; default: 2.5us")
-    ] = None
+    launch: Annotated[Duration | None, Field(description="what a launch costs the host; default: 2.5us")] = (
+        None
+    )
     node: Annotated[
         Duration | None, Field(description="... and besides for each task in the graph; default: 1ns")
     ] = None
@@ -99,7 +99,9 @@ class CudaGraph(Strict):
 class WhatIf(Strict):
     """Changes to a recorded program, applied in this order."""
 
-    remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = None
+    remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = (
+        None
+    )
     fuse: Annotated[
         list[Annotated[Fuse, _Short("ops", _WORDS)]],
         Field(default_factory=list, description="kernels that become one"),
@@ -107,7 +109,9 @@ class WhatIf(Strict):
     device: Annotated[OtherDevice | None, Field(description="another GPU")] = None
     scale: Annotated[
         dict[Name, AnyChange],
-        Field(default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"),
+        Field(
+            default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"
+        ),
     ]
     bandwidth: Annotated[
         Bandwidth | None,

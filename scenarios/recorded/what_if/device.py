@@ -144,7 +144,10 @@ def _by_shape(graph: Graph, op: int, before: _Rates, after: _Rates) -> float | N
     dtypes = _dtypes(graph, op, before, after)
     if flops and len(dtypes) != 1:
         return None
-    times = [max(nbytes / rates.bandwidth, *(flops / rates.peak[d] for d in dtypes[:1])) for rates in (before, after)]
+    times = [
+        max(nbytes / rates.bandwidth, *(flops / rates.peak[d] for d in dtypes[:1]))
+        for rates in (before, after)
+    ]
     return times[1] / times[0]
 
 

@@ -175,7 +175,9 @@ class Program:
         return [edge for edge in record.after if edge[0] in self._on_host]
 
     def contract(
-        self, through: Mapping[str, Sequence[Edge]], reads: Mapping[str, Sequence[Edge]] = MappingProxyType({})
+        self,
+        through: Mapping[str, Sequence[Edge]],
+        reads: Mapping[str, Sequence[Edge]] = MappingProxyType({}),
     ) -> None:
         """Take ops out.
 

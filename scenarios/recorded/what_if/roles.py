@@ -31,7 +31,9 @@ COLLECTIVES: Final = frozenset(
 )  # fmt: skip
 """Kinds of op that communicate between ranks, where they are a communicator's, or a library's kernels."""
 
-_BETWEEN: Final = re.compile(r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device")
+_BETWEEN: Final = re.compile(
+    r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device"
+)
 _NCCL: Final = re.compile(r"(nccl|rccl|c10d::)", re.IGNORECASE)
 
 

@@ -1,12 +1,12 @@
 """Which ops a what-if is about, by one word::
 
-    gemm                     all matrix products           transfers    copies between host and device
-    kernels                  all kernels that compute      collectives  what communicates between ranks
-    matmul, copy, launch     a kind of op
-    gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`)
-    aten::addmm              what an operator launched
-    DtoH, DtoH.17            kernels of a name, one op
-    *softmax*, rank3/*       a pattern of any of these; of a kernel's full name, too
+gemm                     all matrix products           transfers    copies between host and device
+kernels                  all kernels that compute      collectives  what communicates between ranks
+matmul, copy, launch     a kind of op
+gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`)
+aten::addmm              what an operator launched
+DtoH, DtoH.17            kernels of a name, one op
+*softmax*, rank3/*       a pattern of any of these; of a kernel's full name, too
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Names:
         """
         graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
         if "*" in word or "?" in word:
-            fits = re.compile(".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*")))
+            fits = re.compile(
+                ".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*"))
+            )
             for names in (self._of, self._full):
                 for name, ops in names.items():
                     if fits.fullmatch(name):

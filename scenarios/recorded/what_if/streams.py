@@ -49,9 +49,7 @@ def on_more_streams(graph: Graph, count: int) -> Graph:
     if count == 1:
         return graph
     program = Program(graph)
-    communicates = {
-        graph.op_names[op] for op, found in enumerate(roles.collectives(graph).tolist()) if found
-    }
+    communicates = {graph.op_names[op] for op, found in enumerate(roles.collectives(graph).tolist()) if found}
     ops = program.records.ops
     free: dict[str | None, int] = {}
     for device, stream in program.lanes:
