@@ -6,17 +6,27 @@ gap, so that nothing of a run is the device's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 CALL, TAIL = 4, 3
 """What a call takes itself, and what is left of one that waited."""
 
+
+class Host(NamedTuple):
+    """How long calls take: any call, one that launches, and what is left of one that waited."""
+
+    call: int = CALL
+    launch: int = CALL
+    tail: int = TAIL
+
+
 Step = tuple[Any, ...]
 """``("work", µs)``, ``("launch", stream)``, ``("item", stream)`` (a copy to pageable memory),
 ``("record", event, stream)``, ``("wait", stream, event)``, ``("sync stream", stream)``, ``("sync event",
-event)``, ``("sync device",)``, ``("collective", stream)``."""
+event)``, ``("sync device",)``, ``("collective", stream)``, ``("graph", µs, steps)`` (launches, records and
+waits that take the host so long together), ``("sync many", [stream or event (a tuple), ...])``."""
 
 
 @dataclass
@@ -70,6 +80,16 @@ def _slice(
     }
 
 
+def _flat(program: Sequence[Step]) -> Iterator[tuple[Step, bool]]:
+    """Yield steps one by one, and whether each is in a graph, whose cost comes before them as work."""
+    for step in program:
+        if step[0] != "graph":
+            yield step, False
+            continue
+        yield ("work", step[1]), False
+        yield from ((inner, True) for inner in step[2])
+
+
 def ran(
     program: Sequence[Step],
     durations: Sequence[int],
@@ -77,6 +97,7 @@ def ran(
     clock: int = 0,
     ends: Sequence[int] = (),
     begin: int = 0,
+    costs: Host = Host(),  # noqa: B008
 ) -> Run:
     """Run a program.
 
@@ -90,18 +111,21 @@ def ran(
         When each collective ends.
     begin : int
         When the host begins.
+    costs : Host
+        What its calls take.
     """
     run, now, correlation = Run(), begin, 0
     free: dict[int, int] = {}  # of each stream: when all that it was told to do, or to wait for, has ended
     recorded: dict[int, tuple[int, int, int]] = {}  # of each event: correlation, stream, when it is reached
-    for kind, *where in program:
+    for (kind, *where), in_graph in _flat(program):
         if kind == "work":
             now += where[0]
             continue
         correlation += 1
         called = now
-        now += CALL
-        if kind in ("launch", "item", "collective"):
+        launches = kind in ("launch", "item", "collective")
+        now += 0 if in_graph else costs.launch if launches else costs.call
+        if launches:
             (stream,) = where
             task = len(run.start)
             run.start.append(max(now, free.get(stream, 0)))
@@ -113,7 +137,7 @@ def ran(
                 name = "ncclKernel_AllReduce_RING_LL_Sum_float"
             if kind == "item":
                 name, category = "Memcpy DtoH (Device -> Pageable)", "gpu_memcpy"
-                now = run.end[task] + TAIL
+                now = run.end[task] + costs.tail
             free[stream] = run.end[task]
             length = run.end[task] - run.start[task]
             at = clock + run.start[task]
@@ -139,9 +163,12 @@ def ran(
                 name = "cudaEventSynchronize"
                 noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
                 run.events.append(sync("Event Sync", correlation, -1, **noted))
+            elif kind == "sync many":
+                each = [recorded.get(one, (0, 0, 0))[2] if isinstance(one, tuple) else free.get(one, 0) for one in where[0]]
+                until, name = max(each, default=0), "cudaStreamSynchronize"
             else:
                 until, name = max(free.values(), default=0), "cudaDeviceSynchronize"
-            now = max(called, until) + TAIL
+            now = max(called, until) + costs.tail
         run.events.append(host(name, correlation, clock + called, now - called))
     run.host_end = now
     return run

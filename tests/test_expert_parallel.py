@@ -18,7 +18,7 @@ from parallel_helpers import run
 from devices.machine import make_machine
 from policies.compile.parallel.experts.expert_parallel import ExpertParallel
 from policies.compile.parallel.experts.routing import routed
-from policies.compile.parallel.grid.combined import programs_of
+from policies.compile.parallel.grid.ranked import Ranked
 from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.records import Records, read
 from policies.compile.training.training_step import Training
@@ -434,8 +434,8 @@ def test_micro_batches_exchange_each_and_sum_once() -> None:
 
 
 def test_experts_are_a_dimension_of_the_grid() -> None:
-    grid, programs = programs_of(parallel(forward(), 4, size=2, routing={"tokens": [6, 6, 2, 2]}))
-    assert grid.sizes == {"ep": 2, "dp": 2}
-    assert [program is programs[0] for program in programs] == [True, False, True, False]
+    there = Ranked.of(parallel(forward(), 4, size=2, routing={"tokens": [6, 6, 2, 2]}))
+    assert there.grid.sizes == {"ep": 2, "dp": 2}
+    assert [program is there.programs[0] for program in there.programs] == [True, False, True, False]
     with pytest.raises(GraphError, match="is divided into ep already"):
         parallel(parallel(forward()))

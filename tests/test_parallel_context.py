@@ -17,7 +17,8 @@ from parallel_helpers import by_stream, run
 from policies.compile.parallel.context.chunks import attention_shares
 from policies.compile.parallel.context.context_parallel import ContextParallel
 from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.grid.combined import RankOrder, UnsummedWarning, programs_of, warn_of_unsummed
+from policies.compile.parallel.grid.combined import RankOrder, UnsummedWarning, warn_of_unsummed
+from policies.compile.parallel.grid.ranked import Ranked
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
 from policies.compile.records import Record, read
 from policies.compile.training.training_step import Training
@@ -252,7 +253,7 @@ def test_tensor_context_and_data_parallelism_together() -> None:
     found = exchanged(graph, "layer1.", "F") - exchanged(graph, "layer1.attention", "F")
     assert found == {("all_gather", BSH // 2): 2, ("reduce_scatter", BSH // 2): 2}
     moved = RankOrder("dp-cp-tp").apply(graph)
-    assert programs_of(moved)[0].sizes == {"dp": 2, "cp": 2, "tp": 2}
+    assert Ranked.of(moved).grid.sizes == {"dp": 2, "cp": 2, "tp": 2}
     tensor = [
         op for op in moved.in_communicators if moved.attributes[op]["communicator"] == "tensor parallel 0"
     ]
@@ -275,9 +276,9 @@ def timed(graph: Graph) -> Graph:
 def test_gradients_that_nobody_sums_are_told() -> None:
     split = ContextParallel(2).apply(STEP)
     with pytest.warns(UnsummedWarning, match="nothing sums the gradients of context-parallel ranks"):
-        warn_of_unsummed(split)
+        warn_of_unsummed(Ranked.of(split))
     for fine in (DistributedDataParallel(1).apply(split), ContextParallel(2).apply(gpt_graph(GPT)), STEP):
-        warn_of_unsummed(fine)
+        warn_of_unsummed(Ranked.of(fine))
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -40,7 +40,14 @@ _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable":
 
 _VERBS: Final = {
     "run": ("run:run", "Run a scenario and print the results."),
-    "compare": ("compare:compare", "Run the same work under several policies and explain the differences."),
+    "compare": (
+        "comparing.compare:compare",
+        "Run the same work under several policies and explain the differences.",
+    ),
+    "diff": (
+        "comparing.diff:diff",
+        "Show what differs between two runs or recordings, and what moved first.",
+    ),
     "explain": ("explain:explain", "Show the critical path and why devices were idle."),
     "check": ("check:check", "Check every `expect:` of scenarios; exit 1 if one fails."),
     "import": ("importing:import_", "Convert a model in any known format to a graph file."),
@@ -52,6 +59,7 @@ _VERBS: Final = {
     "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
     "schema": ("known:schema", "Print the JSON Schema of scenario files, for editors."),
     "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
+    "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
 }
 """Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""
 

@@ -41,9 +41,9 @@ Policies = Annotated[
 ]
 
 
-def settings(help: str) -> Any:
-    """Return the option ``--set KEY=VALUE``."""
-    return typer.Option("--set", metavar="KEY=VALUE", help=help)
+def settings(help: str, option: str = "--set") -> Any:
+    """Return the option ``--set KEY=VALUE``, or another one of its form."""
+    return typer.Option(option, metavar="KEY=VALUE", help=help)
 
 
 Sets = Annotated[

@@ -7,8 +7,9 @@
     machine               gpu: {kind: gpu, streams: 2}  cpu: {kind: cpu, cores: 2}
     policy                each op on its own stream (`policies.streams.recorded`), launched ahead
 
-A device for each pin, as many streams or workers as were recorded. Durations are measured, so that nothing is
-shared and nothing costs anything but what the recording shows.
+A device for each pin, as many streams or workers as were recorded, and the gaps and latencies that the
+recording shows (`Graph.device_facts`). Durations are measured, so that nothing is shared and nothing else
+costs anything.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def recorded_setup(graph: Graph) -> Setup:
             device, lane = lane_of(graph, op)
             lanes.setdefault((device, "stream" if "stream" in own else "thread"), set()).add(lane)
     devices = {
-        device: {"kind": "gpu", "streams": len(used)}
+        device: {"kind": "gpu", "streams": len(used), **graph.device_facts.get(device, {})}
         if where == "stream"
         else {"kind": "cpu", "cores": len(used)}
         for (device, where), used in lanes.items()

@@ -299,20 +299,21 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     work, decisions, document = case.work, case.decisions, case.scenario.document
     if not decisions.compile and case.scenario.content.fold is not True:
         return work.graph, decisions.placement, work.machine
-    from policies.compile.parallel.ranks import OnRanks
     from scenarios.run.rewriting.compiling import compile_graph
+    from scenarios.run.rewriting.folding import make_ranks
 
-    ranked = [step for step in decisions.compile if isinstance(step.rewrite, OnRanks)]
-    if case.scenario.content.fold is True and not ranked:
+    graph, placement, machine = compile_graph(
+        work.graph,
+        decisions.compile,
+        work.machine,
+        decisions.placement,
+        document,
+        lambda ranked, step: make_ranks(case, ranked, step),
+    )
+    if case.scenario.content.fold is True and machine.folding is None:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
         raise document.error(("fold",), message)
-
-    def on_ranks(graph: Graph, step: Step, machine: Machine) -> tuple[Graph, Machine]:
-        from scenarios.run.rewriting.folding import make_ranks
-
-        return make_ranks(case, graph, step, machine)
-
-    return compile_graph(work.graph, decisions.compile, work.machine, decisions.placement, document, on_ranks)
+    return graph, placement, machine
 
 
 def _check_failures(case: Case, job: Job) -> None:

@@ -11,7 +11,7 @@ from sim.explain.derived_columns import Facts
 from sim.explain.path import Step
 from sim.graph.failures import ABORTED
 
-__all__ = ["blame", "step_text", "task_text"]
+__all__ = ["blame", "row_text", "step_text", "task_text"]
 
 
 def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:
@@ -34,6 +34,11 @@ def task_text(f: Facts, row: int) -> str:
     """Return what a task is called: its op, and its iteration if there are several."""
     name = f.job.graph.op_names[int(f.trace.tasks["op"][row])]
     return f"{name!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
+
+
+def row_text(f: Facts, row: int) -> str:
+    """Return what a task, or a transfer, is called."""
+    return task_text(f, row) if row < f.n else _transfer(f, row)
 
 
 def _iteration(f: Facts, iteration: int) -> str:

@@ -22,7 +22,7 @@ from typing import IO, Any, Final, cast
 
 from sim.words.errors import InputError
 
-__all__ = ["MOST_BYTES", "MOST_RATIO", "FileTooLargeError", "StrPath", "read_bytes"]
+__all__ = ["MOST_BYTES", "MOST_RATIO", "FileTooLargeError", "StrPath", "read_bytes", "read_chunks"]
 
 StrPath = str | os.PathLike[str]
 
@@ -57,22 +57,23 @@ def read_bytes(
     InputError
         No such file, no regular file, no permission, a truncated or damaged gzip file, or too large.
     """
-    with _readable(path) as raw:
-        if unpack and raw.peek(2)[:2] == _GZIP_MAGIC:
-            with gzip.open(raw) as unpacked:
-                stream = cast("IO[bytes]", unpacked)
-                return stream.read(head) if head is not None else _unpacked(path, raw, stream, most)
+    with _readable(path) as raw, _opened(raw, unpack) as stream:
         if head is not None:
-            return cast("bytes", raw.read(head))
-        if os.fstat(raw.fileno()).st_size > most:
-            raise _too_large(path, most)
-        return cast("bytes", raw.read())
+            return stream.read(head)
+        return b"".join(_chunks(path, raw, stream, most, -1 if stream is raw else _CHUNK))
 
 
-def _unpacked(path: StrPath, raw: Any, stream: IO[bytes], most: int) -> bytes:
-    chunks, size = [], 0
-    while chunk := stream.read(_CHUNK):
-        chunks.append(chunk)
+def read_chunks(path: StrPath, *, most: int = MOST_BYTES) -> Iterator[bytes]:
+    """Yield the content of a file piece by piece, for who need not hold all of it; as `read_bytes`."""
+    with _readable(path) as raw, _opened(raw, True) as stream:
+        yield from _chunks(path, raw, stream, most, _CHUNK)
+
+
+def _chunks(path: StrPath, raw: Any, stream: IO[bytes], most: int, each: int) -> Iterator[bytes]:
+    if stream is raw and os.fstat(raw.fileno()).st_size > most:
+        raise _too_large(path, most)
+    size = 0
+    while chunk := stream.read(each):
         size += len(chunk)
         if size > most:
             raise _too_large(path, most)
@@ -80,7 +81,17 @@ def _unpacked(path: StrPath, raw: Any, stream: IO[bytes], most: int) -> bytes:
             raise InputError(
                 f"{path}: unpacks to more than {MOST_RATIO} times its size; if that is meant, unpack it first"
             )
-    return b"".join(chunks)
+        yield chunk
+
+
+@contextmanager
+def _opened(raw: Any, unpack: bool) -> Iterator[IO[bytes]]:
+    """Unpack what is gzipped."""
+    if unpack and raw.peek(2)[:2] == _GZIP_MAGIC:
+        with gzip.open(raw) as unpacked:
+            yield cast("IO[bytes]", unpacked)
+    else:
+        yield raw
 
 
 def _too_large(path: StrPath, most: int) -> InputError:

@@ -82,6 +82,9 @@ class Graph:
         Names of the tensors without producer, which come first in the tensor columns.
     attributes : mapping of int to dict
         op → further attributes, for the ops that have any.
+    device_facts : mapping of str to mapping
+        Pin → what the source of the graph knows of that device, in the words of a machine's description:
+        ``{"gpu": {"gap": "1200ns"}}`` of a recording.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Graph:
     tensor_pin: IntArray
     external_names: list[str]
     attributes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of ops."""

@@ -5,8 +5,8 @@
     gpu0 ... gpu16383, gpu17 slower     ──►    gpu0  stands for 16,383
                                                gpu17 stands for itself     they meet on ``data parallel``
 
-The machine of such a run has one device of each sort. What its collectives take is asked of the whole machine
-and for all ranks: `FoldedCollectives` does that.
+The machine of such a run has one device of each sort. What its collectives take was asked of the whole machine
+and for all ranks (`policies.compile.parallel.folding`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sim.machine.communicators import Call, CollectiveModel, HoldsSms
-from sim.words.arrays import UNSET
-
-__all__ = ["FoldedCollectives", "Folding", "folded_model"]
+__all__ = ["Folding"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,8 @@ class Folding:
         What else the whole machine has, switches left out: it runs nothing.
     ranks : mapping of str to int
         Communicator → how many ranks it has.
+    order : tuple of str
+        All that are folded, in machine order.
 
     Examples
     --------
@@ -47,6 +46,7 @@ class Folding:
     differs: Mapping[str, str]
     unused: tuple[str, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -74,42 +74,3 @@ class Folding:
                 for name, members in self.members.items()
             },
         }
-
-
-@dataclass(frozen=True)
-class FoldedCollectives:
-    """What collectives of a folded machine take: what its model says of all ranks.
-
-    Parameters
-    ----------
-    model : CollectiveModel
-    whole : sim.machine.machine.Machine
-        The machine that it is asked about.
-    ranks : mapping of str to tuple of int
-        Communicator → its ranks there.
-    """
-
-    model: CollectiveModel
-    whole: Any
-    ranks: Mapping[str, tuple[int, ...]]
-
-    def of_all(self, call: Call) -> Call:
-        """Return a call as all its ranks make it."""
-        ranks = self.ranks[call.communicator]
-        return call._replace(ranks=ranks, root=UNSET if call.root == UNSET else ranks[0])
-
-    def time_ns(self, call: Call, machine: Any) -> int:
-        """Return the ns that a call takes among all ranks."""
-        return self.model.time_ns(self.of_all(call), self.whole)
-
-
-class _HoldingSms(FoldedCollectives):
-    def sms(self, call: Call, machine: Any) -> int:
-        """Return the SMs that it holds on each."""
-        assert isinstance(self.model, HoldsSms)
-        return self.model.sms(self.of_all(call), self.whole)
-
-
-def folded_model(model: CollectiveModel, whole: Any, ranks: Mapping[str, tuple[int, ...]]) -> CollectiveModel:
-    """Return the model of a folded machine; one that holds SMs, if that of the whole does."""
-    return (_HoldingSms if isinstance(model, HoldsSms) else FoldedCollectives)(model, whole, ranks)

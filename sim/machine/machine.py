@@ -134,6 +134,11 @@ class Machine:
         return np.array([len(members.get(device.name, "1")) for device in self.devices])
 
     @cached_property
+    def accelerators(self) -> tuple[str, ...]:
+        """Names of the devices that are no CPU and no switch, in machine order."""
+        return tuple(device.name for device in self.devices if device.kind not in ("cpu", "switch"))
+
+    @cached_property
     def positions(self) -> dict[str, int]:
         """Position of each device, by its name."""
         return {device.name: i for i, device in enumerate(self.devices)}

@@ -26,10 +26,8 @@ from typing import Final
 from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
-from policies.option_checks import whole
 from sim import Graph
 
 __all__ = ["DistributedDataParallel", "reduce_in_buckets"]
@@ -44,8 +42,8 @@ class DistributedDataParallel(DataParallel):
 
     Parameters
     ----------
-    ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
     bucket_cap_bytes : int, optional
         Size at which every bucket closes; by default the first at 1 MiB and the others at 25 MiB.
     first_step : bool
@@ -69,16 +67,18 @@ class DistributedDataParallel(DataParallel):
 'gpu0/v/update']
     """
 
+    name = "ddp"
+
     def __init__(
         self,
-        ranks: int | list[str],
+        ranks: int | list[str] | None = None,
         bucket_cap_bytes: int | None = None,
         first_step: bool = False,
         find_unused_parameters: bool = False,
         overlap: bool = True,
     ) -> None:
-        self.ranks = Ranks.of("ddp", ranks)
-        self.cap = None if bucket_cap_bytes is None else whole("ddp", "bucket_cap_bytes", bucket_cap_bytes)
+        super().__init__(ranks)
+        self.cap = None if bucket_cap_bytes is None else self.whole("bucket_cap_bytes", bucket_cap_bytes)
         self.first_step, self.find_unused, self.overlap = first_step, find_unused_parameters, overlap
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:

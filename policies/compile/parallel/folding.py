@@ -6,25 +6,29 @@
     shard 1   gpu4  gpu5* gpu6  gpu7          replicate 1, so that four sorts are left, a rank of each:
     replicate k: every fourth                     gpu0 (2, 3)   gpu1   gpu4 (6, 7)   gpu5
 
-All ranks run one program, and meet in collectives and nowhere else. So two of them do the same at the same
-time if they are alike themselves and meet alike on each communicator: collectives take the same times, among
-the same sorts of rank. That is found as the states of an automaton are merged: ranks that are alike
-themselves are one sort until what they meet tells them apart (Moore, "Gedanken-experiments on sequential
-machines", Automata Studies, 1956). What a collective takes is what the machine says for all its ranks.
+Ranks meet on communicators and nowhere else. So two of them do the same at the same time if they are alike
+themselves (programs, too: a pipeline has as many sorts as stages) and meet alike: collectives take the same
+times, among the same sorts of rank, and what is sent comes from, and goes to, the same sorts. That is found
+as the states of an automaton are merged: ranks that are alike themselves are one sort until what they meet
+tells them apart (Moore, "Gedanken-experiments on sequential machines", Automata Studies, 1956). What a
+collective takes is what the machine says for all its ranks.
+
+A rank of a ring that folds into one sends to itself: which of its sends and recvs belong together says the
+attribute ``pair``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from policies.compile.parallel.ranks import on_ranks
-from sim import Device, Graph, Machine
-from sim.job.collectives.durations import call_of, modelled_ops
-from sim.job.collectives.members import collectives_of
-from sim.machine.communicators import Call, CarriedCollectives, HoldsSms
-from sim.machine.folding import Folding, folded_model
+from policies.compile.parallel.grid.ranked import Ranked
+from policies.compile.parallel.meets import Meets
+from policies.compile.parallel.ranks import add_ranks
+from sim import Graph, GraphBuilder, Machine
+from sim.machine.communicators import CarriedCollectives
+from sim.machine.folding import Folding
 
 __all__ = ["fold", "why_not"]
 
@@ -32,23 +36,22 @@ Facts = Mapping[str, Hashable]
 """What is known of a rank by itself, by the word that messages have for it."""
 
 
-def why_not(program: Graph, ranks: Sequence[str], machine: Machine) -> list[str]:
+def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[str]:
     """Return what keeps ranks from being folded, in words.
 
     Parameters
     ----------
-    program : Graph
-        What each rank runs.
-    ranks : sequence of str
-        Devices.
+    ranked : Ranked
+    devices : sequence of str
+        Of each rank.
     machine : Machine
     """
-    every = set(ranks)
+    every, programs = set(devices), list({id(one): one for one in ranked.programs}.values())
     found = [
-        f"op {program.op_names[op]!r} names a {what}, {given[what]}"
+        f"op {program.op_names[op]!r} names a root, {given['root']}"
+        for program in programs
         for op, given in program.attributes.items()
-        for what in ("peer", "root")
-        if what in given
+        if "root" in given
     ][:1]
     for host in machine.hosts:
         here = [name for name in host.serves if name in every]
@@ -57,50 +60,46 @@ def why_not(program: Graph, ranks: Sequence[str], machine: Machine) -> list[str]
             break
     if isinstance(machine.collectives, CarriedCollectives):
         found.append("the messages of its collectives share links, not all of which carry the same")
-    costs = ((name, machine.devices[machine.device_index(name)].cost) for name in ranks)
+    costs = ((name, machine.devices[machine.device_index(name)].cost) for name in devices)
     by_name = [(name, cost) for name, cost in costs if cost is not None and cost.by_name]
-    if by_name and (program.duration_ns < 0).any():
+    if by_name and any((program.duration_ns < 0).any() for program in programs):
         name, cost = by_name[0]
         found.append(f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names")
     return found
 
 
 def fold(
-    program: Graph,
-    ranks: Sequence[str],
-    communicator: Callable[[str, int], str],
-    machine: Machine,
-    facts: Sequence[Facts],
+    ranked: Ranked, devices: Sequence[str], machine: Machine, facts: Sequence[Facts]
 ) -> tuple[Graph, Machine]:
-    """Return the program on one rank of each sort, and the machine that has these.
+    """Return the program of one rank of each sort, and the machine that has these.
 
     Parameters
     ----------
-    program, ranks, machine
+    ranked, devices, machine
         Ranks that `why_not` says nothing of.
-    communicator : callable
-        ``communicator(name, rank)``: see `policies.compile.parallel.ranks.on_ranks`.
     facts : sequence of mapping
-        Of each rank: all that may set it apart, but what it meets.
+        Of each rank: all that may set it apart, but what it runs and meets.
 
     Examples
     --------
+    >>> from policies.compile.parallel.grid.rank_grid import Grid
     >>> from sim import Device, GraphBuilder
     >>> b = GraphBuilder("step")
     >>> _ = b.op("f", outputs=8), b.op("r", kind="all_reduce", inputs=["f"], attributes={"communicator": "c"})
     >>> machine = Machine(tuple(Device(f"gpu{r}") for r in range(4)))
     >>> facts = [{"factor": 1}, {"factor": 2}, {"factor": 1}, {"factor": 1}]
-    >>> ranks = [device.name for device in machine.devices]
-    >>> graph, folded = fold(b.build(), ranks, lambda name, rank: name, machine, facts)
+    >>> ranked = Ranked(Grid({"dp": 4}), [b.build()] * 4)
+    >>> graph, folded = fold(ranked, machine.accelerators, machine, facts)
     >>> graph.op_names, folded.folding.report()["into"]["gpu1"]
     (['gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'], {'stands_for': 1, 'differs': 'factor is 2, not 1'})
     """
-    met = _Met(program, ranks, communicator, machine)
-    sort = _numbered(tuple(each.items()) for each in facts)
+    meets = Meets(ranked, devices, machine)
+    sort = _numbered(zip(meets.alike, (tuple(each.items()) for each in facts), strict=True))
     while True:
-        on = met.sorts(sort)
+        on = _sorts(meets, sort)
         finer = _numbered(
-            (own, *(on[name] for name in row)) for own, row in zip(sort, met.names, strict=True)
+            (own, *(on[name] for name in row.values()), *_pairs(meets, rank, sort))
+            for rank, (own, row) in enumerate(zip(sort, meets.names, strict=True))
         )
         if max(finer) == max(sort):
             break
@@ -108,24 +107,26 @@ def fold(
     of_sort: dict[int, list[int]] = {}
     for rank, number in enumerate(sort):
         of_sort.setdefault(number, []).append(rank)
-    stands = [same[0] for same in of_sort.values()]
-    like: dict[int, str] = {}  # sort of communicator → the first one
-    for name, number in on.items():
-        like.setdefault(number, name)
-    role = {name: k for k, name in enumerate(met.roles)}
-    graph = on_ranks(
-        program, [ranks[r] for r in stands], lambda name, k: like[on[met.names[stands[k]][role[name]]]]
-    )
-    members = {ranks[same[0]]: tuple(ranks[r] for r in same) for same in of_sort.values()}
-    differs = {ranks[r]: _difference(facts[0], facts[r]) or met.difference(sort, on, r) for r in stands[1:]}
+    stands = {number: same[0] for number, same in of_sort.items()}
+    graph = _graph(meets, ranked, devices, stands, sort, on)
+    members = {devices[same[0]]: tuple(devices[r] for r in same) for same in of_sort.values()}
+    differs = {
+        devices[r]: _difference(facts[0], facts[r])
+        or _of_programs(meets, ranked, r)
+        or _of_meetings(meets, devices, sort, on, r)
+        for r in list(stands.values())[1:]
+    }
     simulated = {name for names in members.values() for name in names}
-    unused = tuple(d.name for d in machine.devices if d.name not in simulated and d.kind != "switch")
-    model = machine.collectives
     folded = Machine(
         tuple(device for device in machine.devices if device.name in members),
         hosts=tuple(host for host in machine.hosts if host.serves[0] in members),
-        collectives=None if model is None else folded_model(model, machine, met.members),
-        folding=Folding(members, differs, unused, {name: len(of) for name, of in met.members.items()}),
+        folding=Folding(
+            members,
+            differs,
+            tuple(d.name for d in machine.devices if d.name not in simulated and d.kind != "switch"),
+            {name: len(inside) for name, inside in meets.inside.items()},
+            tuple(d.name for d in machine.devices if d.name in simulated),
+        ),
     )
     return graph, folded
 
@@ -136,6 +137,58 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
     return [seen.setdefault(value, len(seen)) for value in values]
 
 
+def _sorts(meets: Meets, sort: Sequence[int]) -> dict[str, int]:
+    """Return the sort of each communicator, where those of the ranks are known."""
+    facts = (
+        (meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items()
+    )
+    return dict(zip(meets.inside, _numbered(facts), strict=True))
+
+
+def _pairs(meets: Meets, rank: int, sort: Sequence[int]) -> list[Hashable]:
+    """Return with which sorts of rank a rank exchanges what."""
+    return [(ops, pair.label, pair.took, sort[pair.other]) for ops, pair in meets.pairs[rank].items()]
+
+
+def _graph(
+    meets: Meets,
+    ranked: Ranked,
+    devices: Sequence[str],
+    stands: Mapping[int, int],
+    sort: Sequence[int],
+    on: Mapping[str, int],
+) -> Graph:
+    """Return what one rank of each sort runs; its collectives say how long they take."""
+    like: dict[int, str] = {}  # sort of communicator → the first one
+    for name, number in on.items():
+        like.setdefault(number, name)
+    labels: dict[Hashable, int] = {}
+    out = GraphBuilder(ranked.programs[0].name)
+    for rank in stands.values():
+        program = meets.of(rank)
+        pair_of = {op: pair for ops, pair in meets.pairs[rank].items() for op in ops}
+        duration_ns, attributes = program.graph.duration_ns.copy(), dict(program.graph.attributes)
+        durations = meets.durations(rank)
+        for op, own in program.own.items():
+            found: dict[str, Any] = ranked.attributes({**own, "sends": {}}, rank, devices)
+            del found["sends"]
+            found["communicator"] = like[on[found["communicator"]]]
+            if "sends" in own:
+                found["nbytes"] = program.nbytes(op)
+            if "peer" in own:
+                pair = pair_of[op]
+                found["peer"] = devices[stands[sort[pair.other]]]
+                found["pair"] = labels.setdefault(pair.label, len(labels))
+            if op in durations:
+                duration_ns[op], sms = durations[op]
+                if sms and "sms" not in found:
+                    found["sms"] = sms
+            attributes[op] = found
+        graph = replace(program.graph, duration_ns=duration_ns, attributes=attributes)
+        add_ranks(out, graph, [devices[rank]], lambda own, _: own)
+    return out.build()
+
+
 def _difference(one: Facts, other: Facts) -> str:
     pairs = (
         (what, one.get(what, "the default"), other.get(what, "the default")) for what in {**one, **other}
@@ -143,88 +196,33 @@ def _difference(one: Facts, other: Facts) -> str:
     return "; ".join(f"{what} is {theirs}, not {mine}" for what, mine, theirs in pairs if mine != theirs)
 
 
-class _Met:
-    """Whom ranks meet.
+def _of_programs(meets: Meets, ranked: Ranked, rank: int) -> str:
+    """Return where in the grid a rank is that runs something else than the first one; empty: the same."""
+    if meets.alike[rank] == meets.alike[0]:
+        return ""
+    first = ranked.grid.at(0)
+    places = (f"{name} {at}" for name, at in ranked.grid.at(rank).items() if at != first[name])
+    return f"another program, at {', '.join(places)}"
 
-    Attributes
-    ----------
-    roles : list of str
-        What the program calls its communicators.
-    names : list of list of str
-        Of each rank: the communicators that it has in these roles.
-    members : dict of str to tuple of int
-        Communicator → its devices, in machine order.
-    """
 
-    def __init__(
-        self, program: Graph, ranks: Sequence[str], communicator: Callable[[str, int], str], machine: Machine
-    ) -> None:
-        self._ranks, self._machine = ranks, machine
-        device = [machine.device_index(name) for name in ranks]
-        calls = _calls(program, [machine.devices[d] for d in device], machine)
-        self.roles = list(calls)
-        self.names = [[communicator(role, r) for role in self.roles] for r in range(len(ranks))]
-        self._inside: dict[str, list[int]] = {}  # communicator → its ranks
-        asked: dict[str, list[Call]] = {}
-        for k, role in enumerate(self.roles):
-            for r, row in enumerate(self.names):
-                self._inside.setdefault(row[k], []).append(r)
-            several = {row[k] for row in self.names}
-            if len(several) > 1:  # otherwise it tells nobody apart
-                for name in sorted(several):
-                    asked.setdefault(name, []).extend(calls[role])
-        self.members = {
-            name: tuple(sorted({device[r] for r in inside})) for name, inside in self._inside.items()
-        }
-        self._take = {name: self._answers(name, asked.get(name, ())) for name in self._inside}
-
-    def _answers(self, name: str, calls: Iterable[Call]) -> tuple[int, ...]:
-        """Return what the machine says of calls on a communicator."""
-        model = self._machine.collectives
-        found = []
-        for call in calls:
-            assert model is not None
-            of_all = folded_model(model, self._machine, self.members)
-            one = call._replace(communicator=name)
-            found.append(of_all.time_ns(one, self._machine))
-            if isinstance(of_all, HoldsSms):
-                found.append(of_all.sms(one, self._machine))
-        return tuple(found)
-
-    def sorts(self, sort: Sequence[int]) -> dict[str, int]:
-        """Return the sort of each communicator, where those of the ranks are known."""
-        facts = (
-            (self._take[name], frozenset(sort[r] for r in inside)) for name, inside in self._inside.items()
+def _of_meetings(
+    meets: Meets, devices: Sequence[str], sort: Sequence[int], on: Mapping[str, int], rank: int
+) -> str:
+    """Return what a rank meets that the first one does not."""
+    for mine, firsts in zip(meets.names[rank].values(), meets.names[0].values(), strict=True):
+        if on[mine] == on[firsts]:
+            continue
+        if meets.took[mine] != meets.took[firsts]:
+            return f"collectives on {mine!r} take other times than on {firsts!r}"
+        known = {sort[r] for r in meets.inside[firsts]}
+        other = next(
+            (r for r in meets.inside[mine] if sort[r] not in known and sort[r] != sort[rank]), None
         )
-        return dict(zip(self._inside, _numbered(facts), strict=True))
-
-    def difference(self, sort: Sequence[int], on: Mapping[str, int], rank: int) -> str:
-        """Return what a rank meets that the first one does not."""
-        for mine, firsts in zip(self.names[rank], self.names[0], strict=True):
-            if on[mine] == on[firsts]:
-                continue
-            if self._take[mine] != self._take[firsts]:
-                return f"collectives on {mine!r} take other times than on {firsts!r}"
-            there = {sort[r] for r in self._inside[firsts]}
-            other = next(
-                (r for r in self._inside[mine] if sort[r] not in there and sort[r] != sort[rank]), None
-            )
-            if other is not None:
-                return f"meets {self._ranks[other]} on {mine!r}"
-        return f"does not meet what {self._ranks[0]} meets"
-
-
-def _calls(program: Graph, devices: Sequence[Device], machine: Machine) -> dict[str, list[Call]]:
-    """Return, for each communicator of a program, the different calls that the machine is asked about."""
-    alone = Machine((devices[0],), collectives=machine.collectives)
-    c = collectives_of(program, alone, np.zeros(len(program), np.int64))
-    if c is None:
-        return {}
-    kinds = {device.kind: device for device in devices}
-    wanted = {op for device in kinds.values() for op in modelled_ops(program, machine, device).tolist()}
-    found: dict[str, dict[Call, None]] = {name: {} for name in c.names}
-    for entry, op in enumerate(c.op.tolist()):
-        if op in wanted:
-            call = call_of(program, c, entry)
-            found[call.communicator][call] = None
-    return {name: list(calls) for name, calls in found.items()}
+        if other is not None:
+            return f"meets {devices[other]} on {mine!r}"
+    for here, there in zip(meets.pairs[rank].values(), meets.pairs[0].values(), strict=True):
+        if here.took != there.took:
+            return f"messages between it and {devices[here.other]} take another time than elsewhere"
+        if sort[here.other] != sort[there.other]:
+            return f"exchanges with {devices[here.other]}, which is not like {devices[there.other]}"
+    return f"does not meet what {devices[0]} meets"

@@ -31,10 +31,8 @@ from policies.compile.parallel.grid.combined import REPLICAS, REPLICATE, DataPar
 from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge
-from policies.option_checks import whole
 from sim import Graph
 from sim.words.errors import InputError, UnknownNameError
 
@@ -50,8 +48,8 @@ class FullyShard(DataParallel):
 
     Parameters
     ----------
-    ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
     wrap : str, optional
         What is a module: a regular expression; ops with the same match in their names are one, such as
         ``layer\d+``, all others the root. By default every op that reads a parameter.
@@ -79,9 +77,11 @@ class FullyShard(DataParallel):
     ['a/copy_in', 'a/all_gather', 'a/copy_out', 'a']
     """
 
+    name = "fsdp2"
+
     def __init__(
         self,
-        ranks: int | list[str],
+        ranks: int | list[str] | None = None,
         wrap: str | None = None,
         shard: int | None = None,
         reshard_after_forward: bool = True,
@@ -89,28 +89,28 @@ class FullyShard(DataParallel):
         backward_prefetch: _Prefetch | None = None,
         separate_all_gather: bool = False,
     ) -> None:
-        self.ranks = Ranks.of("fsdp2", ranks)
+        super().__init__(ranks)
         self.wrap = wrap
         pattern_of(wrap)
-        self.shard = len(self.ranks) if shard is None else whole("fsdp2", "shard", shard)
-        if len(self.ranks) % self.shard:
-            message = f"{len(self.ranks)} ranks cannot be divided into groups of {self.shard}"
-            raise InputError(f"fsdp2: shard: {message}", path=("shard",))
+        self.shard = None if shard is None else self.whole("shard", shard)
+        if self.ranks.n is not None:
+            self.sizes(self.ranks.n)
         self.reshard, self.separate = reshard_after_forward, separate_all_gather
         for option, value in (
             ("forward_prefetch", forward_prefetch),
             ("backward_prefetch", backward_prefetch),
         ):
             if not isinstance(value, dict | None):
-                whole("fsdp2", option, value, least=0)
+                self.whole(option, value, least=0)
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
 
-    @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, n: int) -> dict[str, int]:
         """Neighbours share parameters; every n-th sums what they reduced."""
-        if self.shard == len(self.ranks):
-            return {"dp": self.shard}
-        return {"dp": self.shard, REPLICAS: len(self.ranks) // self.shard}
+        shard = self.shard or n
+        if n % shard:
+            message = f"{n} ranks cannot be divided into groups of {shard}"
+            raise InputError(f"fsdp2: shard: {message}", path=("shard",))
+        return {"dp": n} if shard == n else {"dp": shard, REPLICAS: n // shard}
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
@@ -259,7 +259,7 @@ class _Host:
             communicator="shard",
         )
         tensors = [f"{last}:{k}" if k else last for k in range(len(shards))]
-        if self.of.shard < len(self.of.ranks):
+        if self.of.shard not in (None, self.of.ranks.n):
             last = self.program.add(
                 f"{module.name}/all_reduce",
                 "all_reduce",

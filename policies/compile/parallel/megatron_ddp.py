@@ -24,10 +24,8 @@ from policies.compile.parallel.buckets import closed_when_full
 from policies.compile.parallel.ddp import reduce_in_buckets
 from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
-from policies.option_checks import whole
 from sim import Graph
 from sim.words.errors import InputError
 
@@ -39,8 +37,8 @@ class MegatronDDP(DataParallel):
 
     Parameters
     ----------
-    ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
     bucket_size : int, optional
         Elements; by default 40 million, or a million for each rank.
     overlap_grad_reduce : bool
@@ -59,26 +57,32 @@ class MegatronDDP(DataParallel):
     (64000000, 5)
     """
 
+    name = "megatron-ddp"
+
     def __init__(
         self,
-        ranks: int | list[str],
+        ranks: int | list[str] | None = None,
         bucket_size: int | None = None,
         overlap_grad_reduce: bool = True,
         use_distributed_optimizer: bool = False,
         overlap_param_gather: bool = False,
         pipeline_rank: int = 0,
     ) -> None:
-        self.ranks = Ranks.of("megatron-ddp", ranks)
-        size = max(40_000_000, 1_000_000 * len(self.ranks)) if bucket_size is None else bucket_size
-        self.bucket_size = whole("megatron-ddp", "bucket_size", size)
+        super().__init__(ranks)
+        self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
         self.overlap, self.distributed = overlap_grad_reduce, use_distributed_optimizer
-        self.pipeline_rank = whole("megatron-ddp", "pipeline_rank", pipeline_rank, least=0)
+        self.pipeline_rank = self.whole("pipeline_rank", pipeline_rank, least=0)
         if overlap_param_gather and not use_distributed_optimizer:
             message = (
                 "overlap_param_gather has no effect without use_distributed_optimizer: nothing is gathered"
             )
             raise InputError(f"megatron-ddp: {message}", path=("overlap_param_gather",))
         self.gather_ahead = overlap_param_gather
+
+    @property
+    def bucket_size(self) -> int:
+        """Elements at which a bucket closes."""
+        return self._bucket_size or max(40_000_000, 1_000_000 * (self.ranks.n or 1))
 
     def on_stage(self, rank: int) -> MegatronDDP:
         """Return the rewrite as it is on a pipeline rank: only the first has buckets."""

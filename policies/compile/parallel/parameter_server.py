@@ -19,12 +19,13 @@ tensorflow/python/training/device_setter.py; Chen et al., "Revisiting Distribute
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.compile.parallel.ranks import Ranks
+from policies.compile.parallel.ranks import Ranks, gpus
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge, External, Record, Records, write
-from sim import Graph
+from sim import Graph, Machine
 from sim.analysis.training.staleness import PUSHED_BY, UPDATES
 from sim.words.errors import InputError
 from sim.words.limits import MOST_BUILT, at_most
@@ -38,7 +39,8 @@ class ParameterServer:
     Parameters
     ----------
     workers : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+        How many, or which devices; a number means accelerators of the machine that are no servers, in machine
+        order.
     servers : list of str
         Devices.
     asynchronous : bool
@@ -65,13 +67,14 @@ class ParameterServer:
         if isinstance(servers, int | str):
             message = f"servers must be a list of devices; found {servers!r}"
             raise InputError(f"parameter-server: {message}", path=("servers",))
-        self.servers = Ranks.of("parameter-server", servers, "servers")
+        self.servers = Ranks.of("parameter-server", servers, "servers").names or ()
         self.asynchronous = asynchronous
 
-    def apply(self, graph: Graph) -> Graph:
+    def apply(self, graph: Graph, machine: Machine | None = None) -> Graph:
         """Return the steps of all workers, and what the servers do."""
         step = TrainingStep(graph)
-        at_most(MOST_BUILT, (len(self.workers) + 1) * len(graph), "ops")
+        at_most(MOST_BUILT, ((self.workers.n or 1) + 1) * len(graph), "ops")
+        workers = self._workers(machine)
         given = step.records.externals
         trained = {each.name for each in step.parameters}
         states = {tensor for each in step.updates for tensor, _ in each.inputs if tensor in given} - trained
@@ -81,11 +84,11 @@ class ParameterServer:
             for tensor, _ in update.inputs:
                 if tensor in given:
                     made.externals[f"{server}/{tensor}"] = replace(given[tensor], device=server)
-        for worker in self.workers:
+        for worker in workers:
             for name, each in given.items():
                 if name not in trained and name not in states:
                     made.externals[f"{worker}/{name}"] = External(each.nbytes, each.role, None)
-        for worker in self.workers:
+        for worker in workers:
             pulled = self._pulled(step, worker)
             for record in step.work:
                 inputs = [pulled.get(tensor, (f"{worker}/{tensor}", d)) for tensor, d in record.inputs]
@@ -93,8 +96,19 @@ class ParameterServer:
                 name = f"{worker}/{record.name}"
                 made.ops[name] = replace(record, name=name, inputs=inputs, after=after, device=worker)
         for k, update in enumerate(step.updates):
-            self._serve(made, step, update, self.servers[k % len(self.servers)])
+            self._serve(made, step, update, self.servers[k % len(self.servers)], workers)
         return write(made)
+
+    def _workers(self, machine: Machine | None) -> tuple[str, ...]:
+        """Return the devices of the workers."""
+        n = self.workers.n or 0
+        if self.workers.names is not None or machine is None:
+            return self.workers.names or gpus(n)
+        free = [name for name in machine.accelerators if name not in self.servers]
+        if len(free) < n:
+            message = f"there are {n:,} workers, and the machine has {len(free):,} accelerators for them"
+            raise InputError(message, path=("workers",))
+        return tuple(free[:n])
 
     def _pulled(self, step: TrainingStep, worker: str) -> dict[str, tuple[str, int]]:
         """Return parameter → what a worker reads in its place: what the step before has made of it."""
@@ -106,7 +120,9 @@ class ParameterServer:
             found |= {each.name: (f"{name}:{i}" if i else name, 1) for i, each in enumerate(own)}
         return found
 
-    def _serve(self, made: Records, step: TrainingStep, update: Record, server: str) -> None:
+    def _serve(
+        self, made: Records, step: TrainingStep, update: Record, server: str, workers: Sequence[str]
+    ) -> None:
         """Add what a server does with the gradients of an update."""
         own = [each for each in step.parameters if each.update == update.name]
         outputs = tuple(step.records.externals[each.name].nbytes for each in own)
@@ -127,14 +143,14 @@ class ParameterServer:
             )
 
         if self.asynchronous:
-            for worker in self.workers:
+            for worker in workers:
                 pushed = {tensor: f"{worker}/{tensor}" for tensor in gradients}
                 updated(f"{server}/{update.name}/{worker}", pushed, **{PUSHED_BY: worker})
             return
         sums: dict[str, str] = {}
         for each in own:
             name = f"{server}/{each.name}/sum"
-            read = [(f"{worker}/{each.gradient}", 0) for worker in self.workers]
+            read = [(f"{worker}/{each.gradient}", 0) for worker in workers]
             sums[each.gradient] = name
             n = len(read)
             made.ops[name] = Record(

@@ -1,4 +1,4 @@
-"""Ranks: the program of one, on every device of a list.
+"""Ranks: how many and where, and the program of one on every device of a list.
 
 ::
 
@@ -11,6 +11,7 @@ Copies are columns, shifted: a thousand ranks of a thousand ops take seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,27 +27,40 @@ from sim.words.limits import MOST_BUILT, at_most
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OnRanks", "Ranks", "add_ranks", "on_ranks"]
+__all__ = ["Ranks", "add_ranks", "gpus"]
 
 
 MOST_RANKS: Final = 100_000
 """More devices than anybody trains on are a slip of the pen."""
 
 
-class Ranks(tuple[str, ...]):
-    """Names of devices, from a number or a list.
+def gpus(n: int) -> tuple[str, ...]:
+    """Return the devices of `n` ranks where no machine is known: gpu0, gpu1, ..."""
+    return tuple(f"gpu{r}" for r in range(n))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What an option says of ranks: how many, on which devices, or nothing: all that there is room for.
+
+    Attributes
+    ----------
+    n : int or None
+    names : tuple of str or None
+        None: the accelerators of the machine, in machine order.
 
     Examples
     --------
-    >>> Ranks.of("ddp", 2), Ranks.of("ddp", ["left", "right"])
-    (('gpu0', 'gpu1'), ('left', 'right'))
+    >>> Ranks.of("ddp", 2), Ranks.of("ddp", ["left", "right"]).names
+    (Ranks(n=2, names=None), ('left', 'right'))
     """
 
-    __slots__ = ()
+    n: int | None = None
+    names: tuple[str, ...] | None = None
 
     @staticmethod
     def of(policy: str, given: object, option: str = "ranks") -> Ranks:
-        """Return the devices that an option names; a number n means gpu0 to gpu(n-1).
+        """Return what an option says.
 
         Raises
         ------
@@ -56,68 +70,10 @@ class Ranks(tuple[str, ...]):
         if isinstance(given, list | tuple):
             names = tuple(given)
             if names and len(set(map(str, names))) == len(names) and all(isinstance(n, str) for n in names):
-                return Ranks(names)
+                return Ranks(len(names), names)
             message = "must be a number of GPUs or a list of devices, each once"
             raise InputError(f"{policy}: {option} {message}; found {given!r}", path=(option,))
-        return Ranks(f"gpu{r}" for r in range(whole(policy, option, given, most=MOST_RANKS)))
-
-
-class OnRanks:
-    """A rewrite that puts one program on every rank: extend it and override `program`.
-
-    Attributes
-    ----------
-    ranks : Ranks
-    """
-
-    ranks: Ranks
-
-    def program(self, graph: Graph) -> Graph:
-        """Return what each rank runs."""
-        raise NotImplementedError(f"{type(self).__name__} must define program(graph)")
-
-    def communicator(self, name: str, rank: int) -> str:
-        """Return what the communicator that the program calls `name` is on a rank."""
-        return name
-
-    def apply(self, graph: Graph) -> Graph:
-        """Return the program on all ranks."""
-        return self.everywhere(self.program(graph))
-
-    def everywhere(self, program: Graph) -> Graph:
-        """Return the graph in which every rank runs a program."""
-        return on_ranks(program, self.ranks, self.communicator)
-
-
-def on_ranks(
-    graph: Graph,
-    ranks: Sequence[str],
-    communicator: Callable[[str, int], str] = lambda name, rank: name,
-    builder: GraphBuilder | None = None,
-) -> Graph:
-    """Return a graph in which every rank runs `graph`, its ops and tensors named after its device.
-
-    Parameters
-    ----------
-    graph : Graph
-    ranks : sequence of str
-        Devices.
-    communicator : callable
-        ``communicator(name, rank)``: what the communicator that `graph` calls `name` is on a rank.
-    builder : GraphBuilder, optional
-        What is there besides.
-
-    Examples
-    --------
-    >>> b = GraphBuilder("step")
-    >>> _ = b.op("f", outputs=8), b.op("r", kind="all_reduce", inputs=["f"], attributes={"communicator": "c"})
-    >>> both = on_ranks(b.build(), ["gpu0", "gpu1"])
-    >>> both.op_names, both.attributes[3]
-    (['gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'], {'communicator': 'c'})
-    """
-    out = GraphBuilder(graph.name) if builder is None else builder
-    add_ranks(out, graph, ranks, lambda own, r: _renamed(own, communicator, r))
-    return out.build()
+        return Ranks(whole(policy, option, given, most=MOST_RANKS))
 
 
 def add_ranks(
@@ -190,13 +146,3 @@ def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:
     """Return rows again and again, with the entries of each time."""
     counts = np.tile(rows.counts(), len(entries))
     return Csr(np.concatenate(([0], np.cumsum(counts))), np.concatenate(entries))
-
-
-def _renamed(
-    attributes: Mapping[str, Any], communicator: Callable[[str, int], str], rank: int
-) -> Mapping[str, Any]:
-    """Return the attributes of an op on a rank."""
-    given = attributes.get("communicator")
-    if given is None or (name := communicator(given, rank)) == given:
-        return attributes
-    return {**attributes, "communicator": name}

@@ -105,6 +105,7 @@ class GraphFile(TypedDict):
     name: str
     source: NotRequired[str]
     batch: NotRequired[Annotated[int, Field(ge=1)]]
+    devices: NotRequired[dict[Name, dict[Name, str]]]
     tensors: NotRequired[list[TensorRecord]]
     ops: Annotated[list[OpRecord], Field(min_length=1)]
     functions: NotRequired[list[FunctionRecord]]

@@ -19,6 +19,8 @@ It is the file that other tools write for us, and that `sim import` writes from 
 * ``functions`` are for ops of kind ``call``, ``if`` and ``while``, which are written out when the file is
   read (`scenarios.ops.functions`): ``{"name": "f", "inputs": ["a"], "ops": [...], "results": ["b"]}``.
 * What is left out is absent or zero; ``bytes_read`` and ``bytes_written`` are then those of the tensors.
+* ``devices`` says of devices that ops are pinned to what a recording knows, in the words of a machine's
+  description: ``{"gpu": {"gap": "1200ns"}}``. A scenario's machine has it where it says nothing else.
 * ``batch`` says at which batch size the numbers were taken, and ``per_sample`` by how much each grows
   with one more sample; with both, `read_graph` gives the graph at any batch size, exactly.
 
@@ -28,6 +30,7 @@ The JSON Schema is ``scenarios/graph.schema.json``. Equal graphs give equal byte
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -87,10 +90,10 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
         if read is not None:
             builder.extend(**read[1])
             del read
-            return builder.build()
+            return _with_facts(builder.build(), file)
         functions = [_function(record) for record in file.get("functions", [])]
         add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
-        graph = builder.build()
+        graph = _with_facts(builder.build(), file)
         if batch is not None and len(graph) != len(file["ops"]):
             raise InputError("its functions have no 'per_sample', so the batch cannot be set")
         return graph if batch is None else at_batch(graph, _slope(file, graph, path), batch)
@@ -98,6 +101,11 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
         raise GraphError(f"{path}: {error}") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _with_facts(graph: Graph, file: GraphFile) -> Graph:
+    """Return the graph with what its file says of devices."""
+    return replace(graph, device_facts=file["devices"]) if "devices" in file else graph
 
 
 load = read_graph

@@ -50,6 +50,8 @@ def write_graph(
         head["source"] = source
     if slope is not None:
         head["batch"] = slope.batch
+    if graph.device_facts:
+        head["devices"] = graph.device_facts
     try:
         lines = [f"{_json(key)}: {_json(value)},\n" for key, value in head.items()]
         tensors = ",\n".join(map(_json, _tensors(graph, slope)))

@@ -9,10 +9,10 @@ launches one, or waits for the GPU, is an op of the host. Edges say what had to 
                                 │     └ ─ ─ ┐
     gpu stream 20               └►  . . . . nccl                             (waits between streams)
 
-A simulation without any overheads of its own starts every task no later than it was recorded to start;
-what is missing are the launch latency and the gaps between kernels, which are the device's. What the host
-does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks meet in
-`kineto_ranks`.
+Launch latency and gaps between kernels are the device's, and the graph says what they were
+(`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
+the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks
+meet in `kineto_ranks`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_events import GpuTask, read_events
+from scenarios.importers.traces.kineto_events import read_events
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
+from scenarios.importers.traces.kineto_rows import GpuTask
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
+from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 
 __all__ = ["load", "recognises"]
 
-
-_USUAL_NS = 20_000
-"""Launch latency and gaps between kernels are shorter; they are the device's."""
 
 _Place = tuple[int, int, int, int]
 """Where an op stands in the graph: time, rank, the host before the GPU, number."""
@@ -127,7 +127,8 @@ def load(
     with in_file(paths[0] if one else job_name(path)):
         for _, record in rows:
             builder.op(**record)
-        return builder.build()
+        facts = {gpu: each.overheads.described() for each in processes for gpu in each.gpus.values()}
+        return replace(builder.build(), device_facts=facts)
 
 
 @dataclass(frozen=True)
@@ -140,43 +141,47 @@ class _Process:
     told: Sequence[Told] = ()
     """What an execution graph tells of each task."""
 
+    @cached_property
+    def overheads(self) -> Overheads:
+        """What its GPUs take themselves."""
+        return overheads(self.rank.trace, self.streams)
+
+    @cached_property
+    def gpus(self) -> dict[int, str]:
+        """What its GPUs are called, by their numbers."""
+        numbers = sorted({task.device for task in self.rank.trace.tasks})
+        return {n: f"gpu{n}" if len(numbers) > 1 else f"gpu{self._number}" for n in numbers}
+
+    @property
+    def _number(self) -> str:
+        return "" if self.rank.number is None else str(self.rank.number)
+
     def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
         """Yield the ops with what puts them in order."""
         trace, rank = self.rank.trace, self.rank.number
-        prefix, number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
+        prefix = "" if rank is None else f"rank{rank}/"
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
         launcher: Mapping[int, str] = {}
-        delays: Mapping[int, tuple[int, int]] = {}
+        held: Mapping[int, Delay] = {}
         if host == "calls":
-            own = Host(trace, names, self.streams, begin_ns, prefix, f"cpu{number}")
+            latency_ns = self.overheads.launch_latency.usual_ns
+            own = Host(trace, names, self.streams, begin_ns, latency_ns, prefix, f"cpu{self._number}")
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
-            launcher, delays = own.launcher, dict(self._delays(own, begin_ns))
+            launcher = own.launcher
+            held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
             self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
-        one = len({task.device for task in trace.tasks}) == 1
         for i, task in enumerate(trace.tasks):
-            pin = {"device": f"gpu{number}" if one else f"gpu{task.device}"}
+            pin = {"device": self.gpus[task.device]}
             after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
-            if i in delays:
-                ready_ns, ns = delays[i]
+            if i in held:
+                since_ns, ns = held[i]
                 delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
-                where = {"stream": task.stream, "recorded_start_ns": ready_ns - begin_ns}
+                where = {"stream": task.stream, "recorded_start_ns": since_ns - begin_ns}
                 delay |= {"duration_ns": ns, "attributes": where}
-                yield (ready_ns, rank or 0, 1, i), delay | pin
+                yield (since_ns, rank or 0, 1, i), delay | pin
                 after = [*after, delay["name"]]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
             yield (task.start_ns, rank or 0, 2, i), add_told(op, self.told[i], names) if self.told else op
-
-    def _delays(self, host: Host, begin_ns: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield tasks that started later than their edges say: since when they could have, and how long.
-
-        What was launched before the trace begins has no launch latency in it, so that any gap counts.
-        """
-        tasks = self.rank.trace.tasks
-        for i, task in enumerate(tasks):
-            ends = (tasks[p].end_ns for p in self.streams.before[i])
-            ready_ns = max([host.issued_ns.get(i, begin_ns), *ends])
-            if task.start_ns - ready_ns > (_USUAL_NS if i in host.issued_ns else 0):
-                yield i, (ready_ns, task.start_ns - ready_ns)
 
     def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {

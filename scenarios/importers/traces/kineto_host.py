@@ -47,7 +47,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_events import GpuTask, HostCall, Thread, Trace
+from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, Thread, Trace
 from scenarios.importers.traces.kineto_waits import Streams
 
 __all__ = ["Host", "Record"]
@@ -79,6 +79,8 @@ class Host:
         What tasks, and streams, wait for on the GPU.
     begin_ns : int
         Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
+    latency_ns : int
+        From the end of a launch to the earliest start of its task.
     prefix : str
         Of the names of ops.
     device : str
@@ -100,6 +102,7 @@ class Host:
         names: list[str],
         streams: Streams,
         begin_ns: int,
+        latency_ns: int = 0,
         prefix: str = "",
         device: str = "cpu",
     ) -> None:
@@ -107,7 +110,7 @@ class Host:
         self.launcher: dict[int, str] = {}
         self.issued_ns: dict[int, int] = {}
         self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
-        self._prefix, self._device = prefix, device
+        self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
         self._point: dict[Thread, int] = {}  # until when each thread is accounted for
         self._last: dict[Thread, str] = {}
         self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
@@ -134,10 +137,10 @@ class Host:
     # -- launches ----------------------------------------------------------------------------------
 
     def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
-        """Add a launch, which takes effect when its first task starts, at the latest, and its wait."""
+        """Add a launch, and its wait."""
         first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
         task, name, after = self._trace.tasks[first], f"launch.{n}", []
-        until = min(call.end_ns, task.start_ns)
+        until = self._issued(call, task)
         awaited = self._in_time(call, tasks) if _waits_for_copy(call, task) else []
         if awaited and self._is_held(call, first):
             until = min(until, call.start_ns + self._issuing_ns)
@@ -153,6 +156,12 @@ class Host:
         if awaited:
             self._wait(n, call, awaited)
 
+    def _issued(self, call: HostCall, task: GpuTask) -> int:
+        """Return when a launch took effect: a latency before its task began, if that was within the call."""
+        if task.start_ns >= call.end_ns:
+            return call.end_ns
+        return max(min(call.start_ns, task.start_ns), task.start_ns - self._latency_ns)
+
     def _is_held(self, call: HostCall, task: int) -> bool:
         """Whether a task was recorded to wait for another one when its call began."""
         return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
@@ -163,7 +172,7 @@ class Host:
         for call in self._trace.calls:
             for i in self._launches.get(call.correlation, [])[:1]:
                 task = self._trace.tasks[i]
-                took = max(0, min(call.end_ns, task.start_ns) - call.start_ns)
+                took = max(0, self._issued(call, task) - call.start_ns)
                 if not _waits_for_copy(call, task):
                     launches.append(took)
                 elif not self._is_held(call, i):

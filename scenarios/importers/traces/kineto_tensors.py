@@ -10,8 +10,8 @@ from scenarios.importers.execution_graph.operators import read_operators
 from scenarios.importers.execution_graph.tensor_flow import Flow
 from scenarios.importers.files import StrPath
 from scenarios.importers.traces.kernel_names import kind_of
-from scenarios.importers.traces.kineto_events import Trace
 from scenarios.importers.traces.kineto_host import Record
+from scenarios.importers.traces.kineto_rows import Trace
 
 __all__ = ["add_told", "told_of"]
 

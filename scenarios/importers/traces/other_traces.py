@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from scenarios.importers.files import StrPath, read_json
+from scenarios.importers.files import StrPath
+from scenarios.importers.streamed_json import items
 
 __all__ = ["what_it_is"]
 
@@ -51,30 +51,24 @@ def what_it_is(path: StrPath) -> str:
     path : path
         Of Chrome trace events: an object with ``traceEvents``, or a list of them.
     """
-    data = read_json(path)
-    keys = [*data] if isinstance(data, dict) else []
-    given = data.get("traceEvents") if isinstance(data, dict) else data
-    events = [event for event in given if isinstance(event, dict)] if isinstance(given, list) else []
-    if not events:
+    others: dict[str, Any] = {}
+    counted: Counter[str] = Counter()
+    names: dict[str, None] = {}
+    processes: dict[str, None] = {}
+    for event in items(path, "a trace", "traceEvents", others):
+        name, args = event.get("name"), event.get("args")
+        counted[str(event.get("cat", ""))] += 1
+        names[f"n:{name!s:.40}"] = None
+        if name == "process_name" and isinstance(args, dict):
+            processes[f"p:{args.get('name')}"] = None
+    if not counted:
         return ", which has no events"
-    counted = Counter(str(event["cat"]) if "cat" in event else "" for event in events)
-    signs = "\n".join(_signs(keys, counted, events))
+    keys = (f"k:{key}" for key in others)
+    signs = "\n".join([*keys, *(f"c:{category}" for category in counted), *names, *processes])
     looks = next((words for sign, words in _SIGNS if re.search(f"^{sign}", signs, re.MULTILINE)), None)
     most = counted.most_common(_SHOWN)
     shown = [f"{n:,} {category[:40] or 'without a category'}" for category, n in most]
     shown += ["..."] * (len(counted) > _SHOWN)
     said = f"; {looks}" if looks else ""
-    number = f"{len(events):,} event{'s' * (len(events) != 1)}"
-    return f"{said} ({number}: {', '.join(shown)})"
-
-
-def _signs(
-    keys: Iterable[str], categories: Iterable[str], events: Iterable[Mapping[str, Any]]
-) -> Iterable[str]:
-    yield from (f"k:{key}" for key in keys)
-    yield from (f"c:{category}" for category in categories)
-    yield from dict.fromkeys(f"n:{str(event.get('name'))[:40]}" for event in events)
-    for event in events:
-        args = event.get("args")
-        if event.get("name") == "process_name" and isinstance(args, dict):
-            yield f"p:{args.get('name')}"
+    total = counted.total()
+    return f"{said} ({total:,} event{'s' * (total != 1)}: {', '.join(shown)})"

@@ -9,7 +9,8 @@ The order of a stream is more than what its kernels need, and a recording seldom
                                              what comes out is the most that streams can give
 
 What calls say is kept in any case: who waits for an event of the stream, or for the stream, waits for all
-kernels that were on it by then, and who comes after a wait of the stream comes after what it waited for::
+kernels that were on it by then, and who comes after a wait of the stream comes after what it waited for. A
+copy that the host waits for is waited for alone::
 
     recorded    stream 7   a ─ b ─ c ─ record e             2 streams    7   a ─── c ─┐
                 stream 20                       wait e ─ d               8   b ───────┴► d
@@ -149,12 +150,14 @@ def _move(
             record.attributes = {**record.attributes, "stream": names[stream]}
         now[stream] = n
         latest.append(dict(now))
+    own_copy = {wait: launch for launch in program.tasks_of if (wait := program.wait_of(launch)) is not None}
     for record in ops.values():
-        if record.name not in number and any(edge[0] in number for edge in record.after):
-            record.after = list(
-                dict.fromkeys(
-                    (units[m][-1].name if edge[0] in number else edge[0], edge[1])
-                    for edge in record.after
-                    for m in (latest[number[edge[0]]].values() if edge[0] in number else (0,))
-                )
-            )
+        if record.name in number or not any(edge[0] in number for edge in record.after):
+            continue
+        after: dict[Edge, None] = {}
+        for name, distance in record.after:
+            copied = name in program.tasks_of.get(own_copy.get(record.name, ""), ())
+            behind = [] if copied or name not in number else latest[number[name]].values()
+            after |= dict.fromkeys((units[n][-1].name, distance) for n in behind)
+            after |= {} if behind else {(name, distance): None}
+        record.after = list(after)

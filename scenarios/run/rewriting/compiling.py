@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from policies.compile.distributed_session import DistributedSession
 from policies.compile.parallel.grid.combined import warn_of_unsummed
-from policies.compile.parallel.ranks import OnRanks
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
+from policies.compile.parallel.parameter_server import ParameterServer
 from scenarios.run.decisions import Step
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_graph", "pinned"]
 
+MakeRanks = Callable[[Ranked, Step], tuple[Graph, Machine]]
+
 
 def compile_graph(
     graph: Graph,
@@ -40,7 +43,7 @@ def compile_graph(
     machine: Machine,
     placement: Placement | None,
     document: Document,
-    on_ranks: Callable[[Graph, Step, Machine], tuple[Graph, Machine]],
+    make_ranks: MakeRanks,
 ) -> tuple[Graph, Placement | None, Machine]:
     """Apply the steps in order; return what runs, the placement that is left to make, and the machine.
 
@@ -53,37 +56,48 @@ def compile_graph(
         For the steps that need to know where ops run.
     document : Document
         For messages.
-    on_ranks : callable
-        Applies a step that makes all ranks, which may fold them (`scenarios.run.rewriting.folding`).
+    make_ranks : callable
+        Returns what ranks run, and on which machine, after the step that is the last to change them
+        (`scenarios.run.rewriting.folding`).
 
     Raises
     ------
     ScenarioError
         A step that cannot be applied, or that removes an op that may fail, with its place.
     """
-    for step in steps:
+    ranked: Ranked | None = None
+    for k, step in enumerate(steps):
+        rewrite = step.rewrite
         try:
-            if getattr(step.rewrite, "placed", False):
+            if isinstance(rewrite, OnRanks):
+                if ranked is None:
+                    ranked = Ranked.of(graph, machine.accelerators)
+                _keep_failures(graph, None)
+                ranked = rewrite.ranked(ranked)
+                if k + 1 == len(steps) or not isinstance(steps[k + 1].rewrite, OnRanks):
+                    warn_of_unsummed(ranked)
+                    graph, machine = make_ranks(ranked, step)
+                    ranked = None
+                continue
+            if getattr(rewrite, "placed", False):
                 job = make_job(graph, machine, placement=placement, may_fail=False)
                 graph, placement = pinned(graph, machine, job.device_of), None
             before = graph
-            if isinstance(step.rewrite, OnRanks):
-                graph, machine = on_ranks(graph, step, machine)
-            elif isinstance(step.rewrite, DistributedSession):
-                graph = step.rewrite.apply(graph, machine)
+            if isinstance(rewrite, DistributedSession | ParameterServer):
+                graph = rewrite.apply(graph, machine)
             else:
-                graph = step.rewrite.apply(graph)
+                graph = rewrite.apply(graph)
             _keep_failures(before, graph)
         except ScenarioError:
             raise
         except InputError as error:
-            raise document.error(step.loc, f"{step.name}: {error}") from error
-    warn_of_unsummed(graph)
+            told = error.message if error.path else str(error)
+            raise document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
     return graph, placement, machine
 
 
-def _keep_failures(before: Graph, after: Graph) -> None:
-    """Refuse a rewrite after which an op does not fail any more.
+def _keep_failures(before: Graph, after: Graph | None) -> None:
+    """Refuse a rewrite after which an op does not fail any more; None: one whose ops have other names.
 
     Raises
     ------
@@ -91,9 +105,9 @@ def _keep_failures(before: Graph, after: Graph) -> None:
         Naming the op.
     """
     may_fail = [op for op, attributes in before.attributes.items() if attributes.get("fails")]
-    names = set(after.op_names) if may_fail else ()
+    names = set(after.op_names) if may_fail and after is not None else ()
     for name in (before.op_names[op] for op in may_fail):
-        if name not in names or not after.attributes.get(after.index(name), {}).get("fails"):
+        if name not in names or after is None or not after.attributes.get(after.index(name), {}).get("fails"):
             raise InputError(f"removes the op {name!r}, which may fail; leave out one of the two")
 
 

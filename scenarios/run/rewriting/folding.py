@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from policies.compile.parallel.folding import fold, why_not
-from policies.compile.parallel.ranks import OnRanks
+from policies.compile.parallel.grid.ranked import Ranked
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
@@ -58,31 +58,26 @@ class NotFoldedWarning(UserWarning):
     """Ranks could not be folded, and all are simulated."""
 
 
-def make_ranks(case: Case, graph: Graph, step: Step, machine: Machine) -> tuple[Graph, Machine]:
-    """Return what ranks run, and on which machine, after a step that puts a program on all of them.
+def make_ranks(case: Case, ranked: Ranked, step: Step) -> tuple[Graph, Machine]:
+    """Return what ranks run, and on which machine, after the step that is the last to change them.
 
     Raises
     ------
     ScenarioError
         The scenario wants them folded, and something sets them apart.
     """
-    rewrite, content = step.rewrite, case.scenario.content
-    assert isinstance(rewrite, OnRanks)
-    if graph.in_communicators:
-        if content.fold is True:
-            message = f"the ranks cannot be folded: there are others before those of {step.name}"
-            raise case.scenario.document.error(("fold",), message)
-        return rewrite.apply(graph), machine
-    program, ranks = rewrite.program(graph), rewrite.ranks
-    if content.fold is True or (content.fold == "auto" and len(ranks) > _FEW):
-        reasons = [*_reasons(case, step), *why_not(program, ranks, machine)]
+    content, machine = case.scenario.content, case.work.machine
+    n = ranked.grid.ranks
+    if ranked.grid.sizes and (content.fold is True or (content.fold == "auto" and n > _FEW)):
+        devices = ranked.on_devices()
+        reasons = [*_reasons(case, step), *why_not(ranked, devices, machine)]
         if not reasons:
-            return fold(program, ranks, rewrite.communicator, machine, [*_facts(case, ranks)])
+            return fold(ranked, devices, machine, [*_facts(case, devices)])
         why = f"the ranks cannot be folded: {'; '.join(reasons)}"
         if content.fold is True:
             raise case.scenario.document.error(("fold",), why)
-        warnings.warn(NotFoldedWarning(f"{why}; all {len(ranks):,} are simulated"), stacklevel=2)
-    return rewrite.everywhere(program), machine
+        warnings.warn(NotFoldedWarning(f"{why}; all {n:,} are simulated"), stacklevel=2)
+    return ranked.graph(), machine
 
 
 def _reasons(case: Case, step: Step) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sim.words.errors import InputError
 from sim.words.limits import MOST_RUNS, at_most
 
-__all__ = ["Point", "Row", "column_of", "points_of"]
+__all__ = ["Point", "Row", "axes_of", "column_of", "points_of"]
 
 Row = dict[str, Any]
 
@@ -80,19 +80,25 @@ def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> 
     >>> [str(point) for point in points_of(["a=1,2", "b=[3,4],5"])]
     ['a=1, b=[3,4]', 'a=1, b=5', 'a=2, b=[3,4]', 'a=2, b=5']
     """
+    axes = axes_of(vary)
+    at_most(MOST_RUNS, math.prod(map(len, axes.values())) * len(policies), "points")
+    combinations = itertools.product(*([(key, value) for value in values] for key, values in axes.items()))
+    return [Point(tuple(settings), policy) for settings in combinations for policy in policies]
+
+
+def axes_of(vary: Sequence[str], option: str = "--vary") -> dict[str, list[str]]:
+    """Return the values of each key of ``KEY=V1,V2,...``; see `points_of`."""
     axes: dict[str, list[str]] = {}
     for text in vary:
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
-            raise InputError(f"--vary {text!r}: give KEY=V1,V2,... as in workload.batch=1,8,32")
+            raise InputError(f"{option} {text!r}: give KEY=V1,V2,... as in workload.batch=1,8,32")
         if key in axes:
-            raise InputError(f"--vary {key} is given twice; put all its values behind one")
+            raise InputError(f"{option} {key} is given twice; put all its values behind one")
         axes[key] = list(_split(values))
         if "" in axes[key]:
-            raise InputError(f"--vary {text!r}: a value is empty")
-    at_most(MOST_RUNS, math.prod(map(len, axes.values())) * len(policies), "points")
-    combinations = itertools.product(*([(key, value) for value in values] for key, values in axes.items()))
-    return [Point(tuple(settings), policy) for settings in combinations for policy in policies]
+            raise InputError(f"{option} {text!r}: a value is empty")
+    return axes
 
 
 def _split(text: str) -> Iterator[str]:

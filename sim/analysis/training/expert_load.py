@@ -42,14 +42,20 @@ def expert_load(trace: Record) -> dict[str, Any]:
     >>> expert_load(simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue()))["layers"]
     {'ffn': {'imbalance': 1.5, 'fullest': 'gpu0', 'dropped': 0, 'tokens': {'gpu0': 3, 'gpu1': 1}}}
     """
-    devices = trace.job.machine.devices
+    machine = trace.job.machine
+    members = {} if machine.folding is None else machine.folding.members
+    order = {d.name: k for k, d in enumerate(machine.devices)}
+    if machine.folding is not None:
+        order = {name: k for k, name in enumerate(machine.folding.order)}
     tokens: dict[str, dict[str, int]] = {}
     dropped: dict[str, int] = {}
     for op, given in trace.job.graph.attributes.items():
         if LAYER in given:
-            name = str(given[LAYER])
-            tokens.setdefault(name, {})[devices[int(trace.job.device_of[op])].name] = given[TOKENS]
-            dropped[name] = dropped.get(name, 0) + given[DROPPED]
+            name, device = str(given[LAYER]), machine.devices[int(trace.job.device_of[op])].name
+            same = members.get(device, (device,))
+            tokens.setdefault(name, {}).update(dict.fromkeys(same, given[TOKENS]))
+            dropped[name] = dropped.get(name, 0) + given[DROPPED] * len(same)
+    tokens = {name: dict(sorted(row.items(), key=lambda of: order[of[0]])) for name, row in tokens.items()}
     if not tokens:
         return {}
     layers = {name: {**_most(row), "dropped": dropped[name], "tokens": row} for name, row in tokens.items()}

@@ -16,6 +16,9 @@ they have one place in line and run side by side, each on a stream of its own (`
 ``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still one after
 another.
 
+Of ranks that are folded (`sim.machine.folding`) one may meet itself, and sends to several others may go to one:
+then the attribute ``pair``, a number, tells parties apart.
+
 Source: NCCL's user guide (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage.html), "Using
 multiple NCCL communicators concurrently" and "Point-to-point communication": all ranks issue the collectives
 of a communicator in one order, and the device runs them in that order.
@@ -147,22 +150,24 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     for c, d in zip(*np.divmod(lines, n), strict=True):
         ranks[c].append(int(d))
     nbytes = np.maximum(graph.bytes_read[op], graph.bytes_written[op])
-    root, peer = np.full(len(op), UNSET), np.full(len(op), UNSET)
+    root, peer, pair = (np.full(len(op), UNSET) for _ in range(3))
     for i, k in enumerate(ops):
         given = graph.attributes[k]
         nbytes[i] = given.get("nbytes", sum(given["sends"].values()) if "sends" in given else nbytes[i])
         root[i] = _rank(graph, machine, k, "root", _ROOTED, ranks[which[i]])
         peer[i] = _rank(graph, machine, k, "peer", _PAIRED, ranks[which[i]])
-        if peer[i] == device[i]:
+        pair[i] = given.get("pair", UNSET)
+        if peer[i] == device[i] and pair[i] == UNSET:
             raise _fault(graph, k, "has itself as its peer", "peer")
     sends, paired = graph.is_kind("send")[op], peer != UNSET
     source, sink = np.where(sends, device, peer), np.where(sends, peer, device)
-    key = communicator * (n * n + 1) + np.where(paired, 1 + source * n + sink, 0)
+    key = (communicator * (n * n + 1) + np.where(paired, 1 + source * n + sink, 0)) * (pair.max() + 2) + pair + 1
     party, _, first = by_first_use(key)
     members = tuple(
         (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[which[i]]) for i in first.tolist()
     )
-    seats, seat = np.unique(party * n + device, return_inverse=True)
+    beside = np.where(sends & (source == sink), n, 0)  # who meets itself has two seats
+    seats, seat = np.unique(party * 2 * n + beside + device, return_inverse=True)
     same = {kind: code for code, kind in enumerate(sorted(COLLECTIVE_KINDS))}
     kind_code = np.array([same[graph.kind(k)] for k in ops])
     sized = ~graph.is_kind(*_UNEVEN)[op]
@@ -177,7 +182,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
         exchange,
         exchanged,
         members,
-        seats // n,
+        seats // (2 * n),
     )
     _check_ranks(graph, machine, found)
     return found
@@ -226,7 +231,7 @@ def _exchanges(
             )
         if graph.kind(op) not in _UNEVEN:
             raise _fault(graph, op, "does not say what it sends to whom; only all_to_all does", "sends")
-        party, device = divmod(int(seats[seat[i]]), len(machine.devices))
+        party, device = divmod(int(seats[seat[i]]), 2 * len(machine.devices))
         ranks = members[party]
         names = [machine.devices[d].name for d in ranks]
         for name in given:

@@ -36,8 +36,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from policies.compile.parallel.context.chunks import attention_shares
-from policies.compile.parallel.grid.combined import multiplied
 from policies.compile.parallel.grid.rank_grid import Grid
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.program import COMPUTE
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import TrainingStep, parts_of_gradients
@@ -62,13 +62,13 @@ GROUP: Final = "context parallel"
 _SHAPE: Final = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
 
 
-class ContextParallel:
+class ContextParallel(OnRanks):
     """Share the tokens of every sequence out over ranks.
 
     Parameters
     ----------
     ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+        How many, or which devices; a number means accelerators of the machine, in machine order.
     method : {"ring", "all-gather", "all-to-all"}
         How attention gets what others have.
     chunks : {"balanced", "contiguous"}
@@ -98,17 +98,17 @@ class ContextParallel:
         self.method = one_of("context-parallel", "method", method, METHODS)
         self.balanced = one_of("context-parallel", "chunks", chunks, CHUNKS) == "balanced"
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return what the ranks run."""
-        if has_control_flow(graph):
-            raise GraphError(
-                f"graph {graph.name!r} has control flow; what ranks exchange must be known before"
-            )
-        return multiplied(graph, self.ranks, {"cp": len(self.ranks)}, self._program, varies=True)
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that share sequences."""
+        name = there.programs[0].name
+        if has_control_flow(there.programs[0]):
+            raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
+        c = there.room("context-parallel", self.ranks)
+        return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=True)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return what one rank runs."""
-        c = len(self.ranks)
+        c = grid.sizes["cp"]
         if c == 1:
             return graph
         writer = {"ring": _Ring, "all-gather": _AllGather, "all-to-all": _AllToAll}[self.method]

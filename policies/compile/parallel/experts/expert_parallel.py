@@ -33,8 +33,8 @@ from policies.compile.parallel.ddp import reduce_in_buckets
 from policies.compile.parallel.experts.layers import Layers
 from policies.compile.parallel.experts.one_rank import OneRank
 from policies.compile.parallel.experts.routing import routed
-from policies.compile.parallel.grid.combined import multiplied
 from policies.compile.parallel.grid.rank_grid import DATA, Grid
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.program import COMPUTE, Program
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
@@ -53,13 +53,13 @@ _COPIES: Final = {"communicator": "expert data parallel", "dimension": DATA}
 _MOST_EXPERTS: Final = 100_000
 
 
-class ExpertParallel:
+class ExpertParallel(OnRanks):
     r"""Run a step on ranks that share the experts of its layers.
 
     Parameters
     ----------
     ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+        How many, or which devices; a number means accelerators of the machine, in machine order.
     wrap : str
         Which ops are experts: a regular expression; ops with the same match in their names are one layer,
         such as ``layer\d+\.ffn``. A group in it is the number of an expert: ``layer\d+\.experts\.(\d+)``.
@@ -118,10 +118,12 @@ class ExpertParallel:
         name = "expert-parallel"
         self.ranks, self.wrap, self.overlap = Ranks.of(name, ranks), wrap, overlap
         self.experts = whole(name, "experts", experts, most=_MOST_EXPERTS)
-        self.size = len(self.ranks) if size is None else whole(name, "size", size)
-        if len(self.ranks) % self.size:
-            message = f"{len(self.ranks)} ranks cannot be divided into groups of {self.size}"
+        n = self.ranks.n or 1
+        self.size = n if size is None else whole(name, "size", size)
+        if n % self.size:
+            message = f"{n} ranks cannot be divided into groups of {self.size}"
             raise InputError(f"{name}: size: {message}", path=("size",))
+        self.copies = n // self.size
         self.top_k = whole(name, "top_k", top_k)
         self.token_bytes = None if token_bytes is None else whole(name, "token_bytes", token_bytes)
         self.bucket_size = whole(name, "bucket_size", bucket_size)
@@ -136,9 +138,10 @@ class ExpertParallel:
             origin=origin,
         )
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step on all ranks."""
-        at_most(MOST_BUILT, len(self.ranks) * len(graph), "ops")
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that share experts."""
+        at_most(MOST_BUILT, self.size * len(there.programs[0]), "ops")
+        there.room("expert-parallel", self.ranks)
         made: dict[tuple[int, int], Graph] = {}
         layers: dict[int, Layers] = {}
 
@@ -150,8 +153,8 @@ class ExpertParallel:
                 made[key] = self._program(layers[id(one)], at["ep"])
             return made[key]
 
-        sizes = {"ep": self.size, "dp": len(self.ranks) // self.size}
-        return multiplied(graph, self.ranks, sizes, program, varies=True)
+        sizes = {"ep": self.size, "dp": self.copies}
+        return there.multiplied(sizes, program, names=self.ranks.names, varies=True)
 
     def _program(self, layers: Layers, place: int) -> Graph:
         """Return what a rank runs: gradients are summed in buckets, those of experts apart."""
@@ -165,9 +168,8 @@ class ExpertParallel:
         )
         own, step = layers.own, TrainingStep(write(rank.records()), forward=True)
         program = Program(step, "expert parallel")
-        copies = len(self.ranks) > self.size
         dense = [each for each in step.parameters[::-1] if each.name not in own]
-        apart = [each for each in step.parameters[::-1] if each.name in own] if copies else []
+        apart = [each for each in step.parameters[::-1] if each.name in own and self.copies > 1]
         buckets = [bucket for some in (dense, apart) for bucket in self._buckets(some)]
         last = None
         if buckets:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.compile.parallel.grid.combined import on_each_rank, programs_of
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Record, Records, write
 from policies.option_checks import whole
@@ -28,7 +28,7 @@ from sim.words.errors import GraphError
 __all__ = ["GradientAccumulation", "added", "refuse_micro_batches", "renamed"]
 
 
-class GradientAccumulation:
+class GradientAccumulation(OnRanks):
     """Run forward and backward of a training step several times before its updates.
 
     Parameters
@@ -55,12 +55,12 @@ class GradientAccumulation:
     def __init__(self, micro_batches: int) -> None:
         self.n = whole("gradient-accumulation", "micro_batches", micro_batches)
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return the step of several micro-batches."""
-        if "dp" in programs_of(graph)[0].sizes:
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks, or the only device, with steps of several micro-batches."""
+        if "dp" in there.grid.sizes:
             message = "is of replicas already; gradient-accumulation comes before the rewrite that makes them"
-            raise GraphError(f"graph {graph.name!r} {message}")
-        return on_each_rank(graph, self._program)
+            raise GraphError(f"graph {there.programs[0].name!r} {message}")
+        return there.each(self._program)
 
     def _program(self, graph: Graph) -> Graph:
         step = TrainingStep(graph)

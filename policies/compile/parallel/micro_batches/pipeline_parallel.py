@@ -23,8 +23,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from policies.compile.parallel.grid.combined import multiplied, programs_of
 from policies.compile.parallel.grid.rank_grid import Grid
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.micro_batches.accumulation import added, refuse_micro_batches, renamed
 from policies.compile.parallel.program import COMPUTE
 from policies.compile.parallel.ranks import Ranks
@@ -42,13 +42,13 @@ from sim.words.units import round_half_up
 __all__ = ["PipelineParallel"]
 
 
-class PipelineParallel:
+class PipelineParallel(OnRanks):
     """Run a training step on ranks that each have some of its stages.
 
     Parameters
     ----------
     ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+        How many, or which devices; a number means accelerators of the machine, in machine order.
     micro_batches : int
     schedule : str
         ``1f1b``, ``gpipe``, ``interleaved-1f1b``, ``zb-h1``, ...
@@ -68,19 +68,21 @@ class PipelineParallel:
     ) -> None:
         self.ranks = Ranks.of("pipeline-parallel", ranks)
         n = whole("pipeline-parallel", "micro_batches", micro_batches)
-        self.schedule: Schedule = generate(schedule, ranks=len(self.ranks), micro_batches=n, chunks=chunks)
+        assert self.ranks.n is not None
+        self.schedule: Schedule = generate(schedule, ranks=self.ranks.n, micro_batches=n, chunks=chunks)
         slots = [slot for program in self.schedule.programs for slot in program]
         plain = all(isinstance(slot, Action) and slot.phase in "FBIW" for slot in slots)
         if len(self.schedule.placements) > 1 or not plain:
             message = f"{schedule} has slots that overlap, recompute, or stages on several ranks"
             raise InputError(f"pipeline-parallel: {message}", path=("schedule",))
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return what the ranks run."""
-        if "dp" in programs_of(graph)[0].sizes:
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that each have some stages."""
+        if "dp" in there.grid.sizes:
             message = "is of replicas already; pipeline-parallel comes before the rewrite that makes them"
-            raise GraphError(f"graph {graph.name!r} {message}")
-        return multiplied(graph, self.ranks, {"pp": len(self.ranks)}, self._program, varies=True)
+            raise GraphError(f"graph {there.programs[0].name!r} {message}")
+        added = {"pp": there.room("pipeline-parallel", self.ranks)}
+        return there.multiplied(added, self._program, names=self.ranks.names, varies=True)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return what one rank runs."""

@@ -34,7 +34,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from policies.compile.parallel.grid.combined import multiplied, programs_of
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.grid.rank_grid import Grid
 from policies.compile.parallel.program import COMPUTE
 from policies.compile.parallel.ranks import Ranks
@@ -72,13 +72,13 @@ class WholeWarning(UserWarning):
     """Something stays whole on every tensor-parallel rank."""
 
 
-class TensorParallel:
+class TensorParallel(OnRanks):
     """Split the layers of a forward or a training step over ranks.
 
     Parameters
     ----------
     ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+        How many, or which devices; a number means accelerators of the machine, in machine order.
     sequence_parallel : bool
         Whether what is not split by columns is split along the sequence.
     column, row : list of str
@@ -122,20 +122,20 @@ class TensorParallel:
         self.sequence, self.vocabulary = sequence_parallel, vocabulary
         self.column, self.row = _listed(column), _listed(row)
 
-    def apply(self, graph: Graph) -> Graph:
-        """Return what the ranks run."""
-        if has_control_flow(graph):
-            raise GraphError(
-                f"graph {graph.name!r} has control flow; what ranks exchange must be known before"
-            )
-        if programs_of(graph)[0].ranks > 1:
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that share the layers."""
+        name = there.programs[0].name
+        if has_control_flow(there.programs[0]):
+            raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
+        if there.grid.ranks > 1:
             message = "has ranks already; tensor-parallel comes before the rewrites that make others"
-            raise GraphError(f"graph {graph.name!r} {message}")
-        return multiplied(graph, self.ranks, {"tp": len(self.ranks)}, self._program)
+            raise GraphError(f"graph {name!r} {message}")
+        t = there.room("tensor-parallel", self.ranks)
+        return there.multiplied({"tp": t}, self._program, names=self.ranks.names)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return what one rank runs."""
-        records, t = read(graph), len(self.ranks)
+        records, t = read(graph), grid.sizes["tp"]
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
         trains = any(record.kind in OPTIMISERS for record in records.ops.values())
         step = TrainingStep(graph) if trains else None

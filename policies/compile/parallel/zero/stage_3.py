@@ -29,12 +29,10 @@ from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
 from policies.compile.parallel.modules import Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.coordinator import Coordinator, Limits
 from policies.compile.parallel.zero.stages_1_and_2 import GROUP
 from policies.compile.records import Edge
-from policies.option_checks import whole
 from sim import Graph
 
 __all__ = ["ZeroThree"]
@@ -45,8 +43,8 @@ class ZeroThree(DataParallel):
 
     Parameters
     ----------
-    ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
     wrap : str, optional
         What is a module (``set_z3_leaf_modules``), as a regular expression; see ``fsdp2``. By default
         every op that reads a parameter.
@@ -71,9 +69,11 @@ class ZeroThree(DataParallel):
     ['gpu0/all_gather0', 'gpu0/all_gather0/concat', 'gpu0/a']
     """
 
+    name = "zero-3"
+
     def __init__(
         self,
-        ranks: int | list[str],
+        ranks: int | list[str] | None = None,
         wrap: str | None = None,
         reduce_bucket_size: int = 500_000_000,
         prefetch_bucket_size: int = 50_000_000,
@@ -83,14 +83,15 @@ class ZeroThree(DataParallel):
         overlap_comm: bool = True,
         first_step: bool = False,
     ) -> None:
-        self.ranks, self.wrap = Ranks.of("zero-3", ranks), wrap
+        super().__init__(ranks)
+        self.wrap = wrap
         pattern_of(wrap)
-        self.reduce_bucket = whole("zero-3", "reduce_bucket_size", reduce_bucket_size)
+        self.reduce_bucket = self.whole("reduce_bucket_size", reduce_bucket_size)
         self.limits = Limits(
-            whole("zero-3", "prefetch_bucket_size", prefetch_bucket_size, least=0),
-            whole("zero-3", "param_persistence_threshold", param_persistence_threshold, least=0),
-            whole("zero-3", "max_live_parameters", max_live_parameters, least=0),
-            whole("zero-3", "max_reuse_distance", max_reuse_distance, least=0),
+            self.whole("prefetch_bucket_size", prefetch_bucket_size, least=0),
+            self.whole("param_persistence_threshold", param_persistence_threshold, least=0),
+            self.whole("max_live_parameters", max_live_parameters, least=0),
+            self.whole("max_reuse_distance", max_reuse_distance, least=0),
             first_step,
         )
         self.overlap = overlap_comm

@@ -30,10 +30,8 @@ from typing import Any, Final
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
-from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.micro_batches import MicroBatch, micro_batches
-from policies.option_checks import whole
 from sim import Graph
 
 __all__ = ["GROUP", "ZeroOne", "ZeroTwo"]
@@ -47,8 +45,8 @@ class ZeroOne(DataParallel):
 
     Parameters
     ----------
-    ranks : int or list of str
-        How many GPUs (``gpu0``, ``gpu1``, ...), or which devices.
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
     reduce_bucket_size, allgather_bucket_size : int
         Elements.
     overlap_comm : bool
@@ -65,19 +63,19 @@ class ZeroOne(DataParallel):
     ['gpu0/a/weight_grad', 'gpu0/reduce0', 'gpu0/w/update']
     """
 
-    stage = 1
+    name, stage = "zero-1", 1
 
     def __init__(
         self,
-        ranks: int | list[str],
+        ranks: int | list[str] | None = None,
         reduce_bucket_size: int = 500_000_000,
         allgather_bucket_size: int = 500_000_000,
         overlap_comm: bool = False,
     ) -> None:
-        name = f"zero-{self.stage}"
-        self.ranks, self.overlap_comm = Ranks.of(name, ranks), overlap_comm
-        self.reduce_bucket_size = whole(name, "reduce_bucket_size", reduce_bucket_size)
-        self.allgather_bucket_size = whole(name, "allgather_bucket_size", allgather_bucket_size)
+        super().__init__(ranks)
+        self.overlap_comm = overlap_comm
+        self.reduce_bucket_size = self.whole("reduce_bucket_size", reduce_bucket_size)
+        self.allgather_bucket_size = self.whole("allgather_bucket_size", allgather_bucket_size)
 
     def buckets(self, step: TrainingStep, batch: MicroBatch) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order in which they are summed."""
@@ -181,4 +179,4 @@ class _Host:
 class ZeroTwo(ZeroOne):
     """Run a training step on ranks that each keep a part of states and gradients; options as `ZeroOne`."""
 
-    stage = 2
+    name, stage = "zero-2", 2

@@ -1,0 +1,253 @@
+"""Whom ranks meet: in which collectives, of which durations, and on the other side of which sends and recvs.
+
+::
+
+    tp 0 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 0 pp 1: 3 us
+    tp 1 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 1 pp 1: 3 us
+
+What a call takes the machine is asked with all its ranks, as a run of them would ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from policies.compile.parallel.grid.ranked import Ranked
+from sim import Graph, Machine
+from sim.graph.csr import Csr
+from sim.job.collectives.durations import modelled_ops
+from sim.machine.communicators import Call, HoldsSms, even_nbytes
+from sim.words.arrays import UNSET
+
+__all__ = ["Meets", "Pair"]
+
+_PAIRED = {"send": "recv", "recv": "send"}
+_OF_GROUP = ("peer", "sends")
+"""Attributes that say where in its group a rank is, which differs between ranks that do the same."""
+
+Role = tuple[str, str]
+"""What a program calls a communicator, and its dimension."""
+
+Took = tuple[int, int]
+"""Duration, and the SMs that are held."""
+
+
+class Pair(NamedTuple):
+    """Sends of a rank to another and the recvs there, or the other way round.
+
+    Attributes
+    ----------
+    label : tuple
+        Which ops these are, the sends first, as places in the programs: what both sides call it.
+    other : int
+        The rank on the other side.
+    took : tuple
+        Durations and SMs of each size.
+    """
+
+    label: tuple[tuple[int, ...], tuple[int, ...]]
+    other: int
+    took: tuple[Took, ...]
+
+
+@dataclass
+class _Program:
+    """The collectives of a program."""
+
+    graph: Graph
+    own: dict[int, Mapping[str, Any]]
+    roles: list[Role]
+    together: dict[Role, list[int]]
+    pairs: dict[tuple[Role, int, str], list[int]]
+    """Communicator, place of the other and kind → ops."""
+
+    @staticmethod
+    def of(graph: Graph) -> _Program:
+        own = {op: graph.attributes[op] for op in graph.in_communicators}
+        together: dict[Role, list[int]] = {}
+        pairs: dict[tuple[Role, int, str], list[int]] = {}
+        for op, given in own.items():
+            role, kind = _role(given), graph.kind(op)
+            together.setdefault(role, [])
+            if kind in _PAIRED:
+                pairs.setdefault((role, int(given["peer"]), kind), []).append(op)
+            else:
+                together[role].append(op)
+        return _Program(graph, own, list(together), together, pairs)
+
+    def nbytes(self, op: int) -> int:
+        """Return the size of a collective."""
+        given, graph = self.own[op], self.graph
+        if "sends" in given:
+            return sum(given["sends"].values())
+        return int(given.get("nbytes", max(graph.bytes_read[op], graph.bytes_written[op])))
+
+
+class Meets:
+    """Whom ranks meet.
+
+    Parameters
+    ----------
+    ranked : Ranked
+    devices : sequence of str
+        Of each rank.
+    machine : Machine
+
+    Attributes
+    ----------
+    alike : list of int
+        Of each rank a number for what it runs: the same for programs that differ in places of groups only.
+    names : list of dict
+        Of each rank: what its program calls a communicator → what it is called there.
+    inside : dict of str to list of int
+        Communicator → its ranks.
+    took : dict of str to tuple
+        Communicator → durations and SMs of its collectives.
+    pairs : list of dict
+        Of each rank: its sends to, or recvs from, another → which, and for how long.
+    """
+
+    def __init__(self, ranked: Ranked, devices: Sequence[str], machine: Machine) -> None:
+        self._ranked, self._machine = ranked, machine
+        self._device = [machine.device_index(name) for name in devices]
+        self._program = {id(one): _Program.of(one) for one in ranked.programs}
+        numbers: dict[Hashable, int] = {}
+        number = {id(one): numbers.setdefault(_key(one), len(numbers)) for one in ranked.programs}
+        self.alike = [number[id(one)] for one in ranked.programs]
+        kinds = {machine.devices[d].kind: machine.devices[d] for d in self._device}
+        self._asked = {
+            key: {kind: {*modelled_ops(one.graph, machine, of).tolist()} for kind, of in kinds.items()}
+            for key, one in self._program.items()
+        }
+        self._told: dict[Call, Took] = {}
+        self.names: list[dict[Role, str]] = []
+        self.inside: dict[str, list[int]] = {}
+        role_of: dict[str, Role] = {}
+        for rank in range(len(devices)):
+            row = {}
+            for role in self.of(rank).roles:
+                name = row[role] = ranked.communicator(_given(role), rank)
+                self.inside.setdefault(name, []).append(rank)
+                role_of[name] = role
+            self.names.append(row)
+        self._calls = {name: self._of_communicator(name, role) for name, role in role_of.items()}
+        self.took = {name: (role_of[name], *calls.values()) for name, calls in self._calls.items()}
+        self.pairs = [self._of_pairs(rank) for rank in range(len(devices))]
+
+    def of(self, rank: int) -> _Program:
+        """Return the program of a rank."""
+        return self._program[id(self._ranked.programs[rank])]
+
+    def durations(self, rank: int) -> dict[int, Took]:
+        """Return how long the collectives of a rank take, and hold SMs, that do not say it themselves."""
+        program, found = self.of(rank), dict[int, Took]()
+        here = self._asked[id(program.graph)][self._machine.devices[self._device[rank]].kind]
+        for role, ops in program.together.items():
+            calls = self._calls[self.names[rank][role]]
+            found |= {op: calls[key] for op, key in _keyed(program, ops) if op in here}
+        for (role, place, kind), ops in program.pairs.items():
+            for op in ops:
+                if op in here:
+                    found[op] = self._told[self._pair_call(rank, role, place, kind, program.nbytes(op))]
+        return found
+
+    def _is_asked(self, program: _Program, op: int) -> bool:
+        return any(op in ops for ops in self._asked[id(program.graph)].values())
+
+    def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Took]:
+        """Return what the machine says of the collectives of a communicator."""
+        members = sorted(self.inside[name], key=self._device.__getitem__)
+        ranks = tuple(self._device[r] for r in members)
+        first, found = self.of(members[0]), dict[Hashable, Took]()
+        for op, key in _keyed(first, first.together[role]):
+            if not self._is_asked(first, op) or key in found:
+                continue
+            kind, nbytes = first.graph.kind(op).replace("alltoall", "all_to_all"), first.nbytes(op)
+            sends: tuple[tuple[int, ...], ...] = ()
+            if isinstance(key, int):
+                sends = self._sends(members, role, key)
+                nbytes = even_nbytes(sends)
+            root = ranks[0] if kind in ("broadcast", "reduce") else UNSET
+            found[key] = self._ask(Call(kind, nbytes, ranks, root, name, sends))
+        return found
+
+    def _sends(self, members: Sequence[int], role: Role, k: int) -> tuple[tuple[int, ...], ...]:
+        """Return the bytes from each rank to each in the k-th uneven exchange on a communicator."""
+        group = self._ranked.grid.members(role[1], members[0])
+        places, rows = [str(group.index(r)) for r in members], []
+        for rank in members:
+            program = self.of(rank)
+            op = next(op for op, key in _keyed(program, program.together[role]) if key == k)
+            rows.append(tuple(program.own[op]["sends"].get(place, 0) for place in places))
+        return tuple(rows)
+
+    def _of_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
+        program, found = self.of(rank), dict[tuple[int, ...], Pair]()
+        for (role, place, kind), ops in program.pairs.items():
+            other = self._ranked.peer({**_given(role), "peer": place}, rank)
+            mine = self._ranked.grid.members(role[1], rank).index(rank)
+            theirs = self.of(other).pairs.get((role, mine, _PAIRED[kind]), [])
+            both = (ops, theirs) if kind == "send" else (theirs, ops)
+            sizes = dict.fromkeys(program.nbytes(op) for op in ops if self._is_asked(program, op))
+            took = tuple(self._ask(self._pair_call(rank, role, place, kind, nbytes)) for nbytes in sizes)
+            found[tuple(ops)] = Pair((tuple(both[0]), tuple(both[1])), other, took)
+        return found
+
+    def _pair_call(self, rank: int, role: Role, place: int, kind: str, nbytes: int) -> Call:
+        other = self._ranked.peer({**_given(role), "peer": place}, rank)
+        ranks = (self._device[rank], self._device[other])
+        return Call("send", nbytes, ranks if kind == "send" else ranks[::-1], UNSET, self.names[rank][role])
+
+    def _ask(self, call: Call) -> Took:
+        if call not in self._told:
+            model = self._machine.collectives
+            assert model is not None
+            sms = model.sms(call, self._machine) if isinstance(model, HoldsSms) else 0
+            self._told[call] = model.time_ns(call, self._machine), sms
+        return self._told[call]
+
+
+def _role(given: Mapping[str, Any]) -> Role:
+    return str(given["communicator"]), str(given.get("dimension", "cp-dp"))
+
+
+def _given(role: Role) -> dict[str, Any]:
+    return {"communicator": role[0], "dimension": role[1]}
+
+
+def _keyed(program: _Program, ops: Sequence[int]) -> list[tuple[int, Hashable]]:
+    """Return ops with what tells their calls apart: kind and size; of uneven exchanges how many came before."""
+    found: list[tuple[int, Hashable]] = []
+    uneven = 0
+    for op in ops:
+        if "sends" in program.own[op]:
+            found.append((op, uneven))
+            uneven += 1
+        else:
+            found.append((op, (program.graph.kind(op), program.nbytes(op))))
+    return found
+
+
+def _key(graph: Graph) -> Hashable:
+    """Return what is equal for programs that do the same, wherever in their groups ranks are."""
+    found: list[Hashable] = []
+    for field in fields(graph):
+        value = getattr(graph, field.name)
+        if field.name == "attributes":
+            value = {
+                op: {key: each for key, each in own.items() if key not in _OF_GROUP}
+                for op, own in value.items()
+            }
+            value = repr(value)
+        elif field.name == "duration_by_kind":
+            value = tuple((kind, column.tobytes()) for kind, column in value.items())
+        elif isinstance(value, Csr):
+            value = (value.indptr.tobytes(), value.indices.tobytes())
+        elif isinstance(value, np.ndarray):
+            value = value.tobytes()
+        found.append(tuple(value) if isinstance(value, list) else value)
+    return tuple(found)

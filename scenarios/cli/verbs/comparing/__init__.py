@@ -1,0 +1,1 @@
+"""Verbs that set runs side by side."""

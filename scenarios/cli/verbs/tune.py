@@ -1,0 +1,160 @@
+"""``sim tune SCENARIO``: the best settings, and the best order, placement and streams."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
+
+__all__ = ["tune"]
+
+
+def tune(
+    scenario: ScenarioPath,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary", metavar="KEY=V1,V2,...", help="Values of a key to try; may be given several times."
+        ),
+    ] = None,
+    schedules: Annotated[
+        bool,
+        typer.Option(
+            "--schedules", help="Change orders, placements and streams; what is done without --vary."
+        ),
+    ] = False,
+    budget: Annotated[int, typer.Option("--budget", min=1, metavar="N", help="Most runs.")] = 1000,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="For --vary: grid (if the budget allows), local (else), random, halving, optuna.",
+        ),
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            "--level",
+            metavar="KEY=V1,V2,...",
+            help="For halving: a key and its values, cheap to exact, as in iterations=1,4,16.",
+        ),
+    ] = None,
+    policy: Policies = None,
+    sets: Sets = None,
+    minimise: Annotated[
+        str | None,
+        typer.Option("--minimise", metavar="RESULT", help="What is to be small. Default: makespan."),
+    ] = None,
+    maximise: Annotated[
+        str | None,
+        typer.Option("--maximise", metavar="RESULT", help="What is to be large: mfu, tokens_per_s."),
+    ] = None,
+    subject_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--subject-to",
+            metavar="LIMIT",
+            help="A limit of the answer: 'peak_memory.gpu0<=80GB'; may be given several times.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="RESULT", help="Also show what is best in both: the Pareto front."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search.")] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write the winner as a scenario (.yaml), beside this one."
+        ),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="FILE", help="Write all trials (.csv, .parquet, .json)."),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the search, and the front (.png, .svg, .pdf)."),
+    ] = None,
+    json: Json = False,
+    allow_code: AllowCode = False,
+    allow_outside: AllowOutside = False,
+) -> None:
+    """Search for the best settings of a scenario, or for its best schedule.
+
+    With --vary settings are searched; else, or with --schedules besides, the order of ops, where they run and
+    on which streams, from the best of the scenario's policies on. Each trial is run as by sim run. Ctrl-C
+    ends the search and keeps the best so far. Exit status 1 means that nothing kept to the limits.
+    """
+    from scenarios.cli.output import print_json
+    from scenarios.cli.tables.tune_tables import Ticker, print_tuning
+    from scenarios.fields.goals import read_goal
+    from scenarios.file.document import Document
+    from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.run.sweeps.sweep_points import axes_of
+    from scenarios.tune.report import trial_table, tuning_report
+    from scenarios.tune.tune import Tuner
+    from scenarios.tune.winner import check_winner, write_winner
+    from sim.export.tables import TABLE_ENDINGS, write_table
+    from sim.words.errors import InputError
+
+    if out is not None:
+        check_winner(out, scenario)
+    if table is not None:
+        check_path("table", table, TABLE_ENDINGS)
+    if plot is not None:
+        check_path("plot", plot, PICTURES)
+    if level is not None and not vary:
+        raise InputError("--level is for --method halving of --vary")
+    goal = read_goal(minimise or (None if maximise else "makespan"), maximise, subject_to or ())
+    assert goal is not None
+    if against is not None:
+        read_goal(against, None)
+    levels = None if level is None else next(iter(axes_of([level], "--level").items()))
+    tuner = Tuner(
+        Document.read(scenario, allow_outside=allow_outside).with_settings(sets or ()),
+        goal,
+        axes=axes_of(vary or []),
+        policies=policy or [None],
+        results=[] if against is None else [against],
+        levels=levels,
+        seed=seed,
+        allow_code=allow_code,
+        tell=Ticker(budget),
+    )
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        if vary:
+            tuner.settings(method, budget if not schedules else max(1, budget // 2))
+        if schedules or not vary:
+            if method is not None and not vary:
+                raise InputError(f"--method {method} is for settings: give --vary")
+            tuner.schedules(budget)
+    except KeyboardInterrupt as stopped:
+        interrupted = stopped
+    tuning = tuner.tuning
+    written = []
+    if out is not None and tuning.best is not None:
+        written += write_winner(tuning, out)
+    if table is not None and tuning.trials:
+        write_table(trial_table(tuning), table)
+        written.append(table)
+    if plot is not None and tuning.best is not None:
+        from scenarios.tune.pictures import tuning_figure
+        from sim.plot.figure import save
+
+        save(tuning_figure(tuning, against), plot)
+        written.append(plot)
+    for path in written:
+        typer.echo(f"wrote {path}", err=True)
+    if json:
+        print_json(tuning_report(tuning, against))
+    else:
+        print_tuning(tuning, against)
+    if interrupted is not None:
+        raise interrupted
+    if tuning.best is None:
+        raise typer.Exit(1)

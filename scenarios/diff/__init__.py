@@ -1,0 +1,1 @@
+"""`sim diff`: what its two sides may be, and what it answers."""

@@ -1,0 +1,187 @@
+"""Schedules out of tables of ops, as `sim run --ops` writes them.
+
+A table needs ``op``, ``start_ns`` and ``end_ns``; the other columns of `sim.export.tables.task_table` tell
+more. One of several runs has a column ``policy``, which says of which run a row is.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.diff.schedule import FILLERS, TRANSFER, Schedule, Told
+from sim.files.reading import StrPath, read_bytes
+from sim.words.arrays import BoolArray, IntArray
+from sim.words.errors import InputError, UnknownNameError, extra, hint
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["read_ops_table", "runs_in", "schedule_of_table"]
+
+_NEEDED: Final = ("op", "start_ns", "end_ns")
+
+
+def read_ops_table(path: StrPath) -> pd.DataFrame:
+    """Read a table of ops.
+
+    Parameters
+    ----------
+    path : path
+        ``.csv``, ``.json`` (a list of rows), either gzipped, or ``.parquet``.
+
+    Raises
+    ------
+    InputError
+        No such file, no table, a column that is missing, a time that is no whole number.
+    MissingExtraError
+        Parquet without pyarrow.
+    """
+    import pandas as pd
+
+    content = read_bytes(path)
+    name = os.fspath(path).lower().removesuffix(".gz")
+    try:
+        if name.endswith(".parquet"):
+            with extra("parquet", "reading Parquet files"):
+                import pyarrow  # noqa: F401
+            table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
+        elif name.endswith(".csv"):
+            table = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
+        else:
+            table = pd.DataFrame(json.loads(content))
+    except InputError:
+        raise
+    except Exception as error:  # each of the three readers has errors of its own
+        what = " ".join(f"{error}".split())[:200]
+        raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({what})") from None
+    for column in _NEEDED:
+        if column not in table.columns:
+            known = [str(each) for each in table.columns]
+            raise InputError(
+                f"{path}: no column {column!r}; a table of ops has op, start_ns and end_ns"
+                f"{hint(column, known)}"
+            )
+    if not len(table):
+        raise InputError(f"{path}: a table without rows")
+    for column in ("start_ns", "end_ns"):
+        table[column] = _whole(path, table, column)
+    wrong = np.flatnonzero((table["start_ns"] < 0) | (table["end_ns"] < table["start_ns"]))
+    if len(wrong):
+        row = int(wrong[0])
+        start, end = int(table["start_ns"].iloc[row]), int(table["end_ns"].iloc[row])
+        raise InputError(
+            f"{path}: row {row + 1} ({table['op'].iloc[row]}) starts at {start} ns and ends at {end} ns"
+        )
+    return table
+
+
+def runs_in(table: pd.DataFrame) -> list[str]:
+    """Return the policies of which a table holds runs, in order; none where it holds one."""
+    return [] if "policy" not in table.columns else [str(each) for each in dict.fromkeys(table["policy"])]
+
+
+def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = None) -> Schedule:
+    """Return the schedule that a table holds, or that of one of its runs.
+
+    Raises
+    ------
+    InputError
+        It holds several runs, and none is named, or another one.
+    """
+    runs = runs_in(table)
+    if policy is not None and policy not in runs:
+        if not runs:
+            raise InputError(f"--policy {policy}: {path} holds one run, and does not name its policy")
+        raise UnknownNameError(f"run in {path}", policy, runs)
+    if policy is None and len(runs) > 1:
+        raise InputError(f"{path}: holds runs of {', '.join(runs)}; name one with --policy")
+    if runs:
+        table = table[table["policy"].astype(str) == (policy or runs[0])]
+    n = len(table)
+    kinds, kind = _codes(_column(table, "kind", "op"))
+    moves = np.zeros(n, bool) if TRANSFER not in kinds else kind == kinds.index(TRANSFER)
+    ways = [
+        f"{a}→{b}" if is_move else lane
+        for a, b, lane, is_move in zip(
+            _column(table, "source"),
+            _column(table, "destination"),
+            _column(table, "stream", "?"),
+            moves.tolist(),
+            strict=True,
+        )
+    ]
+    lanes, lane = _codes(ways)
+    devices, device = _codes(_column(table, "device", "?"))
+    frames, frame = _codes(_column(table, "frame"))
+    start, end = table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64)
+    iteration = _whole(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)
+    told = None
+    if {"ready_ns", "issue_ns", "wait"} <= set(table.columns):
+        told = Told(_whole(path, table, "ready_ns"), _whole(path, table, "issue_ns"), _column(table, "wait"))
+    dead = np.array([each in ("True", "true", "1") for each in _column(table, "dead")])
+    fills = np.isin(kind, [k for k, word in enumerate(kinds) if word in FILLERS])
+    compared: BoolArray = ~(dead & (end == start)) & ~fills
+    if any(moves):  # a transfer is on no device
+        keep = np.unique(device[~moves]).tolist()
+        device = np.where(moves, -1, np.searchsorted(keep, device))
+        devices = [devices[d] for d in keep]
+    return Schedule(
+        title=f"{os.path.basename(os.fspath(path))}" + (f": {policy}" if policy else ""),
+        names=_column(table, "op"),
+        kinds=kinds,
+        kind=kind,
+        devices=devices,
+        device=device,
+        lanes=lanes,
+        lane=lane,
+        iteration=iteration,
+        start_ns=start,
+        begin_ns=start,
+        end_ns=end,
+        compared=compared,
+        makespan_ns=int(end.max()),
+        told=told,
+        frames=frames,
+        frame=np.where(frame == frames.index(""), -1, frame) if "" in frames else frame,
+    )
+
+
+def _column(table: pd.DataFrame, name: str, missing: str = "") -> list[str]:
+    """Return a column as text; `missing` for what is not there."""
+    if name not in table.columns:
+        return [missing] * len(table)
+    column: Any = table[name]
+    known = column.notna().tolist()
+    return [
+        str(each) if is_known and each != "" else missing
+        for each, is_known in zip(column.tolist(), known, strict=True)
+    ]
+
+
+def _codes(values: list[str]) -> tuple[list[str], IntArray]:
+    """Return the different values in order of first use, and which of them each is."""
+    numbers: dict[str, int] = {}
+    codes = [numbers.setdefault(value, len(numbers)) for value in values]
+    return list(numbers), np.array(codes, np.int64)
+
+
+def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
+    """Return a column of whole numbers."""
+    values = table[column].tolist()
+    found = np.empty(len(values), np.int64)
+    for row, value in enumerate(values):
+        try:
+            whole = int(value)
+            if isinstance(value, float) and value != whole:
+                raise ValueError
+            found[row] = whole
+        except (ValueError, TypeError, OverflowError):
+            raise InputError(
+                f"{path}: row {row + 1}: {column} is {str(value)[:40]!r}, no whole number of ns"
+            ) from None
+    return found

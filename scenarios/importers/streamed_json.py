@@ -1,0 +1,206 @@
+"""JSON files of one long list: its items come one at a time, so that nobody has to hold them all.
+
+::
+
+    {"schemaVersion": 1, "traceEvents": [ {...}, {...}, ... ], "traceName": "..."}
+                                          └──► yielded          └──► kept with the others
+
+The text is read in pieces and parsed with `json`, item by item. An item that does not end in the text read so
+far is tried again with twice as much.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from scenarios.importers.files import StrPath
+from sim.files.reading import read_chunks
+from sim.words.errors import InputError
+
+__all__ = ["MOST_CHARACTERS", "items"]
+
+MOST_CHARACTERS: Final = 2**28
+"""Longest item, or other value, of a file."""
+
+_TOKEN: Final = 16
+"""So near the end of the text `json` may take for wrong, or whole, what goes on: ``-Infin``, ``1e``."""
+
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_NEXT: Final = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
+
+
+def items(path: StrPath, what: str, key: str, others: dict[str, Any]) -> Iterator[Any]:
+    """Yield the items of the list `key` of a JSON object; a list instead of the object is that list.
+
+    Parameters
+    ----------
+    path : path
+        May be gzipped.
+    what : str
+        What the file should be, for messages.
+    key : str
+    others : dict
+        Gets the other members of the object; when the last item was yielded, all of them.
+
+    Raises
+    ------
+    InputError
+        As `read_chunks`; the file is not JSON, neither object nor list, or has no such list, or two.
+    """
+    text = _Text(path)
+    found = False
+    if text.takes("["):
+        found = True
+        yield from text.rest_of_list()
+    elif text.takes("{"):
+        for name in text.rest_of_names():
+            if name != key:
+                others[name] = text.value()
+            elif found:
+                raise InputError(f"{path}: not {what} (it has two lists {key})")
+            elif text.takes("["):
+                found = True
+                yield from text.rest_of_list()
+            else:
+                break
+    else:
+        text.value()  # which may be no JSON at all
+    if not found:
+        raise InputError(f"{path}: not {what} (it has no list {key})")
+    text.ends()
+
+
+class _Text:
+    """The text of a file, from where it is parsed to where it was read."""
+
+    def __init__(self, path: StrPath) -> None:
+        self._path = path
+        self._chunks = _decoded(path)
+        self._text, self._at, self._over = "", 0, False
+        self._before = self._lines = self._line_began = 0  # characters and lines that were dropped
+        self._decode = json.JSONDecoder().raw_decode
+        self._more(1)
+        self._skip()
+
+    def takes(self, opening: str) -> bool:
+        """Whether a character comes next, and go behind it if so."""
+        if not self._text.startswith(opening, self._at):
+            return False
+        self._at += 1
+        self._skip()
+        return True
+
+    def rest_of_list(self) -> Iterator[Any]:
+        """Yield the items of a list behind its bracket."""
+        if self.takes("]"):
+            return
+        while True:
+            yield self.value()
+            if self._next("]") != ",":
+                return
+
+    def rest_of_names(self) -> Iterator[str]:
+        """Yield the names of an object behind its brace; who gets one takes the value."""
+        if self.takes("}"):
+            return
+        while True:
+            if not self._text.startswith('"', self._at):
+                raise self._wrong("Expecting property name enclosed in double quotes", self._at)
+            name = self.value()
+            self._skip()
+            if not self.takes(":"):
+                raise self._wrong("Expecting ':' delimiter", self._at)
+            yield name
+            if self._next("}") != ",":
+                return
+
+    def ends(self) -> None:
+        """Refuse what comes behind the end."""
+        if self._at < len(self._text):
+            raise self._wrong("Extra data", self._at)
+
+    def value(self) -> Any:
+        """Return the value that comes next, and go behind it."""
+        wanted = 1
+        while True:
+            try:
+                value, end = self._decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                torn = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _TOKEN
+                if self._over or not torn:
+                    raise self._wrong(error.msg, error.pos) from None
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{self._path}: not JSON: {error}") from None
+            else:
+                if end < len(self._text) - _TOKEN or self._over:
+                    self._at = end
+                    return value
+            wanted = self._more(wanted)
+
+    def _next(self, closing: str) -> str:
+        """Return what follows a value, a comma or the end of what it is in, and go behind it."""
+        found = _NEXT.match(self._text, self._at)
+        if found is None or found[1] not in {",", closing}:
+            self._skip()
+            found = _NEXT.match(self._text, self._at)
+            if found is None or found[1] not in {",", closing}:
+                raise self._wrong("Expecting ',' delimiter", self._at)
+        self._at = found.end()
+        if self._at == len(self._text):
+            self._skip()
+        return found[1]
+
+    def _skip(self) -> None:
+        """Go behind white space, and read on if nothing else is left."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text) or self._over:
+                return
+            self._more(1)
+
+    def _more(self, wanted: int) -> int:
+        """Drop what was parsed; read at least so many characters more; return how many to ask for then."""
+        gone = self._text[: self._at]
+        self._lines += gone.count("\n")
+        if "\n" in gone:
+            self._line_began = self._before + gone.rindex("\n") + 1
+        self._before += self._at
+        pieces, size = [self._text[self._at :]], 0
+        while size < wanted and not self._over:
+            piece = next(self._chunks, None)
+            self._over = piece is None
+            pieces.append(piece or "")
+            size += len(piece or "")
+        self._text, self._at = "".join(pieces), 0
+        if len(self._text) > MOST_CHARACTERS and not self._over:
+            begin = self._text[:20]
+            raise InputError(f"{self._path}: the value that begins with {begin!r} is longer than 256 MiB")
+        return len(self._text)
+
+    def _wrong(self, message: str, at: int) -> InputError:
+        gone = self._text[:at]
+        line, position = self._lines + gone.count("\n") + 1, self._before + at
+        began = self._before + gone.rindex("\n") + 1 if "\n" in gone else self._line_began
+        where = f"line {line} column {position - began + 1} (char {position})"
+        return InputError(f"{self._path}: not JSON: {message}: {where}")
+
+
+def _decoded(path: StrPath) -> Iterator[str]:
+    """Yield the text of a file, in the encodings that `json.loads` knows."""
+    decoder: codecs.IncrementalDecoder | None = None
+    size = 0
+    try:
+        for chunk in read_chunks(path):
+            if decoder is None:
+                decoder = codecs.getincrementaldecoder(json.detect_encoding(chunk))("surrogatepass")
+            size += len(chunk)
+            yield decoder.decode(chunk)
+        if decoder is not None:
+            yield decoder.decode(b"", True)
+    except UnicodeDecodeError as error:
+        at = size - len(error.object) + error.start
+        raise InputError(f"{path}: not JSON: not {error.encoding} ({error.reason}: byte {at})") from None

@@ -1,0 +1,137 @@
+"""What is known of a recorded process, as plain rows: host calls, GPU tasks, and waits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = ["GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
+
+Thread = tuple[int, int]
+"""Process and thread, as the system numbers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTask:
+    """A kernel, copy or fill that ran.
+
+    Attributes
+    ----------
+    name : str
+    device, stream : int
+    correlation : int
+        Number of the launch.
+    start_ns, duration_ns : int
+    nbytes : int
+        Of a copy or fill.
+    operator : str or None
+        What launched it (``"aten::addmm"``), if the trace says.
+    facts : dict
+        ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded.
+    group : tuple of str, optional
+        Name and ranks of the process group of a collective, where recorded.
+    pair : bool
+        Whether it is a ``send`` or ``recv``, by what is recorded.
+    """
+
+    name: str
+    device: int
+    stream: int
+    correlation: int
+    start_ns: int
+    duration_ns: int
+    nbytes: int
+    operator: str | None
+    facts: dict[str, Any]
+    group: tuple[str, str] | None = None
+    pair: bool = False
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it is a kernel of NCCL (or RCCL, whose kernels have the same names)."""
+        return self.name.startswith("nccl")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of the CUDA runtime or driver."""
+
+    name: str
+    thread: Thread
+    correlation: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWait:
+    """A recorded wait of a stream for an event of another one."""
+
+    device: int
+    stream: int
+    after: int
+    """Tasks of the stream launched after this correlation wait,"""
+    on_stream: int
+    recorded: int | None
+    """for those of the other stream launched before this one; None: nobody knows when."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """What a recorded call of the host waits for."""
+
+    device: int
+    stream: int
+    """-1: all streams."""
+    recorded: int | None
+    """The event was recorded by this correlation; None: it waits for all that was launched before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything that matters here, in order of time.
+
+    Attributes
+    ----------
+    tasks, calls, waits
+    notes_waits : bool
+        Whether the profiler noted waits, if only that it could not tell what for.
+    host_waits : dict
+        By correlation of the call.
+    callers : dict
+        Thread that only runs gradients → the thread that waits for it meanwhile.
+    inside : dict
+        By thread: begin and end of every operator in which a process group launches its kernels.
+    rank, world_size : int or None
+        Of a distributed job.
+    """
+
+    tasks: list[GpuTask] = field(default_factory=list)
+    calls: list[HostCall] = field(default_factory=list)
+    waits: list[StreamWait] = field(default_factory=list)
+    notes_waits: bool = False
+    host_waits: dict[int, HostWait] = field(default_factory=dict)
+    callers: dict[Thread, Thread] = field(default_factory=dict)
+    inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    rank: int | None = None
+    world_size: int | None = None
+
+    @property
+    def begin_ns(self) -> int:
+        """When the first task or call began."""
+        starts = [task.start_ns for task in self.tasks[:1]] + [call.start_ns for call in self.calls[:1]]
+        return min(starts)
+
+    def later(self, ns: int) -> Trace:
+        """Return it by a clock that shows `ns` more."""
+        return replace(
+            self,
+            tasks=[replace(task, start_ns=task.start_ns + ns) for task in self.tasks],
+            calls=[replace(one, start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
+        )

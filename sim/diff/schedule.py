@@ -1,0 +1,231 @@
+"""What ran where and when: what a run, a recording and a table of ops have in common.
+
+::
+
+    Trace ──schedule_of──► Schedule ◄── columns of a table (no edges, so less is known of causes)
+                               │
+                               └──► sim.diff.differences
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from sim.explain.derived_columns import Facts
+from sim.record.record import Record
+from sim.words.arrays import BoolArray, IntArray
+from sim.words.intervals import union
+
+__all__ = ["FILLERS", "TRANSFER", "Schedule", "Told", "schedule_of"]
+
+TRANSFER: Final = "transfer"
+"""Kind of a row that is no op."""
+
+FILLERS: Final = ("before", "delay")
+"""Kinds of op with which importers fill what a recording does not explain; nobody recorded them."""
+
+_NUMBER: Final = re.compile(r"\.\d+$")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a table of ops says of each row beside its times.
+
+    Attributes
+    ----------
+    ready_ns, issue_ns : array of int64
+    wait : sequence of str
+        `sim.record.record.WAITS`.
+    """
+
+    ready_ns: IntArray
+    issue_ns: IntArray
+    wait: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A schedule: one row for each task and transfer.
+
+    Attributes
+    ----------
+    title : str
+        What it is called.
+    names : sequence of str
+        Of each row, its op; of a transfer, its tensor.
+    kinds, devices, lanes, frames : sequence of str
+        Vocabularies of the next four. The lane of a transfer is ``gpu0→gpu1``.
+    kind, device, lane, frame : array of int64
+        Codes; a transfer has no device (-1), what runs in no loop no frame (-1).
+    iteration : array of int64
+    start_ns, begin_ns, end_ns : array of int64
+        A collective starts, and begins once its ranks have met.
+    compared : array of bool
+        Whether the row executed, and is no filler.
+    makespan_ns : int
+    facts : Facts, optional
+        Of its trace, whose rows (transfers after tasks) are the rows here.
+    told : Told, optional
+        Without a trace: what a table says.
+    recorded : bool
+        Whether the times were recorded, and not computed.
+    """
+
+    title: str
+    names: Sequence[str]
+    kinds: Sequence[str]
+    kind: IntArray
+    devices: Sequence[str]
+    device: IntArray
+    lanes: Sequence[str]
+    lane: IntArray
+    iteration: IntArray
+    start_ns: IntArray
+    begin_ns: IntArray
+    end_ns: IntArray
+    compared: BoolArray
+    makespan_ns: int
+    facts: Facts | None = None
+    told: Told | None = None
+    recorded: bool = False
+    frames: Sequence[str] = ()
+    frame: IntArray | None = field(default=None)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.start_ns)
+
+    @cached_property
+    def lasted_ns(self) -> IntArray:
+        """How long each row took, without waiting for other ranks."""
+        return self.end_ns - self.begin_ns
+
+    @cached_property
+    def busy_ns(self) -> IntArray:
+        """For how long some op ran, for each device; fillers and waits for ranks do not count."""
+        rows = np.flatnonzero(self.compared & (self.device >= 0))
+        busy = union(self.begin_ns[rows], self.end_ns[rows], self.device[rows])
+        return busy.lengths(len(self.devices))
+
+    def kind_of(self, row: int) -> str:
+        """Return the kind of a row."""
+        return self.kinds[int(self.kind[row])]
+
+    def lane_of(self, row: int) -> str:
+        """Return the name of a row's lane."""
+        return self.lanes[int(self.lane[row])]
+
+    def frame_of(self, row: int) -> str:
+        """Return the loops and iterations in which a row ran."""
+        code = -1 if self.frame is None else int(self.frame[row])
+        return self.frames[code] if code >= 0 else ""
+
+    def name_of(self, row: int) -> str:
+        """Return what sentences call a row.
+
+        Examples
+        --------
+        ``'conv'``, ``'conv'[2]`` of the third iteration, ``the transfer of 'x' (gpu0→gpu1)``.
+        """
+        again = f"[{int(self.iteration[row])}]" if self.iterations > 1 else ""
+        name = f"{self.names[row]!r}{again}" + (f" in {frame}" if (frame := self.frame_of(row)) else "")
+        if self.kind_of(row) == TRANSFER:
+            return f"the transfer of {name} ({self.lane_of(row)})"
+        return name
+
+    @cached_property
+    def iterations(self) -> int:
+        """How many there are."""
+        return int(self.iteration.max(initial=0)) + 1
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What each row does, without the number that an importer gave it: ``gemm`` of ``gemm.17``."""
+        return [_NUMBER.sub("", name) for name in self.names]
+
+    @cached_property
+    def kernels(self) -> list[str] | None:
+        """As `labels`, with whole names of kernels, also of those that calls launch; None without any."""
+        if self.facts is None:
+            return None
+        graph = self.facts.job.graph
+        kernel = {op: str(own["kernel"]) for op, own in graph.attributes.items() if "kernel" in own}
+        if not kernel:
+            return None
+        found = []
+        for label, op in zip(self.labels, self.facts.trace.tasks["op"].tolist(), strict=False):
+            if op not in kernel:
+                launched = (kernel[each] for each in graph.successors.row(op).tolist() if each in kernel)
+                label = f"{label} {next(launched, '')}"
+            found.append(kernel.get(op, label))
+        return found + self.labels[len(found) :]
+
+    @cached_property
+    def numbered(self) -> bool:
+        """Whether names number the events of one recording, so that another one has other names."""
+        rows = np.flatnonzero(self.compared).tolist()
+        found = sum(self.names[row] != self.labels[row] for row in rows)
+        return bool(rows) and 10 * found >= 9 * len(rows)
+
+
+def schedule_of(trace: Record, title: str, *, policy: str | None = None, recorded: bool = False) -> Schedule:
+    """Return the schedule of a run.
+
+    Parameters
+    ----------
+    trace : Trace
+    title : str
+        What it is called.
+    policy : str, optional
+        What sentences call the policy; default: the name of its class.
+    recorded : bool
+        Whether the times were recorded.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=5)
+    >>> schedule = schedule_of(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), "A")
+    >>> schedule.name_of(0), schedule.lane_of(0), schedule.end_ns.tolist()
+    ("'a'", 'gpu0/0', [5])
+    """
+    graph, machine, tasks, moved = trace.job.graph, trace.job.machine, trace.tasks, trace.transfers
+    op, n_moved, n_streams = tasks["op"], len(moved["id"]), machine.first_stream[-1]
+    devices = [device.name for device in machine.devices]
+    n = len(devices)
+    pair, which = np.unique(moved["source"] * n + moved["destination"], return_inverse=True)
+    lanes = [machine.stream_name(s) for s in range(n_streams)] + [f"{name}/async" for name in devices]
+    ways = [f"{devices[each // n]}→{devices[each % n]}" for each in pair.tolist()]
+    none = np.full(n_moved, -1)
+    names = graph.op_names
+    lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
+    filler = graph.is_kind(*FILLERS)[op]
+    return Schedule(
+        title,
+        [names[each] for each in op.tolist()] + [graph.tensor_name(t) for t in moved["tensor"].tolist()],
+        [*graph.kinds, TRANSFER],
+        np.concatenate((graph.kind_code[op], np.full(n_moved, len(graph.kinds)))),
+        devices,
+        np.concatenate((trace.device, none)),
+        lanes + ways,
+        np.concatenate((lane, len(lanes) + which)),
+        trace.of_rows("iteration"),
+        trace.of_rows("start_ns"),
+        np.concatenate((trace.begins_ns, moved["start_ns"])),
+        trace.of_rows("end_ns"),
+        np.concatenate((trace.executed & ~filler, np.ones(n_moved, bool))),
+        trace.makespan_ns,
+        Facts(trace, policy),
+        None,
+        recorded,
+        trace.frames,
+        trace.of_rows("frame") if "frame" in tasks else None,
+    )

@@ -1,0 +1,186 @@
+"""Why the first op whose start moved has moved.
+
+At the earlier of its two starts it starts in one schedule and not in the other: what held it up there is the
+cause. Whoever stood in its way ran at another time itself, or longer, or ahead of it, or is not in the other
+schedule at all; or nobody changed, and it does not wait for them there::
+
+    A   ▇a▇▇b▇         at 4 b starts in A; in B it needs a, which still runs
+    B   ▇a▇▇▇▇b▇       a lasts 4 in A, 7 in B
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.diff.differences import Differences
+from sim.diff.held import Held, began_ns, held_at, waits_of
+from sim.words.arrays import UNSET
+from sim.words.units import format_duration
+
+__all__ = ["Why", "why_first_moved"]
+
+_MOST: Final = 8
+"""Links of a chain; it is short, as nothing before the first op that moved has moved."""
+
+
+class Why(NamedTuple):
+    """Why an op moved.
+
+    Attributes
+    ----------
+    a, b : int
+        Its rows.
+    later : str
+        ``a`` or ``b``: where it starts later.
+    reason : str
+        What holds it up there: one of `sim.explain.idle.REASONS`, or ``unexplained``.
+    root : str
+        What has changed: ``duration``, ``order``, ``only`` (the op in its way is not in the other schedule),
+        ``wait`` (it does not wait for that op there), ``cost`` (of issuing or launching it), or ``unknown``.
+    chain : tuple of str
+        Sentences: what holds it up, then what has changed.
+    waited_a, waited_b : dict of str to int
+        For how long it waited before its start, by reason, in ns.
+    """
+
+    a: int
+    b: int
+    later: str
+    reason: str
+    root: str
+    chain: tuple[str, ...]
+    waited_a: dict[str, int]
+    waited_b: dict[str, int]
+
+
+def why_first_moved(d: Differences) -> Why | None:
+    """Return why the first op that moved has moved; None if none has.
+
+    Parameters
+    ----------
+    d : Differences
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim.diff.differences import differences
+    >>> from sim.diff.schedule import schedule_of
+    >>> def run(title, ns):
+    ...     b = GraphBuilder("chain")
+    ...     _ = b.op("a", duration_ns=ns, device="gpu0")
+    ...     _ = b.op("b", duration_ns=10, inputs=["a"], device="gpu1")
+    ...     machine = Machine((Device("gpu0"), Device("gpu1")))
+    ...     return schedule_of(simulate(b.build(), machine, ReadyQueue()), title)
+    >>> for sentence in why_first_moved(differences(run("A", 4), run("B", 7))).chain:
+    ...     print(sentence)
+    in B at 4 ns 'b' needs 'a', which runs on gpu0/0
+    'a' lasts 4 ns in A, 7 ns in B
+    """
+    if d.first is None:
+        return None
+    a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
+    later = "b" if d.moved_ns[d.first] > 0 else "a"
+    return _Chain(d, later).explain(a, b)
+
+
+class _Change(NamedTuple):
+    """What has changed, in a word and in a sentence; which rows to ask next, and when, if that is not all."""
+
+    root: str
+    told: str = ""
+    next: tuple[int, int, int] | None = None
+
+
+class _Chain:
+    """Follows what stood in the way, from the schedule in which an op starts later."""
+
+    def __init__(self, d: Differences, later: str) -> None:
+        forth = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
+        self.d, self.later = d, later
+        self.late, self.early = (d.b, d.a) if later == "b" else (d.a, d.b)
+        self.in_late, self.in_early = ("B", "A") if later == "b" else ("A", "B")
+        self.partner = {b: a for a, b in forth.items()} if later == "b" else forth
+
+    @cached_property
+    def fillers(self) -> dict[tuple[str, int], int]:
+        """What fills the gaps of a recording, in the schedule in which the op starts earlier."""
+        rows = np.flatnonzero(~self.early.compared).tolist()
+        return {(self.early.names[row], int(self.early.iteration[row])): row for row in rows}
+
+    def explain(self, a: int, b: int) -> Why:
+        late, early = (b, a) if self.later == "b" else (a, b)
+        at_ns = int(self.early.start_ns[early])
+        told: list[str] = []
+        reason, root = "", "unknown"
+        seen: set[tuple[int, int]] = set()
+        while (late, at_ns) not in seen and len(seen) < _MOST:
+            seen.add((late, at_ns))
+            held = held_at(self.late, late, at_ns)
+            if held is None:
+                break
+            reason = reason or held.reason
+            told.append(f"in {self.in_late} at {format_duration(at_ns)} {held.told}")
+            change = self._changed(late, early, held, at_ns)
+            root = change.root
+            if change.told:
+                told.append(change.told)
+            if change.next is None:
+                break
+            late, early, at_ns = change.next
+        waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
+        return Why(a, b, self.later, reason, root, tuple(told), *waited)
+
+    def _changed(self, late: int, early: int, held: Held, at_ns: int) -> _Change:
+        """Say what differs about what held a row up."""
+        row, reason = held.row, held.reason
+        if row == UNSET:
+            return _Change("unknown")
+        if row == late:
+            return self._cost(late, early, reason)
+        name = self.late.name_of(row)
+        other = self.partner.get(row)
+        if other is None and not self.late.compared[row]:
+            other = self.fillers.get((self.late.names[row], int(self.late.iteration[row])))
+        if other is None:
+            return _Change("only", f"{name} runs in {self.in_late} only")
+        x = self.late.name_of(late)
+        started = int(self.late.start_ns[row]), int(self.early.start_ns[other])
+        if started[1] > at_ns or (started[1] == at_ns and started[0] < started[1]):
+            when = f"starts at {format_duration(started[1])} there"
+            return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
+        if reason in ("issue", "launch") and started[0] > at_ns:
+            return self._cost(row, other, reason)
+        over = self.d.over_ns
+        lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
+        if abs(started[0] - started[1]) > over:
+            following = (row, other, started[1])
+            return _Change("unknown", f"{name} starts at {self._both(*started)}", following)
+        if abs(lasted[0] - lasted[1]) > over:
+            return _Change("duration", f"{name} lasts {self._both(*lasted)}")
+        return _Change("wait", self._does_not_wait(x, name, late, early))
+
+    def _cost(self, late: int, early: int, reason: str) -> _Change:
+        """Compare what issuing or launching took; what took as long began later, and waited before."""
+        took = tuple(
+            waits_of(schedule, row).get(reason, 0)
+            for schedule, row in ((self.late, late), (self.early, early))
+        )
+        if took[0] != took[1]:
+            verb = "launching" if reason == "launch" else "issuing"
+            return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
+        begin = began_ns(self.early, early, reason)
+        return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
+
+    def _does_not_wait(self, x: str, name: str, late: int, early: int) -> str:
+        lanes = self.late.lane_of(late), self.early.lane_of(early)
+        where = f", but {x} runs on {lanes[1]}" if lanes[0] != lanes[1] else f", and {x} does not wait for it"
+        return f"in {self.in_early} {name} runs at the same time{where}"
+
+    def _both(self, late: int, early: int) -> str:
+        """Return two times, that in A first."""
+        a, b = (early, late) if self.later == "b" else (late, early)
+        return f"{format_duration(a)} in A, {format_duration(b)} in B"

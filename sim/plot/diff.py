@@ -1,0 +1,205 @@
+"""Two schedules, one above the other on one time axis, with what moved.
+
+::
+
+    A   gpu0/0  ▇▇a▇▇▓▓▓b▓▓▓▒▒c▒▒      grey: the same in both; blue: earlier in B; red: later; pale: a little
+    B   gpu0/0  ▇▇a▇▇▓▓▓▓▓b▓▓▓▓▓▒▒c▒▒  green: starts at the same time, and lasts longer or shorter
+                     ┊                 yellow: in one of them only
+                     the first op that moved
+
+Both have the same lanes, from top to bottom, so that an op stands at the same height wherever it did not
+change its lane.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sim.diff.differences import Differences
+from sim.diff.schedule import Schedule
+from sim.plot.bars import Bars
+from sim.plot.figure import new_figure, scale_time, time_unit
+from sim.plot.gantt import draw_bars, ink_on
+from sim.words.arrays import IntArray
+from sim.words.intervals import levels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["diff_gantt"]
+
+_SAME, _EARLIER, _EARLIER_A_LITTLE, _LATER, _LATER_A_LITTLE, _RESIZED, _ONLY, _FILLER = range(8)
+_WORDS: Final = (
+    "the same in both",
+    "starts earlier in B",
+    "a little earlier (by less than a tenth of the most)",
+    "starts later in B",
+    "a little later (by less than a tenth of the most)",
+    "starts at the same time, lasts longer or shorter",
+    "in one of them only",
+    "a gap of the recording",
+)
+_COLOURS: Final = (
+    *("#BBBBBB", "#0072B2", "#8FC3E3", "#D55E00", "#F2B48A"),
+    *("#009E73", "#F0E442", "#EEEEEE"),
+)
+"""Okabe and Ito's and tints of them, but for what does not matter."""
+
+_LITTLE: Final = 10
+"""What moved by less than the most over this, moved a little."""
+_HEIGHT: Final = 0.8
+_LANE_INCHES: Final = 0.3
+_MOST_LANES: Final = 60
+_MOST_NAMES: Final = 400
+_LETTER: Final = 4.5
+"""Points that a letter takes at size 7."""
+
+
+def diff_gantt(differences: Differences) -> Figure:
+    """Draw two schedules on one time axis.
+
+    Parameters
+    ----------
+    differences : Differences
+
+    Returns
+    -------
+    Figure
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim.diff.differences import differences
+    >>> from sim.diff.schedule import schedule_of
+    >>> def run(title, ns):
+    ...     b = GraphBuilder("one")
+    ...     _ = b.op("a", duration_ns=ns)
+    ...     return schedule_of(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), title)
+    >>> figure = diff_gantt(differences(run("before", 1500), run("after", 2500)))
+    >>> [ax.get_title(loc="left") for ax in figure.axes]
+    ['A  before: 1.5 µs', 'B  after: 2.5 µs']
+    """
+    d = differences
+    until = max(d.a.makespan_ns, d.b.makespan_ns, 1)
+    lanes = _lanes(d)
+    inches = _LANE_INCHES * max(2, len(lanes))
+    figure, axes = new_figure(2, height=min(40.0, 1.4 + 2 * (0.4 + inches)))
+    seen: set[int] = set()
+    for ax, letter, schedule, changes in zip(axes, "AB", (d.a, d.b), _changes(d), strict=True):
+        bars = _bars(schedule, lanes, changes)
+        seen |= set(bars.kind[bars.end > bars.start].tolist())
+        scale = scale_time(ax, until)
+        draw_bars(ax, bars.packed(until), dict(zip(_WORDS, _COLOURS, strict=True)), scale, until)
+        _names(ax, schedule, bars, scale, until)
+        ns, unit = time_unit(until)
+        ax.set_title(
+            f"{letter}  {schedule.title}: {schedule.makespan_ns / ns:,.4g} {unit}", loc="left", fontsize=10
+        )
+        ax.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) > 24 else None)
+        ax.set_ylim(len(lanes) - 0.5, -0.5)
+        ax.set_xlim(0, until / scale)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="x", linewidth=0.4, alpha=0.5)
+        ax.set_axisbelow(True)
+        ax.axvline(schedule.makespan_ns / scale, color="black", linewidth=0.8, linestyle=":")
+        if d.first is not None:
+            _mark_first(ax, d, letter == "A", lanes, scale)
+        ax.label_outer()
+    _legend(figure, seen, d)
+    return figure
+
+
+def _lanes(d: Differences) -> list[str]:
+    """Return the lanes on which anything is shown, those of A in its order, then those of B alone."""
+    found: dict[str, None] = {}
+    for schedule in (d.a, d.b):
+        used = np.unique(schedule.lane[_shown(schedule)]).tolist()
+        found |= dict.fromkeys(schedule.lanes[lane] for lane in used)
+    # A lane of B stands behind those of its device.
+    order = {lane: k for k, lane in enumerate(found)}
+    first = {lane.rpartition("/")[0] or lane: k for lane, k in reversed(order.items())}
+    return sorted(found, key=lambda lane: (first[lane.rpartition("/")[0] or lane], order[lane]))[:_MOST_LANES]
+
+
+def _shown(schedule: Schedule) -> IntArray:
+    """Return the rows that are drawn: what took some time."""
+    return np.flatnonzero(schedule.end_ns > schedule.start_ns)
+
+
+def _changes(d: Differences) -> tuple[IntArray, IntArray]:
+    """Return what became of each row of A and of B."""
+    of_pair = np.full(len(d.pairs.a), _SAME)
+    of_pair[d.resized] = _RESIZED
+    for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
+        by = np.where(d.moved, way * d.moved_ns, 0)
+        of_pair[by > 0] = near
+        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max())] = far
+    changes = []
+    for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):
+        change = np.where(schedule.compared, _ONLY, _FILLER)
+        change[paired] = of_pair
+        changes.append(change)
+    return changes[0], changes[1]
+
+
+def _bars(schedule: Schedule, lanes: list[str], changes: IntArray) -> Bars:
+    numbers = {lane: k for k, lane in enumerate(lanes)}
+    place = np.array([numbers.get(lane, -1) for lane in schedule.lanes], np.int64)
+    rows = _shown(schedule)
+    rows = rows[place[schedule.lane[rows]] >= 0]
+    rows = rows[np.lexsort((schedule.end_ns[rows], schedule.start_ns[rows]))]
+    lane, start, end = place[schedule.lane[rows]], schedule.start_ns[rows], schedule.end_ns[rows]
+    level, n_levels = levels(start, end, lane, len(lanes))
+    return Bars(lanes, list(_WORDS), lane, changes[rows], start, end, level, n_levels[lane], rows)
+
+
+def _names(ax: Axes, schedule: Schedule, bars: Bars, scale: int, until: int) -> None:
+    """Write names into the longest bars that have room for theirs."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = ax.get_position().width * figure.get_size_inches()[0] * 72
+    length = bars.end - bars.start
+    longest = np.argsort(-length, kind="stable")[:_MOST_NAMES]
+    for k in longest.tolist():
+        room = length[k] / until * points - 3
+        name = schedule.names[int(bars.row[k])]
+        shown = next((text for text in (name, name.rpartition("/")[2]) if len(text) * _LETTER <= room), "")
+        if not shown or bars.n_levels[k] > 3:
+            continue
+        height = _HEIGHT / bars.n_levels[k]
+        y = bars.lane[k] - _HEIGHT / 2 + (bars.level[k] + 0.5) * height
+        middle = (bars.start[k] + bars.end[k]) / 2 / scale
+        ink = ink_on(_COLOURS[int(bars.kind[k])])
+        ax.text(middle, y, shown, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
+
+
+def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: int) -> None:
+    """Point at the first op that moved: a line at its earlier start through both, a mark at its own."""
+    assert d.first is not None
+    rows = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
+    starts = int(d.a.start_ns[rows[0]]), int(d.b.start_ns[rows[1]])
+    ax.axvline(min(starts) / scale, color="black", linewidth=0.9, linestyle="--")
+    schedule, row, start = (d.a, rows[0], starts[0]) if is_a else (d.b, rows[1], starts[1])
+    if schedule.lane_of(row) in lanes:
+        y = lanes.index(schedule.lane_of(row)) - _HEIGHT / 2
+        ax.plot([start / scale], [y], marker="v", markersize=7, color="black", clip_on=False, zorder=5)
+
+
+def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Patch | Line2D] = [
+        Patch(color=_COLOURS[change], label=_WORDS[change]) for change in sorted(seen)
+    ]
+    if d.first is not None:
+        handles.append(
+            Line2D(
+                [], [], color="black", marker="v", linestyle="--", linewidth=0.9, label="the first that moved"
+            )
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)

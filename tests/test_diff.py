@@ -1,0 +1,367 @@
+"""Two schedules compared: worked by hand, against the textbook's alignment, and mirrored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.network import make_network
+from policies.issue.in_order import InOrder
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.ready_queue import ReadyQueue
+from scenarios.diff.answer import Answer
+from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
+from sim.diff.differences import Differences, differences
+from sim.diff.in_order import common_subsequence
+from sim.diff.schedule import schedule_of
+from sim.diff.time_spent import idle_change, path_change
+from sim.diff.why import Why, why_first_moved
+from sim.job.noise import Noise
+from tests.communicator_helpers import draw_collectives, draw_ranks
+from tests.drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy
+from tests.examples import examples, seeds
+
+pytestmark = pytest.mark.usefixtures("both_engines")
+
+
+def run(
+    ops: Mapping[str, tuple[int, str, Sequence[str]]],
+    machine: Machine,
+    policy: Policy | None = None,
+    nbytes: int = 0,
+) -> Trace:
+    """Run ops: name -> (ns, device, inputs)."""
+    b = GraphBuilder("by hand")
+    for name, (ns, device, inputs) in ops.items():
+        b.op(name, duration_ns=ns, device=device, inputs=inputs, outputs=nbytes)
+    return simulate(b.build(), machine, policy or ReadyQueue())
+
+
+def gpus(n: int, **numbers: int) -> Machine:
+    return Machine(tuple(Device(f"gpu{k}", "gpu", **numbers) for k in range(n)))
+
+
+def compared(a: Trace, b: Trace, over_ns: int = 0) -> Differences:
+    return differences(schedule_of(a, "run"), schedule_of(b, "run"), over_ns=over_ns)
+
+
+def why(d: Differences) -> Why:
+    found = why_first_moved(d)
+    assert found is not None
+    return found
+
+
+# -- by hand ----------------------------------------------------------------------------------------
+
+CHAIN = {"a": (4, "gpu0", []), "b": (10, "gpu1", ["a"]), "c": (3, "gpu1", ["b"])}
+
+
+def test_an_op_that_lasts_longer_moves_what_needs_it() -> None:
+    d = compared(run(CHAIN, gpus(2)), run({**CHAIN, "a": (7, "gpu0", [])}, gpus(2)))
+    assert d.moved_ns.tolist() == [0, 3, 3]
+    assert d.longer_ns.tolist() == [3, 0, 0]
+    assert not d.only_a.size
+    assert not d.only_b.size
+    assert d.first == 1
+    assert [(move.by_ns, move.ops, move.first) for move in d.moves(5)] == [(3, 2, 1)]
+    assert [(one.kind, one.ops, one.a_ns, one.b_ns) for one in d.kinds(5)] == [("op", 1, 17, 20)]
+    found = why(d)
+    assert found.chain == (
+        "in B at 4 ns 'b' needs 'a', which runs on gpu0/0",
+        "'a' lasts 4 ns in A, 7 ns in B",
+    )
+    assert (found.reason, found.root, found.later) == ("dependency", "duration", "b")
+    assert (found.waited_a, found.waited_b) == ({"dependency": 4}, {"dependency": 7})
+    assert idle_change(d) == {
+        "gpu0": {"finished": (13, 13)},
+        "gpu1": {"dependency": (4, 7)},
+    }
+    path = path_change(d)
+    assert path is not None
+    assert (path.parts, path.only_a, path.only_b, path.both) == ({"task": (17, 20)}, [], [], 3)
+
+
+def test_behind_another_op_of_its_stream() -> None:
+    ops = {"a": (4, "gpu0", []), "b": (10, "gpu0", [])}
+    policy = InOrder(synchronisation="issue")
+    d = compared(
+        run(ops, gpus(1), policy),
+        run({**ops, "a": (9, "gpu0", [])}, gpus(1), InOrder(synchronisation="issue")),
+    )
+    assert why(d).chain == (
+        "in B at 4 ns 'b' is issued and queued behind 'a' on gpu0/0",
+        "'a' lasts 4 ns in A, 9 ns in B",
+    )
+    assert why(d).reason == "stream"
+
+
+def test_head_of_line_blocking() -> None:
+    ops = {n: (ns, "cpu0", i) for n, ns, i in (("a", 40, []), ("b", 10, ["a"]), ("c", 10, []), ("d", 30, []))}
+    machine = Machine((Device("cpu0", "cpu", workers=2),))
+    d = compared(run(ops, machine, InOrder()), run(ops, machine, OutOfOrder(window=4)))
+    assert [d.a.names[row] for row in d.pairs.a[d.moved]] == ["c", "d"]
+    assert d.a.names[int(d.pairs.a[d.first or 0])] == "c"
+    found = why(d)
+    assert found.chain == (
+        "in A at 0 ns 'c' is ready and an issuer is free, but InOrder runs 'b' first",
+        "in B 'c' comes before 'b', which starts at 40 ns there",
+    )
+    assert (found.reason, found.root, found.later) == ("policy", "order", "a")
+    assert (found.waited_a, found.waited_b) == ({"policy": 40}, {})
+    assert d.relaned.tolist() == [False, False, False, True]
+
+
+def test_an_op_that_is_in_one_of_them_only() -> None:
+    more = {"x": (6, "gpu1", []), **CHAIN}
+    d = compared(run(CHAIN, gpus(2)), run(more, gpus(2)))
+    assert [d.b.names[row] for row in d.only_b.tolist()] == ["x"]
+    assert d.first == 1
+    assert why(d).chain[-1] == "'x' runs in B only"
+    assert why(d).root == "only"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason", "told"),
+    [
+        ({"issue_ns": 5}, "issue", "issuing 'a' takes 0 ns in A, 5 ns in B"),
+        ({"launch_latency_ns": 6}, "launch", "launching 'a' takes 0 ns in A, 6 ns in B"),
+    ],
+)
+def test_what_issuing_and_launching_cost(numbers: dict[str, int], reason: str, told: str) -> None:
+    d = compared(run(CHAIN, gpus(2)), run(CHAIN, gpus(2, **numbers)))
+    assert why(d).chain[-1] == told
+    assert (why(d).reason, why(d).root) == (reason, "cost")
+
+
+def test_a_slower_link() -> None:
+    def linked(bytes_per_s: int) -> Machine:
+        link = Link("wire", "gpu0", "gpu1", 0, bytes_per_s)
+        return Machine((Device("gpu0"), Device("gpu1")), (link,), (), make_network)
+
+    a, b = (run(CHAIN, linked(rate * 10**9), nbytes=100) for rate in (100, 50))
+    d = compared(a, b)
+    assert d.a.kind_of(int(d.pairs.a[d.resized][0])) == "transfer"
+    assert why(d).chain == (
+        "in B at 5 ns 'b' needs the transfer of 'a' from gpu0 to gpu1",
+        "the transfer of 'a' (gpu0→gpu1) lasts 1 ns in A, 2 ns in B",
+    )
+    assert why(d).reason == "transfer"
+
+
+def test_another_device_is_another_lane() -> None:
+    other = {**CHAIN, "b": (10, "gpu0", ["a"])}
+    d = compared(run(CHAIN, gpus(2)), run(other, gpus(2)))
+    assert d.relaned.tolist() == [False, True, False]
+    assert not d.moved.any()
+    assert not d.same
+
+
+def test_differences_that_are_small_enough_are_none() -> None:
+    a, b = run(CHAIN, gpus(2)), run({**CHAIN, "a": (7, "gpu0", [])}, gpus(2))
+    assert not compared(a, b, over_ns=2).same
+    d = compared(a, b, over_ns=3)
+    assert d.same
+    assert d.first is None
+    assert why_first_moved(d) is None
+
+
+def test_iterations_are_told_apart() -> None:
+    b = GraphBuilder("again")
+    b.op("a", duration_ns=5)
+    machine = gpus(1)
+    short = simulate(b.build(), machine, ReadyQueue(), iterations=2)
+    noisy = simulate(b.build(), machine, ReadyQueue(), iterations=3)
+    d = compared(short, noisy)
+    assert len(d.pairs.a) == 2
+    assert [d.b.name_of(row) for row in d.only_b.tolist()] == ["'a'[2]"]
+
+
+def test_a_late_rank_is_named() -> None:
+    def ranks(ns: int) -> Trace:
+        b = GraphBuilder("two ranks")
+        for k, own in enumerate((10, ns)):
+            b.op(f"f{k}", duration_ns=own, device=f"gpu{k}")
+            b.op(
+                f"r{k}",
+                kind="all_reduce",
+                duration_ns=4,
+                device=f"gpu{k}",
+                inputs=[f"f{k}"],
+                attributes={"communicator": "dp"},
+            )
+            b.op(f"g{k}", duration_ns=1, device=f"gpu{k}", inputs=[f"r{k}"])
+        return simulate(b.build(), gpus(2), ReadyQueue())
+
+    d = compared(ranks(10), ranks(16))
+    names = [d.a.names[row] for row in d.pairs.a[d.moved].tolist()]
+    assert names == ["r1", "g0", "g1"]
+    assert why(d).chain[-1] == "'f1' lasts 10 ns in A, 16 ns in B"
+    assert idle_change(d)["gpu0"]["late rank"] == (0, 6)
+    assert not d.resized[d.pairs.a.tolist().index(d.a.names.index("r0"))]  # waiting is not working
+
+
+# -- recordings -------------------------------------------------------------------------------------
+
+
+def test_events_of_recordings_are_matched_by_what_they_do() -> None:
+    def recorded(kernels: Sequence[str], stream: str) -> Trace:
+        b = GraphBuilder("recorded")
+        for k, name in enumerate(kernels):
+            b.op(
+                f"{name}.{k}", duration_ns=10, device="gpu", after=[f"{kernels[k - 1]}.{k - 1}"] if k else ()
+            )
+        return simulate(b.build(), Machine((Device("gpu", streams=1),)), ReadyQueue())
+
+    d = compared(recorded(["gemm", "relu", "gemm"], "7"), recorded(["fill", "gemm", "relu", "gemm"], "7"))
+    assert d.pairs.by == "order"
+    assert [d.b.names[row] for row in d.only_b.tolist()] == ["fill.0"]
+    assert d.moved_ns.tolist() == [10, 10, 10]
+    assert not d.relaned.any()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "common"),
+    [
+        ("", "abc", ""),
+        ("abc", "abc", "abc"),
+        ("abcab", "cabb", "cab"),
+        ("xaby", "zabw", "ab"),
+        ("ab", "ba", "?"),
+    ],
+)
+def test_a_longest_common_subsequence(a: str, b: str, common: str) -> None:
+    mine, other = common_subsequence(*(np.array([ord(c) for c in text], np.int64) for text in (a, b)))
+    found = "".join(a[i] for i in mine.tolist())
+    assert found == "".join(b[j] for j in other.tolist())
+    assert len(found) == len(common)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=30),
+    st.lists(st.integers(0, 3), max_size=30),
+    st.integers(1, 40),
+)
+@examples(60)
+def test_as_long_as_the_textbooks_subsequence(a: list[int], b: list[int], window: int) -> None:
+    mine, other = common_subsequence(np.array(a, np.int64), np.array(b, np.int64))
+    table = np.zeros((len(a) + 1, len(b) + 1), np.int64)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1, j + 1] = table[i, j] + 1 if x == y else max(table[i, j + 1], table[i + 1, j])
+    assert len(mine) == table[-1, -1]
+    back, forth = common_subsequence(np.array(b, np.int64), np.array(a, np.int64))
+    assert (back.tolist(), forth.tolist()) == (other.tolist(), mine.tolist())
+    for pair in ((mine, other), common_subsequence(np.array(a, np.int64), np.array(b, np.int64), window)):
+        assert [a[i] for i in pair[0]] == [b[j] for j in pair[1]]
+        assert all((np.diff(each) > 0).all() for each in pair)
+
+
+def test_a_long_sequence_is_aligned_in_windows() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 20, 3000)
+    b = np.delete(a, rng.choice(3000, 60, replace=False))
+    mine, _ = common_subsequence(a, b, window=400)
+    assert len(mine) == len(b)
+
+
+# -- any run ----------------------------------------------------------------------------------------
+
+
+def drawn(seed: int) -> tuple[Trace, Trace]:
+    """Return two runs of much the same work: another policy, a slower device, another machine."""
+    rng = np.random.default_rng(seed)
+    if seed % 4 == 0:
+        ranks = int(rng.integers(2, 4))
+        graph, machine = draw_collectives(rng, ranks, 4), draw_ranks(rng, ranks)
+        slower = Noise(devices={machine.devices[0].name: 1.5})
+        return simulate(graph, machine, InOrder()), simulate(graph, machine, InOrder(), noise=slower)
+    graph, machine, policy = draw_graph(rng, 20, distances=False), draw_machine(rng), draw_policy(rng)
+    placement = {"placement": DrawnPlacement(seed), "streams": DrawnStreams(), "seed": seed}
+    a = simulate(graph, machine, policy, **placement)
+    if seed % 4 == 1:
+        return a, simulate(graph, machine, ReadyQueue("lifo"), **placement)
+    if seed % 4 == 2:
+        return a, simulate(graph, draw_machine(rng), draw_policy(rng), **placement)
+    noise = Noise(devices={device.name: 1.3 for device in machine.devices})
+    return a, simulate(graph, machine, draw_policy(rng), noise=noise, **placement)
+
+
+def mirrored(value: Any) -> Any:
+    """Return an answer with A and B in each other's place."""
+    other = {"a": "b", "b": "a", "A": "B", "B": "A"}
+    if isinstance(value, Mapping):
+        swapped = {}
+        for key, item in value.items():
+            stem, _, letter = key.rpartition("_")
+            if key in other:
+                key = other[key]
+            elif stem == "only":
+                key = f"only_{other[letter]}"
+            elif key[:2] in ("a_", "b_"):
+                key = other[key[0]] + key[1:]
+            if key in ("by_ns", "makespan_difference_ns"):
+                item = -item
+            if key == "later_in":
+                item = other[item]
+            if key == "why":
+                item = [_swapped(sentence) for sentence in item]
+            swapped[key] = mirrored(item)
+        return swapped
+    return [mirrored(item) for item in value] if isinstance(value, list) else value
+
+
+def _swapped(sentence: str) -> str:
+    """Return a sentence with A and B in each other's place; of two times that in A comes first."""
+    both = re.fullmatch(r"(.+ (?:lasts|starts at|takes)) (.+) in A, (.+) in B", sentence)
+    if both:
+        return f"{both[1]} {both[3]} in A, {both[2]} in B"
+    return re.sub(r"\b([AB])\b", lambda found: "BA"["AB".index(found[1])], sentence)
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_a_run_does_not_differ_from_itself(seed: int) -> None:
+    a, _ = drawn(seed)
+    answer = Answer(compared(a, a)).to_json()
+    assert answer["same"]
+    assert answer["matched"] == answer["a"]["ops"]
+    assert not answer["moved"]
+    assert answer["first_moved"] is None
+    assert answer["idle"] == {}
+    assert answer["critical_path"]["only_a"] == []
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_the_other_way_round_everything_is_mirrored(seed: int) -> None:
+    a, b = drawn(seed)
+    forth, back = Answer(compared(a, b)), Answer(compared(b, a))
+    assert mirrored(forth.to_json()) == back.to_json()
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_what_is_told_adds_up(seed: int) -> None:
+    a, b = drawn(seed)
+    d = compared(a, b)
+    for schedule, only in ((d.a, d.only_a), (d.b, d.only_b)):
+        assert int(schedule.compared.sum()) == len(d.pairs.a) + len(only)
+    path = path_change(d)
+    assert path is not None
+    for side, schedule in enumerate((d.a, d.b)):
+        assert sum(both[side] for both in path.parts.values()) == schedule.makespan_ns
+        idle = idle_change(d)
+        for k, device in enumerate(schedule.devices):
+            lasted = sum(both[side] for both in idle[device].values())
+            if schedule.facts is not None and not schedule.facts.trace.alone.any():
+                assert lasted == schedule.makespan_ns - int(schedule.busy_ns[k])
+    found = why_first_moved(d)
+    if found is not None:
+        assert sum(found.waited_a.values()) == d.a.start_ns[found.a]
+        assert sum(found.waited_b.values()) == d.b.start_ns[found.b]
+        assert found.chain
+        moved = np.minimum(d.a.start_ns[d.pairs.a], d.b.start_ns[d.pairs.b])[d.moved]
+        assert min(d.a.start_ns[found.a], d.b.start_ns[found.b]) == moved.min()

@@ -1,0 +1,111 @@
+"""Long lists in JSON files, read item by item: what `json` reads, however the file is cut in pieces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scenarios.importers import streamed_json
+from sim.files import reading
+from sim.words.errors import InputError
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6)
+VALUES = st.recursive(
+    SCALARS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
+    max_leaves=6,
+)
+OTHERS = st.dictionaries(st.text(max_size=4), VALUES, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("json") / "file.json"
+
+
+def read(file: Path, content: bytes, piece: int) -> tuple[list[Any], dict[str, Any]]:
+    """Read the list ``items`` of a file in pieces of so many bytes."""
+    file.write_bytes(content)
+    others: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_CHUNK", piece)
+        return list(streamed_json.items(file, "a list", "items", others)), others
+
+
+@examples(120)
+@given(st.data())
+def test_it_is_what_json_reads(file: Path, data: st.DataObject) -> None:
+    values, before, after = data.draw(st.lists(VALUES, max_size=5)), data.draw(OTHERS), data.draw(OTHERS)
+    whole = {**before, "items": values, **{key: value for key, value in after.items() if key not in before}}
+    ascii_only, indent = data.draw(st.booleans()), data.draw(st.sampled_from([None, 0, 2]))
+    text = json.dumps(whole, ensure_ascii=ascii_only, indent=indent)
+    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]))
+    content = text.encode(encoding, "surrogatepass")
+    if data.draw(st.booleans()):
+        content = gzip.compress(content, mtime=0)
+    found = read(file, content, data.draw(st.integers(4, 40)))
+    assert found == (values, {key: value for key, value in whole.items() if key != "items"})
+
+
+@examples(200)
+@given(st.data())
+def test_what_is_wrong_is_wrong_at_the_same_place(file: Path, data: st.DataObject) -> None:
+    values = data.draw(st.lists(VALUES, max_size=3))
+    text = json.dumps({"a": 1, "items": values, "b": [2]}, indent=data.draw(st.sampled_from([None, 1])))
+    for _ in range(data.draw(st.integers(1, 2))):
+        at = data.draw(st.integers(0, len(text)))
+        put = data.draw(st.sampled_from([*'{}[],:"\\- \n1e.x', "", "", "NaN", "\x01"]))
+        text = text[:at] + put + text[at + data.draw(st.sampled_from([0, 1, 1, 100])) :]
+    piece = data.draw(st.integers(4, 40))
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = str(error)
+        if "trailing comma" in where:  # as newer Pythons say, and of the comma
+            where = "line"
+        with pytest.raises(InputError, match=r"not JSON|has no list|has two") as caught:
+            read(file, text.encode(), piece)
+        if "not JSON" in str(caught.value):
+            assert where in str(caught.value)
+        return
+    listed = whole if isinstance(whole, list) else whole.get("items") if isinstance(whole, dict) else None
+    if isinstance(listed, list) and text.count('"items"') < 2:
+        assert repr(read(file, text.encode(), piece)[0]) == repr(listed)
+    elif not isinstance(listed, list):
+        with pytest.raises(InputError, match=r"not a list \(it has no list items"):
+            read(file, text.encode(), piece)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"not JSON: Expecting value: line 1 column 1 \(char 0\)"),
+        (b"{}", r"not a list \(it has no list items\)"),
+        (b'"text"', r"not a list \(it has no list items\)"),
+        (b'{"items": 3}', r"not a list \(it has no list items\)"),
+        (b'{"items": [1], "items": [2]}', r"not a list \(it has two lists items\)"),
+        (b'{"items": [1]} 2', r"not JSON: Extra data: line 1 column 16 \(char 15\)"),
+        (b'{"items": [1], "b": }', r"not JSON: Expecting value: line 1 column 21 \(char 20\)"),
+        (b'{"items": [1\xff]}', r"not JSON: not utf-8 \(invalid start byte: byte 12\)"),
+        (b'{"items": [' + b"9" * 5000 + b"]}", "not JSON: Exceeds the limit"),
+        (b'{"items": [' + b"[" * 100_000, "not JSON: maximum recursion depth exceeded"),
+    ],
+    ids=range(10),
+)
+def test_wrong_files(file: Path, content: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(file, content, 8)
+
+
+def test_an_item_is_not_longer_than_memory_allows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed_json, "MOST_CHARACTERS", 1000)
+    assert read(file, json.dumps(["x" * 500] * 9).encode(), 100) == (["x" * 500] * 9, {})
+    with pytest.raises(InputError, match=r"the value that begins with '\"xxx.* is longer than"):
+        read(file, json.dumps(["x" * 2000]).encode(), 100)
