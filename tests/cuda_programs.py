@@ -164,7 +164,10 @@ def ran(
                 noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
                 run.events.append(sync("Event Sync", correlation, -1, **noted))
             elif kind == "sync many":
-                each = [recorded.get(one, (0, 0, 0))[2] if isinstance(one, tuple) else free.get(one, 0) for one in where[0]]
+                each = [
+                    recorded.get(one, (0, 0, 0))[2] if isinstance(one, tuple) else free.get(one, 0)
+                    for one in where[0]
+                ]
                 until, name = max(each, default=0), "cudaStreamSynchronize"
             else:
                 until, name = max(free.values(), default=0), "cudaDeviceSynchronize"

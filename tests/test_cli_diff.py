@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,8 @@ def test_one_scenario_under_two_policies(tmp_path: Path) -> None:
         "B  head of line: window 4",
         "makespan 80 us in A, 50 us in B: 30 us (37.5%) shorter",
         "4 ops are in both (by name)",
-        "of those in both, 2 start at another time, 0 last longer or shorter, 1 run on another lane",
+        "of those in both 2 start at another time, 2 of them by themselves; 0 last longer or shorter; "
+        "1 run on another lane",
         "",
         "First to move: 'c' on cpu0/w1 starts at 40 us in A, 0 ns in B: 40 us earlier",
         "  in A at 0 ns 'c' is ready and an issuer is free, but in-order runs 'b' first",
@@ -166,6 +169,15 @@ def test_a_plan(tmp_path: Path) -> None:
     assert told["makespan_difference_ns"] == -30_000
     assert told["b"]["title"] == "head of line: plan.json"
     assert answer(plan, path, "--policy", "window 4")["same"]
+
+
+def test_the_page_shows_what_is_printed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    page = (root / "docs" / "diff.md").read_text(encoding="utf-8")
+    block = page.partition("\nTables follow")[0].partition("\n    sim diff ")[2]
+    command, _, shown = block.partition("\n\n")
+    printed = sim("diff", *shlex.split(command)).stdout
+    assert printed.startswith(textwrap.dedent(shown))
 
 
 # -- recordings -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.diff.answer import Answer
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
+from sim.diff.carried import own_ns
 from sim.diff.differences import Differences, differences
 from sim.diff.in_order import common_subsequence
 from sim.diff.schedule import schedule_of
@@ -99,6 +100,17 @@ def test_behind_another_op_of_its_stream() -> None:
         "'a' lasts 4 ns in A, 9 ns in B",
     )
     assert why(d).reason == "stream"
+
+
+def test_what_is_carried_along_did_not_move_by_itself() -> None:
+    late = Machine((Device("gpu0"), Device("gpu1", launch_latency_ns=2)))
+    d = compared(run(CHAIN, gpus(2)), run({**CHAIN, "a": (7, "gpu0", [])}, late))
+    assert d.moved_ns.tolist() == [0, 5, 7]  # a ends 3 later, and each launch takes 2
+    own = own_ns(d)
+    assert own is not None
+    assert own.tolist() == [0, 2, 2]
+    assert d.largest(own, 5) == [1, 2]
+    assert d.largest(d.moved_ns, 1) == [2]
 
 
 def test_head_of_line_blocking() -> None:
@@ -358,6 +370,10 @@ def test_what_is_told_adds_up(seed: int) -> None:
             lasted = sum(both[side] for both in idle[device].values())
             if schedule.facts is not None and not schedule.facts.trace.alone.any():
                 assert lasted == schedule.makespan_ns - int(schedule.busy_ns[k])
+    own = own_ns(d)
+    assert own is not None
+    assert (np.abs(own) <= np.abs(d.moved_ns)).all()
+    assert (own * d.moved_ns >= 0).all()
     found = why_first_moved(d)
     if found is not None:
         assert sum(found.waited_a.values()) == d.a.start_ns[found.a]

@@ -85,7 +85,9 @@ def test_only_workers_with_a_part_are_asked() -> None:
 
 
 def test_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="master: unknown device 'chef'; did you mean 'chief'"):
+    with pytest.raises(
+        ScenarioError, match="master: distributed-session: unknown device 'chef'; did you mean 'chief'"
+    ):
         run(tmp_path, "master: chef")
     with pytest.raises(ScenarioError, match="latency: 5 has no unit"):
         run(tmp_path, "master: chief, latency: 5")

@@ -58,8 +58,8 @@ def test_files_are_equal_for_equal_traces_and_valid_json(tmp_path: Path) -> None
     first, second = (tmp_path / name for name in ("a.json.gz", "b.json.gz"))
     assert first.read_bytes() == second.read_bytes()
     content = json.loads(gzip.decompress(first.read_bytes()))
-    assert content["distributedInfo"] == {"rank": 0}
-    assert b'"distributedInfo": {"rank": 0}' in gzip.decompress(first.read_bytes())
+    assert content["distributedInfo"] == {"rank": 0, "world_size": 1}
+    assert b'"distributedInfo": {"rank": 0, "world_size": 1}' in gzip.decompress(first.read_bytes())
     counters = [e for e in content["traceEvents"] if e["ph"] == "C"]
     assert max(e["args"].get("in use (bytes)", 0) for e in counters) == 1500
     names = {e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"}

@@ -289,7 +289,7 @@ def test_a_folded_device_and_its_ops_may_be_expected(tmp_path: Path) -> None:
         ran(tmp_path / "a.yaml", {**content, "expect": {"idle.gpu9": "0ns"}}, True)
 
 
-@pytest.mark.parametrize("name", ["sim.machine.folding", "policies.compile.parallel.folding"])
+@pytest.mark.parametrize("name", ["sim.machine.folding", "policies.compile.parallel.fold.folding"])
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 

@@ -1,4 +1,4 @@
-"""Folded combinations: ranks that share layers, sequences, stages and experts, of which one of each sort is made."""
+"""Folded combinations: of ranks that share layers, sequences, stages and experts one of each sort is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_folding import same
 
-pytestmark = pytest.mark.filterwarnings("ignore::policies.compile.parallel.tensor.tensor_parallel.WholeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::policies.compile.parallel.tensor.tensor_parallel.WholeWarning"
+)
 
 DATA: list[dict[str, Any]] = [
     {"name": "ddp", "bucket_cap": "40kB"},
@@ -62,7 +64,9 @@ def drawn(draw: st.DrawFn) -> dict[str, Any]:
     tp, cp, pp, dp = draw(
         st.sampled_from([(2, 2, 2, 2), (2, 1, 2, 2), (1, 2, 2, 2), (2, 2, 1, 2), (1, 4, 1, 2), (1, 3, 2, 2)])
     )
-    method = draw(st.sampled_from(["ring", "all-gather", "all-to-all"] if cp != 3 and tp * cp < 8 else ["ring"]))
+    method = draw(
+        st.sampled_from(["ring", "all-gather", "all-to-all"] if cp != 3 and tp * cp < 8 else ["ring"])
+    )
     steps = split(tp, cp, pp, sequence=draw(st.booleans()), method=method)
     able = DATA if pp == 1 else [each for each in DATA if each["name"] not in ("fsdp2", "zero-2", "zero-3")]
     steps.append({**draw(st.sampled_from(able)), "ranks": dp})

@@ -123,6 +123,6 @@ def test_what_cannot_be_combined_is_refused() -> None:
         RankOrder().apply(b.build())
 
 
-@pytest.mark.parametrize("name", ["grid.ranked", "grid.rank_grid", "ranks", "folding"])
+@pytest.mark.parametrize("name", ["grid.ranked", "grid.rank_grid", "ranks", "fold.folding"])
 def test_examples(name: str) -> None:
     assert not doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}")).failed

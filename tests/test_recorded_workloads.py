@@ -56,31 +56,30 @@ def gpu_end_ns(trace: Trace) -> tuple[int, int]:
     [
         ("h100_bert_small", 0.001),
         ("h100_vit", 0.001),
-        ("v100_dlrm_8_ranks/rank0", 0.01),
-        ("v100_dlrm_8_ranks/rank4", 0.01),
-        ("v100_dlrm_8_ranks/rank7", 0.01),
+        ("h100_qwen_0_5b", 0.001),
+        ("v100_dlrm_8_ranks/rank0", 0.001),
+        ("v100_dlrm_8_ranks/rank4", 0.001),
+        ("v100_dlrm_8_ranks/rank7", 0.001),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* GPU tasks were launched before the trace begins")
 def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float) -> None:
     trace = run(tmp_path, recorded(f"kineto/{name}.json.gz"))
     trace.check()
     simulated, measured = gpu_end_ns(trace)
-    assert (1 - share) * measured <= simulated <= measured
+    assert abs(simulated - measured) <= share * measured
 
 
 @pytest.mark.slow
 def test_a100_needs_its_streams(tmp_path: Path) -> None:
-    """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms.
-
-    Some 0.6 ms of gaps between kernels are the device's, and the host waits for them at 60 copies.
-    """
+    """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms."""
     source = recorded("kineto/a100_training_rank3.json.gz")
     scenario = load_scenario(
         prepare(tmp_path, source, "compare: [{label: one stream, streams: single}]\n"), allow_outside=True
     )
     simulated, measured = gpu_end_ns(run_scenario(scenario).trace)
     assert measured == 464_704_000
-    assert measured * 0.998 <= simulated <= measured
+    assert abs(simulated - measured) <= 0.001 * measured
     one_stream, _ = gpu_end_ns(run_scenario(scenario, "one stream").trace)
     assert one_stream > 1.1 * measured
 
@@ -114,7 +113,7 @@ TINY = {
             "dur": 10,
             "args": {"device": 0, "stream": stream, "correlation": i},
         }
-        for i, (name, start, stream) in enumerate([("a", 0, 7), ("b", 0, 20), ("c", 10, 7), ("d", 12, 20)])
+        for i, (name, start, stream) in enumerate([("a", 0, 7), ("b", 0, 20), ("c", 10, 7), ("d", 10, 20)])
     ]
 }
 """a and c on stream 7, b and d on stream 20, 10 us each: 20 us side by side, 40 us one after another."""

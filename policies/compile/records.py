@@ -7,7 +7,7 @@ turns the graph into `Record` values by name, changes those, and builds a new gr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -82,11 +82,14 @@ class Records:
     ops : dict of str to Record
         In graph order.
     externals : dict of str to External
+    device_facts : mapping
+        As of the graph.
     """
 
     name: str
     ops: dict[str, Record]
     externals: dict[str, External]
+    device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def producer(self, tensor: str) -> Record | None:
         """Return the op that makes a tensor; None for a graph input or parameter."""
@@ -200,7 +203,7 @@ def read(graph: Graph) -> Records:
     pins = _words(graph.pins, graph.tensor_pin)
     given = zip(graph.tensor_nbytes.tolist(), graph.tensor_role.tolist(), pins, strict=False)
     externals = {name: External(*facts) for name, facts in zip(graph.external_names, given, strict=False)}
-    return Records(graph.name, ops, externals)
+    return Records(graph.name, ops, externals, graph.device_facts)
 
 
 def _edges(rows: Csr, distance: IntArray, names: Sequence[str]) -> list[list[Edge]]:
@@ -230,7 +233,7 @@ def write(records: Records) -> Graph:
         add(name, external.nbytes, device=external.device)
     for r in records.ops.values():
         builder.op(**vars(r))
-    return builder.build()
+    return replace(builder.build(), device_facts=records.device_facts)
 
 
 def frames_given(graph: Graph, structure: FrameStructure) -> list[int]:

@@ -49,13 +49,12 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
     """Run cases one after another; on stderr, say which one takes longer than a second."""
     results = []
     for case, of in _counted(cases):
-        with progress(f"simulating {case.label}{of}"):
-            try:
-                results.append(run_case(case, record_memory=record_memory))
-            except SimError as error:
-                if of and error.exit_status == 1:  # the story that follows does not say of which run it is
-                    typer.echo(f"{case.label}{of}:", err=True)
-                raise
+        try:
+            results.append(_run(case, of, record_memory=record_memory))
+        except SimError as error:
+            if of and error.exit_status == 1:  # the story that follows does not say of which run it is
+                typer.echo(f"{case.label}{of}:", err=True)
+            raise
     return results
 
 
@@ -75,14 +74,13 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
 
     results, failures, stories = [], [], []
     for case, of in _counted(cases):
-        with progress(f"simulating {case.label}{of}"):
-            error: RunError | None = None
-            try:
-                result = run_case(case)
-                if failed := failure_text(result.trace):
-                    error = RunError(failed)
-            except (OutOfMemoryError, StuckError) as raised:
-                error = raised
+        error: RunError | None = None
+        try:
+            result = _run(case, of)
+            if failed := failure_text(result.trace):
+                error = RunError(failed)
+        except (OutOfMemoryError, StuckError) as raised:
+            error = raised
         if error is None:
             results.append(result)
         else:
@@ -101,6 +99,18 @@ def _counted(cases: Sequence[Case]) -> list[tuple[Case, str]]:
     return [(case, f" ({i} of {n})" if n > 1 else "") for i, case in enumerate(cases, start=1)]
 
 
+def _run(case: Case, of: str, *, record_memory: bool = False) -> Result:
+    _prepare(case, of)
+    with progress(f"simulating {case.label}{of}"):
+        return run_case(case, record_memory=record_memory)
+
+
+def _prepare(case: Case, of: str = "") -> None:
+    """Make what a case runs, for which a large file may have to be read."""
+    with progress(f"reading the workload of {case.label}{of}"):
+        _ = case.work
+
+
 def check_arrows(arrows: bool, gantt: Sequence[str] | None) -> None:
     """Refuse ``--arrows`` where it has no effect."""
     if arrows and not gantt:
@@ -112,7 +122,9 @@ def finish(results: Sequence[Result], files: Files, *, arrows: bool = False) -> 
     if any(files.values()):
         from scenarios.report.outputs import write_outputs
 
-        for path in write_outputs(results, files, arrows=arrows):
+        with progress("writing files"):
+            written = write_outputs(results, files, arrows=arrows)
+        for path in written:
             typer.echo(f"wrote {path}", err=True)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
@@ -124,6 +136,7 @@ def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
 
     done = []
     for case in cases:
+        _prepare(case)
         with progress(f"simulating {case.label} with {runs} seeds"):
             done.append(repeat(case, runs))
     return done

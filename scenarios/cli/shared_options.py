@@ -80,7 +80,8 @@ TraceFile = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write a trace for Perfetto (.json, .json.gz, .pftrace, .perfetto-trace).",
+        help="Write a trace for Perfetto (.json, .json.gz, .pftrace, .perfetto-trace), or FOLDER/: a file "
+        "for each GPU.",
     ),
 ]
 

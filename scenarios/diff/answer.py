@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
+
+from sim.diff.carried import own_ns
 from sim.diff.differences import Differences
 from sim.diff.schedule import Schedule
 from sim.diff.time_spent import PathChange, idle_change, path_change
@@ -37,6 +40,12 @@ class Answer:
     def why(self) -> Why | None:
         """Why the first op that moved has moved."""
         return why_first_moved(self.differences)
+
+    @cached_property
+    def own_ns(self) -> IntArray | None:
+        """How much of each pair's move is its own, where it counts; None where a table says nothing of it."""
+        own = own_ns(self.differences)
+        return None if own is None else np.where(np.abs(own) > self.differences.over_ns, own, 0)
 
     @cached_property
     def idle(self) -> dict[str, dict[str, tuple[int, int]]]:
@@ -84,6 +93,7 @@ class Answer:
                 {"by_ns": move.by_ns, "ops": move.ops, "first": self._pair(move.first)}
                 for move in d.moves(self.top)
             ],
+            "moved_by_themselves": None if self.own_ns is None else self._own(self.own_ns),
             "only_a": self._only(d.a, d.only_a),
             "only_b": self._only(d.b, d.only_b),
             "durations": [
@@ -117,6 +127,11 @@ class Answer:
             "why": list(why.chain),
             "waited_ns": {"a": why.waited_a, "b": why.waited_b},
         }
+
+    def _own(self, own_ns: IntArray) -> dict[str, Any]:
+        largest = self.differences.largest(own_ns, self.top)
+        most = [{"by_ns": int(own_ns[k]), **self._pair(k)} for k in largest]
+        return {"ops": int((own_ns != 0).sum()), "most": most}
 
     def _pair(self, k: int) -> dict[str, Any]:
         d = self.differences

@@ -6,6 +6,8 @@ A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs",
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -81,13 +83,20 @@ class Document:
 
     @classmethod
     def read(cls, path: str | Path, *, allow_outside: bool = False) -> Document:
-        """Read a file, laid over the one that it extends; what is no mapping is no scenario.
+        """Read a file, laid over the one that it extends; a recording is the scenario that runs it.
 
         Raises
         ------
         ScenarioError
             A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
         """
+        if os.path.isdir(path) or not str(path).endswith((".yaml", ".yml")):
+            from scenarios.recorded.files import as_scenario, format_of
+
+            if format_of(path) is not None:
+                path = os.path.realpath(path)
+                root = read_yaml_text(json.dumps(as_scenario(path)), path, places=False)
+                return cls(root, Path(path), allow_outside=allow_outside)
         root = _read(Path(path), allow_outside)
         return cls(root, Path(path), allow_outside=allow_outside)
 

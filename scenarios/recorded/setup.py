@@ -14,23 +14,19 @@ costs anything.
 
 from __future__ import annotations
 
-import os
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
-from scenarios.importers import load_graph
-from scenarios.importers.files import StrPath
 from scenarios.recorded.as_recorded import lane_of
+from scenarios.recorded.files import as_scenario
+from scenarios.recorded.machine import POLICY
 from sim import Graph, simulate
 from sim.job.noise import Noise
 from sim.trace import Trace
 
 __all__ = ["POLICY", "Setup", "as_scenario", "recorded_setup", "run_recorded"]
-
-POLICY: Final = {"name": "ready-queue", "synchronisation": "issue", "streams": "recorded"}
-"""What decides when a recording runs as it was recorded."""
 
 
 class Setup(NamedTuple):
@@ -86,11 +82,3 @@ def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
     machine = make_machine(recorded_setup(graph).machine)
     policy = ReadyQueue(synchronisation="issue")
     return simulate(graph, machine, policy, streams=Recorded(), noise=noise)
-
-
-def as_scenario(path: StrPath) -> dict[str, Any]:
-    """Return the scenario in which a recording, a file or a folder of ranks, runs as it was recorded."""
-    folder = os.path.isdir(path)
-    setup = recorded_setup(load_graph(path, format="kineto" if folder else None))
-    workload = {"kineto" if folder else "graph": os.fspath(path)}
-    return {"machine": setup.machine, "workload": workload, "policy": setup.policy}

@@ -4,7 +4,8 @@
 
     --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into. Below
                              each run that had an allocator: memory over time, a strip for each device
-    --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format
+    --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format; out/, a
+                             folder: one run, a file for each GPU
     --ops   out.csv          one row a task or transfer; a first column `policy` when there are several runs
     --memory out.png         memory over time, an axis for each run and device
     --plan  out.json         what one run decided, for `policy: {name: replay, file: out.json}`
@@ -16,6 +17,7 @@ Names are looked at before anything runs, so that a typing error does not cost a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,7 +62,10 @@ def check_outputs(files: Files) -> None:
     """
     taken: dict[Path, str] = {}
     for what, path in _each(files):
-        target = check_path(what, path, _ENDINGS[what]).resolve()
+        if what == "trace" and _is_folder(path):
+            target = _check_folder(path).resolve()
+        else:
+            target = check_path(what, path, _ENDINGS[what]).resolve()
         if target in taken:
             raise InputError(f"--{what} {path}: is what --{taken[target]} writes")
         taken[target] = what
@@ -127,10 +132,29 @@ def _is_html(path: str) -> bool:
     return path.lower().endswith(".html")
 
 
+def _is_folder(path: str) -> bool:
+    return path.endswith(("/", os.sep)) or os.path.isdir(path)
+
+
+def _check_folder(path: str) -> Path:
+    from sim.export.chrome import check_folder
+
+    try:
+        check_folder(path)
+    except InputError as error:
+        raise InputError(f"--trace {error}") from None
+    return Path(path)
+
+
 def _write_trace(results: Sequence[Result], path: str) -> None:
-    from sim.export.chrome import write_chrome
+    from sim.export.chrome import write_chrome, write_ranks
     from sim.export.perfetto import write_perfetto
 
+    if _is_folder(path):
+        if len(results) > 1:
+            raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
+        write_ranks(results[0].trace, path)
+        return
     write = write_perfetto if path.lower().endswith(PERFETTO_ENDINGS) else write_chrome
     traces = {result.policy: result.trace for result in results}
     write(results[0].trace if len(results) == 1 else traces, path)

@@ -14,7 +14,6 @@ from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
 from scenarios.run.conditions import refuse_without_effect
-from scenarios.run.decisions import Step
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words

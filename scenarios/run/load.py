@@ -24,6 +24,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.file.faults import scenario_error
 from scenarios.file.renamed import refuse_renamed
 from scenarios.file.yaml_read import Node, Place
+from scenarios.recorded.machine import AS_RECORDED, POLICY, as_recorded_machine, with_facts
 from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
 from scenarios.schema import ScenarioFile, model_for
 from scenarios.work.workload import Work
@@ -201,9 +202,11 @@ class Scenario:
         origin = self.origin
         if not spec:
             raise self.document.error((), "machine: is missing")
+        recording = self.content.workload.recording(self.document)
         try:
             # Kinds of op are checked where those of the graph are known (`scenarios.run.words`).
             spec = _with_cost(spec, self.content.cost, origin)
+            spec = spec if recording is None else with_facts(spec, recording, origin)
             return make_machine(spec, **origin._asdict(), kinds=None)
         except InputError as error:
             if error.path[3:4] == ("cost",) and self.document.at(error.path[:4]) is None:
@@ -213,6 +216,21 @@ class Scenario:
     @cached_property
     def machine_spec(self) -> dict[str, Any]:
         """What the scenario says of its machine; of a workload that needs none, the one that is meant."""
+        spec, recording = self._given_machine, None
+        if spec.get("preset") == AS_RECORDED["preset"]:
+            recording = self.content.workload.recording(self.document)
+        if recording is None:
+            return spec
+        try:
+            return as_recorded_machine(spec, recording)
+        except InputError as error:
+            if self.content.machine is None:  # of a graph that is no recording
+                return {}
+            raise self.document.wrong(error) from error
+
+    @cached_property
+    def _given_machine(self) -> dict[str, Any]:
+        """What the scenario says of its machine, or its workload of the one that is meant."""
         if self.content.machine is None:
             return dict(self.content.workload.default_machine() or {})
         return self.content.machine.model_dump(by_alias=True, exclude_unset=True)
@@ -240,6 +258,8 @@ class Scenario:
     def policy(self) -> Policy:
         """What the file says of the policy, over what its workload brings."""
         brought = self.content.workload.default_policy()
+        if brought is None and self._given_machine.get("preset") == AS_RECORDED["preset"]:
+            brought = POLICY
         if brought is None:
             return self.content.policy
         base = Policy.model_validate(brought)

@@ -49,6 +49,8 @@ def progress_plot(tuning: Tuning, ax: Axes) -> Axes:
     ax.plot(at, values, ".", color="0.7", markersize=3, label="trials", rasterized=True)
     ax.step(at, best, where="post", color=OKABE_ITO[4], label="best so far")
     ax.set_xlabel("trial")
+    pad = 0.08 * abs(best[0] - best[-1]) or 0.01 * abs(best[-1]) or 1.0
+    ax.set_ylim(min(best) - pad, max(best) + pad)  # trials that are far worse would hide what happened
     _values_along(ax.yaxis, ax, goal.what)
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)

@@ -101,6 +101,7 @@ class Space:
 
     def __init__(self, job: Job, problem: Problem | None = None) -> None:
         graph, n = job.graph, len(job.graph)
+        self.problem = problem
         self.before: list[list[int]] = [[] for _ in range(n)]
         self.after: list[list[int]] = [[] for _ in range(n)]
         for producer, consumer, distance, _ in zip(*(c.tolist() for c in graph.edges), strict=True):
@@ -124,6 +125,8 @@ class Space:
             if kind < 0.25 and self.movable:
                 group = rng.choice(self.movable)
                 device = rng.choice([d for d in self.devices[group] if d != schedule.device[group]])
+                if rng.random() > self._gain(group, schedule.device[group], device):
+                    continue
                 lane = rng.randrange(self.lanes[device])
                 moved = replace(schedule)
                 for op in self.members[group]:
@@ -137,6 +140,12 @@ class Space:
                     yield "stream", replace(schedule, lane=_with(schedule.lane, op, lane))
             elif (order := self._moved(schedule.order, op, rng)) is not None:
                 yield "order", replace(schedule, order=order)
+
+    def _gain(self, group: int, here: int, there: int) -> float:
+        """Return how many times as fast an op is there: a slow device is worth fewer trials."""
+        assert self.problem is not None
+        costs = self.problem.cost_ns[group]
+        return costs[here] / costs[there] if costs[there] else 1.0
 
     def _moved(self, order: Sequence[int], op: int, rng: random.Random) -> tuple[int, ...] | None:
         """Return the order with an op elsewhere between its last producer and its first consumer."""

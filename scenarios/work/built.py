@@ -13,7 +13,9 @@ Each builder is a class whose fields are its keys and which makes the graph. ``m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -29,7 +31,7 @@ from scenarios.file.document import Document
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
-from sim.words.errors import hint
+from sim.words.errors import InputError, hint
 
 if TYPE_CHECKING:
     from sim.trace import Trace
@@ -83,6 +85,24 @@ def _known(value: Any) -> Any:
     return value
 
 
+def _on_accelerators(graph: Graph, machine: Machine) -> Graph:
+    """Return a graph whose replicas, on gpu0, gpu1, ..., are on accelerators that have other names.
+
+    Raises
+    ------
+    InputError
+        There are fewer.
+    """
+    numbers = {pin: int(pin[3:]) for pin in graph.pins if re.fullmatch(r"gpu\d+", pin)}
+    if not numbers or not numbers.keys().isdisjoint(machine.positions):
+        return graph
+    n, there = 1 + max(numbers.values()), machine.accelerators
+    if len(there) < n:
+        message = f"there are {n:,} replicas, and the machine has {len(there):,} accelerators"
+        raise InputError(message, path=("replicas",))
+    return replace(graph, pins=tuple(there[numbers[pin]] if pin in numbers else pin for pin in graph.pins))
+
+
 if TYPE_CHECKING:
     AnyBuilder = Builder
 else:
@@ -97,7 +117,7 @@ class Build(Workload):
     def build(self, document: Document, machine: Machine) -> Graph:
         """Make the graph."""
         with document.placing("workload", "build"):
-            return self.build_.graph()
+            return _on_accelerators(self.build_.graph(), machine)
 
     def default_machine(self) -> Mapping[str, Any] | None:
         """Return the builder's."""

@@ -17,10 +17,11 @@ On the streams that were used, and issued as a host does that does not wait, a t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
 
 from devices.describe.quantities import Count, File, Name
 from scenarios.file.document import Document
@@ -58,9 +59,23 @@ class ImportedFile(Workload):
     """Options that name files."""
 
     what_if: AnyWhatIf
+    _graph: Graph | None = PrivateAttr(None)
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Read the file."""
+        return self.recording(document)
+
+    def recording(self, document: Document) -> Graph:
+        """Return the graph, read once: no machine is needed."""
+        if self._graph is None:
+            self._graph = self._read(document)
+        return self._graph
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return the machine on which it was recorded, if it was."""
+        return {"preset": "recorded"}
+
+    def _read(self, document: Document) -> Graph:
         from scenarios.importers import load_graph
 
         key, *others = (name for name in type(self).model_fields if name != "what_if")

@@ -114,6 +114,10 @@ class Workload(Strict):
         """
         raise TypeError(f"{type(self).__name__} has no schedules")
 
+    def recording(self, document: Document) -> Graph | None:
+        """Return the graph of a recording, which may know its machine; None: it is none."""
+        return None
+
     def default_machine(self) -> Mapping[str, Any] | None:
         """Return the machine that is meant when a scenario has none; None: it must have one."""
         return None

@@ -173,6 +173,26 @@ class Differences:
         largest.sort(key=lambda k: (-abs(each[k]), first[k], self._identity(found[k].first)))
         return [found[k] for k in largest[:top]]
 
+    def largest(self, ns: IntArray, top: int) -> list[int]:
+        """Return the positions of the pairs for which some difference is largest; none where it is 0.
+
+        Parameters
+        ----------
+        ns : array of int64
+            Of each pair.
+        top : int
+            At most so many.
+        """
+        at = np.flatnonzero(ns)
+        cut = np.sort(np.abs(ns[at]))[::-1][:top]
+        if not len(cut):
+            return []
+        at = at[np.abs(ns[at]) >= cut[-1]]
+        earlier, later = self._starts(at)
+        order = np.lexsort((later, earlier, -np.abs(ns[at])))[: 10 * top].tolist()
+        order.sort(key=lambda k: (-abs(ns[at[k]]), earlier[k], later[k], self._identity(int(at[k]))))
+        return [int(at[k]) for k in order[:top]]
+
     def kinds(self, top: int) -> list[KindChange]:
         """Return the kinds of which ops last longer or shorter, those that changed most in all first.
 

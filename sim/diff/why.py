@@ -20,7 +20,7 @@ from sim.diff.held import Held, began_ns, held_at, waits_of
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
-__all__ = ["Why", "why_first_moved"]
+__all__ = ["Why", "told_apart", "why_first_moved"]
 
 _MOST: Final = 8
 """Links of a chain; it is short, as nothing before the first op that moved has moved."""
@@ -85,6 +85,20 @@ def why_first_moved(d: Differences) -> Why | None:
     a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
     later = "b" if d.moved_ns[d.first] > 0 else "a"
     return _Chain(d, later).explain(a, b)
+
+
+def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
+    """Return two times with as many digits as it takes to tell them apart.
+
+    Examples
+    --------
+    >>> told_apart(14_990_172, 14_991_344), told_apart(5, 5)
+    (('14.990172 ms', '14.991344 ms'), ('5 ns', '5 ns'))
+    """
+    short = format_duration(a_ns), format_duration(b_ns)
+    if short[0] != short[1] or a_ns == b_ns:
+        return short
+    return format_duration(a_ns, digits=None), format_duration(b_ns, digits=None)
 
 
 class _Change(NamedTuple):
@@ -183,4 +197,4 @@ class _Chain:
     def _both(self, late: int, early: int) -> str:
         """Return two times, that in A first."""
         a, b = (early, late) if self.later == "b" else (late, early)
-        return f"{format_duration(a)} in A, {format_duration(b)} in B"
+        return "{} in A, {} in B".format(*told_apart(a, b))

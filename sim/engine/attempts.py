@@ -185,6 +185,7 @@ def _joined(job: Job, attempts: list[Attempt]) -> Trace:
         tasks,
         transfers,
         met=met,
+        synchronisation=first.synchronisation,
         messages=np.concatenate([_messages(each) for each in attempts]),
         in_turn=first.in_turn,
         attempts=tuple(attempts),

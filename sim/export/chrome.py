@@ -31,23 +31,28 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from sim.export.timeline import Lane, Timeline, in_pieces, launch_call
+from sim.export.timeline import Lane, Timeline, in_pieces
+from sim.export.titles import CATEGORIES, Titles, launch_call
 from sim.files.atomic_files import atomic_text
 from sim.graph.failures import STATUSES
 from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
 from sim.record.record import WAITS, Record
+from sim.words.arrays import BoolArray, IntArray
+from sim.words.errors import InputError
 
-__all__ = ["lines_of", "write_chrome"]
+__all__ = ["SIMULATOR", "check_folder", "lines_of", "write_chrome", "write_ranks"]
 
-_HEAD: Final = (
-    '{"schemaVersion":1,"distributedInfo": {"rank": 0},"deviceProperties":[],"displayTimeUnit":"ns",'
-    '"traceEvents":[\n'
-)
+SIMULATOR: Final = "graph-schedule-sim"
+"""What such a file says who wrote it."""
+
+
 _AT_ONCE: Final = 10_000
 """Lines held in memory."""
 
@@ -75,17 +80,64 @@ def write_chrome(
         A directory that does not exist.
     """
     traces = {"": trace} if isinstance(trace, Record) else trace
-    with atomic_text(path) as file:
-        file.write(_HEAD)
-        lines = (
-            line
-            for run, (label, each) in enumerate(traces.items())
-            for line in lines_of(each, most=arrows, run=run, label=label)
-        )
-        file.write(next(lines, ""))
-        while piece := list(itertools.islice(lines, _AT_ONCE)):
-            file.write(",\n" + ",\n".join(piece))
-        file.write("\n]}\n")
+    timelines = [Timeline(each, run) for run, each in enumerate(traces.values())]
+    lines = (
+        line
+        for run, (label, timeline) in enumerate(zip(traces, timelines, strict=True))
+        for line in _lines(timeline, arrows, run, label)
+    )
+    _write(path, _head(timelines), lines)
+
+
+def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 20_000) -> list[str]:
+    """Write a trace as Chrome JSON, each GPU with its host as a rank of its own; return the files.
+
+    Parameters
+    ----------
+    trace : Trace
+    folder : path
+        For ``rank0.json.gz``, ``rank1.json.gz``, ...; made if it is not there. Tools that take one GPU a
+        file read such a folder, as does the importer of such traces.
+    arrows : int
+        At most so many arrows from producers to consumers for each rank.
+
+    Raises
+    ------
+    InputError
+        No GPU, or a trace of a rank in the folder that this run does not have.
+    """
+    folder, timeline = Path(folder), Timeline(trace)
+    check_folder(folder)
+    names = [f"rank{rank}.json.gz" for rank in range(len(timeline.gpus))]
+    if not names:
+        raise InputError(f"{folder}: a folder has a file for each GPU that ran something, and none did")
+    if folder.is_dir():
+        strange = sorted(each for each in os.listdir(folder) if each.endswith((".json", ".json.gz")))
+        strange = [each for each in strange if each not in names]
+        if strange:
+            raise InputError(
+                f"{folder}: {strange[0]} is there, which is none of this run's {len(names)} ranks"
+            )
+    folder.mkdir(exist_ok=True)
+    for rank, name in enumerate(names):
+        lines = _lines(timeline, arrows, rank=rank)
+        _write(folder / name, _head([timeline], rank, len(names)), lines)
+    return [str(folder / name) for name in names]
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Refuse what can be no folder of traces; leave nothing there.
+
+    Raises
+    ------
+    InputError
+        A file is there, or the directory in which it would be is not.
+    """
+    path = Path(folder)
+    if not path.parent.is_dir():
+        raise InputError(f"{folder}: the directory {path.parent} does not exist")
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{folder}: is a file, not a folder")
 
 
 def lines_of(trace: Record, *, most: int = 20_000, run: int = 0, label: str = "") -> Iterator[str]:
@@ -101,12 +153,53 @@ def lines_of(trace: Record, *, most: int = 20_000, run: int = 0, label: str = ""
     label : str
         What the names of its processes begin with.
     """
-    timeline = Timeline(trace, run)
-    yield from _names(timeline, label)
-    yield from _task_lines(timeline, run)
-    yield from _transfer_lines(timeline)
-    yield from _arrow_lines(timeline, run, most)
-    yield from _counter_lines(timeline)
+    return _lines(Timeline(trace, run), most, run, label)
+
+
+def _lines(
+    timeline: Timeline, most: int, run: int = 0, label: str = "", rank: int | None = None
+) -> Iterator[str]:
+    mine = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
+    rows, crossed = timeline.shown(), timeline.crossed
+    rows, which = rows[mine[timeline.lane[rows]]], np.flatnonzero(mine[crossed])
+    yield from _names(timeline, label, None if rank is None else _lanes_of(timeline, mine, rows))
+    yield from _task_lines(timeline, run, rows)
+    yield from _transfer_lines(timeline, which)
+    yield from _arrow_lines(timeline, run, timeline.arrows(most, mine))
+    yield from _counter_lines(timeline, rank)
+
+
+def _write(path: str | os.PathLike[str], head: str, lines: Iterator[str]) -> None:
+    with atomic_text(path) as file:
+        file.write(head)
+        file.write(next(lines, ""))
+        while piece := list(itertools.islice(lines, _AT_ONCE)):
+            file.write(",\n" + ",\n".join(piece))
+        file.write("\n]}\n")
+
+
+def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
+    """Return what stands before the events; tools look for the blank in ``"rank": 0``."""
+    properties: list[dict[str, str | int]] = []
+    simulated: dict[str, str | int] = {"by": SIMULATOR, "runs": len(timelines)}
+    if len(timelines) == 1:
+        properties, one = list(_properties(timelines[0])), timelines[0].trace
+        simulated |= {"synchronisation": one.synchronisation, "graph": one.job.graph.name}
+        simulated |= {"tasks": len(one), "makespan_ns": one.makespan_ns}
+    return (
+        f'{{"schemaVersion":1,"distributedInfo": {{"rank": {rank}, "world_size": {ranks}}},'
+        f'"simulated":{json.dumps(simulated)},"deviceProperties":{json.dumps(properties)},'
+        '"displayTimeUnit":"ns","traceEvents":[\n'
+    )
+
+
+def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
+    """Yield what is known of each device that was launched on, in Kineto's words."""
+    for number, d in enumerate(timeline.gpus):
+        device = timeline.trace.job.machine.devices[d]
+        known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
+        given = {key: value for key, value in known.items() if value is not None}
+        yield {"id": number, "name": device.name, "kind": device.kind, **given}
 
 
 def _us(ns: int) -> str:
@@ -116,12 +209,23 @@ def _us(ns: int) -> str:
 # -- names --------------------------------------------------------------------------------------
 
 
-def _names(timeline: Timeline, label: str) -> Iterator[str]:
-    grouped = timeline.groups()
-    for index, (pid, name, _) in enumerate(grouped, timeline.base):
+def _lanes_of(timeline: Timeline, mine: BoolArray, rows: IntArray) -> set[Lane]:
+    """Return the lanes of one rank, those that launch for it among them."""
+    issuers = np.unique(timeline.trace.tasks["issuer"][rows]).tolist()
+    own = (timeline.lanes[k] for k in np.flatnonzero(mine).tolist())
+    return {*own, *(timeline.issuer[issuer] for issuer in issuers)}
+
+
+def _names(timeline: Timeline, label: str, only: Set[Lane] | None) -> Iterator[str]:
+    grouped = [
+        (index, group, [named for named in group.lanes if only is None or named[0] in only])
+        for index, group in enumerate(timeline.groups(), timeline.base)
+    ]
+    grouped = [each for each in grouped if each[2]]
+    for index, (pid, name, _), _ in grouped:
         yield from _named("process", Lane(pid, 0), f"{label}: {name}" if label else name, index)
-    for group in grouped:
-        for lane, name in group.lanes:
+    for _, _, lanes in grouped:
+        for lane, name in lanes:
             yield from _named("thread", lane, name, lane.tid - 1)
 
 
@@ -133,71 +237,92 @@ def _named(what: str, lane: Lane, name: str, index: int) -> Iterator[str]:
 # -- slices -------------------------------------------------------------------------------------
 
 
-def _task_lines(timeline: Timeline, run: int) -> Iterator[str]:
+def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     """Yield the slice of every task and, for a launched one, of its launch, tied together by a flow."""
     job = timeline.trace.job
-    graph, devices = job.graph, job.machine.devices
+    graph, devices, titles = job.graph, job.machine.devices, Titles(job)
     facts, facts_of = timeline.facts_of_ops()
     said = [json.dumps(each, separators=(",", ":"))[1:-1] for each in facts]
+    meets = _said_of_collectives(job)
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
     statuses = ["", *(f',"status":"{word}"' for word in STATUSES[1:])]
-    cost, is_copy = issue_costs_ns(job), graph.is_kind("copy")
+    cost = issue_costs_ns(job)
     place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
-    launch = [launch_call(d, copy=False) for d in devices]
-    copy = [launch_call(d, copy=True) for d in devices]
-    worker = [d.workers > 0 for d in devices]
     several = job.iterations > 1
-    for rows in in_pieces(timeline.shown()):
+    for rows in in_pieces(shown):
         ops = timeline.trace.tasks["op"][rows]
-        by_op = (column[ops].tolist() for column in (facts_of, cost, is_copy))
-        for task, fact, costs, copies in zip(timeline.tasks(rows), *by_op, strict=True):
+        by_op = (column[ops].tolist() for column in (facts_of, cost, titles.category))
+        after = timeline.feeds.take(rows).lists()
+        for task, fact, costs, category, fed_by in zip(timeline.tasks(rows), *by_op, after, strict=True):
             row, op, n, issuer, ready, issue, start, end, status, wait, d, lane = task
-            number, name = row + 1, json.dumps(graph.op_names[op])
+            number, name, title = row + 1, graph.op_names[op], titles.of(op, category)
+            own = "" if title == name else f'"op":{json.dumps(name)},'
             iteration = f',"iteration":{n}' if several else ""
-            args = f'{said[fact]},"ready (us)":{_us(ready)}{iteration}{waits[wait]}{statuses[status]}'
-            where = place[lane]
-            span = f'{where},"ts":{_us(start)},"dur":{_us(end - start)}'
-            if worker[d]:
-                args = f'"External id":{number},{args}'
-                yield f'{{"ph":"X","cat":"cpu_op","name":{name},{span},"args":{{{args}}}}}'
-                continue
-            category, call = ("gpu_memcpy", copy[d]) if copies else ("kernel", launch[d])
-            tied = f'"External id":{number},"correlation":{number}'
-            yield (
-                f'{{"ph":"X","cat":"{category}","name":{name},{span},'
-                f'"args":{{{tied},"device":{d},"stream":{lane},{args}}}}}'
+            args = (
+                f'{own}{said[fact]},"ready (us)":{_us(ready)}{iteration}{waits[wait]}{statuses[status]}'
+                f"{meets.get(op, '')}{_said_of_feeds(fed_by)}"
             )
-            begin = issue - costs
+            where = place[lane]
+            head = f'"ph":"X","cat":"{CATEGORIES[category]}","name":{json.dumps(title)}'
+            span = f'{where},"ts":{_us(start)},"dur":{_us(end - start)}'
+            if category == 0:
+                yield f'{{{head},{span},"args":{{"External id":{number},{args}}}}}'
+                continue
+            tied = f'"External id":{number},"correlation":{number}'
+            on = f'"device":{timeline.ranks[d]},"stream":{lane + 1}'
+            yield f'{{{head},{span},"args":{{{tied},{on},{args}}}}}'
+            begin, call = issue - costs, launch_call(devices[d], category)
             yield (
                 f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{_us(begin)},'
-                f'"dur":{_us(issue - begin)},"args":{{{tied},"op":{name}}}}}'
+                f'"dur":{_us(issue - begin)},"args":{{{tied},"op":{json.dumps(name)}}}}}'
             )
             flow = f'"cat":"ac2g","name":"ac2g","id":{run * _FLOWS_APART + number}'
             yield f'{{"ph":"s",{flow},{who[issuer]},"ts":{_us(begin)}}}'
             yield f'{{"ph":"f","bp":"e",{flow},{where},"ts":{_us(start)}}}'
 
 
-def _transfer_lines(timeline: Timeline) -> Iterator[str]:
+def _said_of_feeds(rows: Sequence[int]) -> str:
+    """Return what tells for whose ends a task waited, by their numbers ``External id``."""
+    return f',"after":[{",".join(str(row + 1) for row in rows)}]' if rows else ""
+
+
+def _said_of_collectives(job: Job) -> dict[int, str]:
+    """Return what tells of an op with whom it meets; Kineto has the first of these names."""
+    names = {"communicator": "Process Group Name", "peer": "peer", "group": "group"}
+    return {
+        op: "".join(
+            f",{json.dumps(names[key])}:{json.dumps(value)}"
+            for key, value in job.graph.attributes[op].items()
+            if key in names
+        )
+        for op in ([] if job.collectives is None else job.collectives.op.tolist())
+    }
+
+
+def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
     """Yield a slice for every link that a transfer crosses."""
-    moved, graph = timeline.trace.transfers, timeline.trace.job.graph
-    for which in in_pieces(np.arange(len(timeline.crossing))):
+    moved, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
+    for which in in_pieces(crossing):
         rows = timeline.crossing[which]
         columns = (moved[name][rows].tolist() for name in ("tensor", "nbytes", "start_ns", "end_ns"))
-        for lane, tensor, nbytes, start, end in zip(timeline.crossed[which].tolist(), *columns, strict=True):
+        each = zip(rows.tolist(), timeline.crossed[which].tolist(), *columns, strict=True)
+        after = timeline.feeds.take(n + rows).lists()
+        for (row, lane, tensor, nbytes, start, end), fed_by in zip(each, after, strict=True):
             name = json.dumps(f"transfer {graph.tensor_name(tensor)}")
             span = f'{timeline.lanes[lane]},"ts":{_us(start)},"dur":{_us(end - start)}'
-            yield f'{{"ph":"X","cat":"gpu_memcpy","name":{name},{span},"args":{{"bytes":{nbytes}}}}}'
+            args = f'"External id":{n + row + 1},"bytes":{nbytes}{_said_of_feeds(fed_by)}'
+            yield f'{{"ph":"X","cat":"gpu_memcpy","name":{name},{span},"args":{{{args}}}}}'
 
 
 # -- flows and counters -------------------------------------------------------------------------
 
 
-def _arrow_lines(timeline: Timeline, run: int, most: int) -> Iterator[str]:
-    """Yield flows from producers to consumers on other lanes, through transfers; the earliest `most`."""
+def _arrow_lines(timeline: Timeline, run: int, arrows: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Yield flows from producers to consumers."""
     start, end = timeline.trace.of_rows("start_ns"), timeline.trace.of_rows("end_ns")
     # Ids of their own, so that they do not join the flows of launches.
     first = run * _FLOWS_APART + len(timeline.trace) + 1
-    for number, (p, c) in enumerate(timeline.arrows(most), first):
+    for number, (p, c) in enumerate(arrows, first):
         flow = f'"cat":"data","name":"data","id":{number}'
         source, target = (timeline.lanes[timeline.lane[row]] for row in (p, c))
         # A flow begins in a slice, not behind it.
@@ -206,8 +331,10 @@ def _arrow_lines(timeline: Timeline, run: int, most: int) -> Iterator[str]:
         yield f'{{"ph":"f","bp":"e",{flow},{target},"ts":{_us(int(start[c]))}}}'
 
 
-def _counter_lines(timeline: Timeline) -> Iterator[str]:
+def _counter_lines(timeline: Timeline, rank: int | None) -> Iterator[str]:
     for lane, title, key, times, values in timeline.counters():
+        if rank is not None and timeline.rank_of(lane) != rank:
+            continue
         head = f'{{"ph":"C","name":{json.dumps(title)},{lane},"ts":'
         tail = f',"args":{{{json.dumps(key)}:'
         for at, value in zip(times.tolist(), values.tolist(), strict=True):

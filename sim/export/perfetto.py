@@ -36,7 +36,8 @@ from typing import IO, Final
 import numpy as np
 
 from sim.export.protobuf_wire import fixed64, message, number, text
-from sim.export.timeline import Lane, Timeline, in_pieces, launch_call
+from sim.export.timeline import Lane, Timeline, in_pieces
+from sim.export.titles import CATEGORIES, Titles, launch_call
 from sim.files.atomic_files import atomic_path
 from sim.graph.csr import Csr
 from sim.graph.failures import STATUSES
@@ -280,8 +281,7 @@ class _Words:
         self._facts = [b"".join(_note(key, value) for key, value in each.items()) for each in facts]
         self._waits = [_note("waited for", word) if word else b"" for word in WAITS]
         self._statuses = [b"", *(_note("status", word) for word in STATUSES[1:])]
-        self._is_copy = job.graph.is_kind("copy")
-        self._worker = [device.workers > 0 for device in job.machine.devices]
+        self._titles = Titles(job)
         self._several = job.iterations > 1
 
     def of(self, slices: IntArray) -> Iterator[tuple[bytes, bytes]]:
@@ -290,23 +290,24 @@ class _Words:
         graph, devices = timeline.trace.job.graph, timeline.trace.job.machine.devices
         rows = self._rows[slices[slices < n] >> 1]
         ops = timeline.trace.tasks["op"][rows]
-        by_op = (column[ops].tolist() for column in (self._facts_of, self._is_copy))
+        by_op = (column[ops].tolist() for column in (self._facts_of, self._titles.category))
         tasks = zip(timeline.tasks(rows), *by_op, strict=True)
         for each in slices.tolist():
             if each >= n:
                 yield self._of_transfer(int(timeline.crossing[each - n]))
                 continue
-            task, fact, copies = next(tasks)
+            task, fact, category = next(tasks)
             _, op, iteration, _, ready, _, _, _, status, wait, d, _ = task
             name = graph.op_names[op]
             if each % 2 == 0:
-                yield _note("op", name), _named("cuda_runtime", launch_call(devices[d], copy=copies))
+                yield _note("op", name), _named("cuda_runtime", launch_call(devices[d], category))
                 continue
-            notes = self._facts[fact] + _note("ready_ns", ready)
+            title = self._titles.of(op, category)
+            notes = b"" if title == name else _note("op", name)
+            notes += self._facts[fact] + _note("ready_ns", ready)
             if self._several:
                 notes += _note("iteration", iteration)
-            category = "cpu_op" if self._worker[d] else ("gpu_memcpy" if copies else "kernel")
-            yield notes + self._waits[wait] + self._statuses[status], _named(category, name)
+            yield notes + self._waits[wait] + self._statuses[status], _named(CATEGORIES[category], title)
 
     def _of_transfer(self, row: int) -> tuple[bytes, bytes]:
         moved, graph = self._timeline.trace.transfers, self._timeline.trace.job.graph

@@ -22,22 +22,18 @@ import numpy as np
 from sim.analysis.memory_use import memory_use
 from sim.analysis.transfers_on_links import traffic_on_links, transfers_on_links
 from sim.explain.waits import final_waits
-from sim.machine.device import Device
+from sim.graph.csr import Csr
 from sim.record.dependencies import dependencies
 from sim.record.record import Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import in_use, levels
 from sim.words.units import NS_PER_S
 
-__all__ = ["Counter", "Group", "Lane", "Timeline", "in_pieces", "launch_call"]
+__all__ = ["Counter", "Group", "Lane", "Timeline", "in_pieces"]
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
 _APART: Final = 10_000
 """Processes of one run are numbered below this; no machine has as many devices."""
-
-_LAUNCHES: Final = {"gpu": ("cudaLaunchKernel", "cudaMemcpyAsync")}
-"""What a launch and a copy are called, by kind of device; tools count CUDA's by these names."""
-
 
 _PIECE: Final = 20_000
 """Of so many rows at once all columns are held as Python's numbers."""
@@ -140,6 +136,33 @@ class Timeline:
             for level in range(n)
         ]
 
+    @cached_property
+    def gpus(self) -> list[int]:
+        """The devices on which something was launched."""
+        ran = np.unique(self.trace.device[self.shown()]).tolist()
+        return [d for d in ran if not self.trace.job.machine.devices[d].workers]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Which rank each device is of: each of `gpus` is one; CPUs are shared out evenly, in order."""
+        devices = self.trace.job.machine.devices
+        cpus = [d for d, device in enumerate(devices) if device.workers]
+        found = [0] * len(devices)
+        for rank, d in enumerate(self.gpus):
+            found[d] = rank
+        for k, d in enumerate(cpus):
+            found[d] = k * len(self.gpus) // len(cpus)
+        return found
+
+    def rank_of(self, lane: Lane) -> int:
+        """Return with which rank a lane is shown: a host with its first device, links with the first."""
+        process = lane.pid - self.base
+        if process == _LINKS:
+            return 0
+        if process == _HOSTS:
+            return self.ranks[self.issuers[lane.tid - 1].devices[0]]
+        return self.ranks[process - _FIRST_DEVICE]
+
     def device(self, d: int) -> Lane:
         """Return the process of a device, as a lane that no stream has."""
         return Lane(self.base + _FIRST_DEVICE + d, 0)
@@ -202,9 +225,32 @@ class Timeline:
             facts.append({"kind": graph.kinds[kind], **given})
         return facts, which
 
-    def arrows(self, most: int) -> list[tuple[int, int]]:
-        """Return the earliest (producer, consumer) on different lanes, through transfers, by start."""
+    @cached_property
+    def feeds(self) -> Csr:
+        """Return, by row, the rows that each task and transfer had to wait for, of those that are shown.
+
+        A transfer that crosses no link is not: whom it feeds waited for what fed it.
+        """
         producer, consumer, _ = dependencies(self.trace)
+        into = np.full(len(self.lane), UNSET)
+        moves = consumer >= len(self.trace)
+        into[consumer[moves]] = producer[moves]
+        producer = np.where(self.lane[producer] == UNSET, into[producer], producer)
+        real = (producer != UNSET) & (self.lane[consumer] != UNSET)
+        real[real] = self.lane[producer[real]] != UNSET
+        both = np.unique(consumer[real] * len(self.lane) + producer[real])
+        consumer, producer = np.divmod(both, max(1, len(self.lane)))
+        return Csr(np.searchsorted(consumer, np.arange(len(self.lane) + 1)), producer)
+
+    def arrows(self, most: int, shown: BoolArray | None = None) -> list[tuple[int, int]]:
+        """Return the earliest (producer, consumer) on different lanes, through transfers, by start.
+
+        `shown` are lanes: only arrows between these, by default all.
+        """
+        producer, consumer, _ = dependencies(self.trace)
+        if shown is not None:
+            both = shown[self.lane[producer]] & shown[self.lane[consumer]]
+            producer, consumer = producer[both], consumer[both]
         source, target = self.lane[producer], self.lane[consumer]
         apart = np.flatnonzero((source != target) & (source != UNSET) & (target != UNSET))
         start = self.trace.of_rows("start_ns")[consumer[apart]]
@@ -244,14 +290,3 @@ class Timeline:
                 times, n = in_use(moved.start_ns[here], end[here], np.ones(len(here), np.int64))
                 if n.max() > 1:
                     yield Counter(lane, f"{each.name} at once", "transfers", times, n)
-
-
-def launch_call(device: Device, *, copy: bool) -> str:
-    """Return the name of the call that launches work on a device.
-
-    Examples
-    --------
-    >>> launch_call(Device("gpu0"), copy=True), launch_call(Device("npu0", "npu"), copy=False)
-    ('cudaMemcpyAsync', 'launch')
-    """
-    return _LAUNCHES.get(device.kind, ("launch", "launch"))[copy]

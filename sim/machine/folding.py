@@ -5,8 +5,8 @@
     gpu0 ... gpu16383, gpu17 slower     ──►    gpu0  stands for 16,383
                                                gpu17 stands for itself     they meet on ``data parallel``
 
-The machine of such a run has one device of each sort. What its collectives take was asked of the whole machine
-and for all ranks (`policies.compile.parallel.folding`).
+The machine of such a run has one device of each sort. What its collectives take was asked of the whole
+machine and for all ranks (`policies.compile.parallel.fold.folding`).
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ class Record:
         Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
     taken : array of int64, shape (switches, 2)
         Which output of each switch that ran was live: id of its task, and the output.
+    synchronisation : str
+        When an op became eligible (`sim.policy.policy.Policy`).
     engine : str
         Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
     on_failure : str, optional
@@ -140,6 +142,7 @@ class Record:
     frames: tuple[str, ...] = ()
     met: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     taken: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    synchronisation: str = "completion"
     engine: str = "simpy"
     on_failure: str | None = None
     in_turn: bool = False
@@ -172,6 +175,7 @@ class Record:
         """
         _complete_tasks(tasks, flow)
         _complete_transfers(transfers, flow)
+        more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
     def __len__(self) -> int:

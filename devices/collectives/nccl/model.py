@@ -62,6 +62,10 @@ class Nccl:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    _places: dict[int, tuple[Machine, dict[int, int]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
     def __post_init__(self) -> None:
         """Refuse fitted times of a GPU that nobody measured, and nodes that no search was made of."""
         if self.times == "fitted" and self.gpu != "auto":
@@ -97,7 +101,9 @@ class Nccl:
 
     def _tuner(self, call: Call, machine: Machine) -> Tuner:
         name = _recognised(call, machine) if self.gpu == "auto" else self.gpu
-        place = {d: k for k, d in enumerate(_gpus(machine))}
+        if id(machine) not in self._places:
+            self._places[id(machine)] = machine, {d: k for k, d in enumerate(_gpus(machine))}
+        place = self._places[id(machine)][1]
         nodes: dict[int, int] = {}
         for rank in call.ranks:
             if rank not in place:

@@ -7,7 +7,7 @@ from typing import Final
 from scenarios.cli.text_tables import percent, print_table, strong
 from scenarios.diff.answer import Answer
 from sim.diff.differences import Differences
-from sim.diff.why import Why
+from sim.diff.why import Why, told_apart
 from sim.words.errors import shortened
 from sim.words.units import format_duration
 
@@ -22,13 +22,14 @@ def print_difference(answer: Answer) -> None:
     print(strong("A  ") + d.a.title)
     print(strong("B  ") + d.b.title)
     print(_makespans(d))
-    print(_counts(d))
+    print(_counts(answer))
     if d.same:
         return
     if answer.why is not None:
         print()
         _print_first(d, answer.why)
     _print_moves(answer)
+    _print_own(answer)
     _print_only(answer, "A")
     _print_only(answer, "B")
     _print_kinds(answer)
@@ -38,29 +39,31 @@ def print_difference(answer: Answer) -> None:
 
 def _makespans(d: Differences) -> str:
     a, b = d.a.makespan_ns, d.b.makespan_ns
-    told = f"makespan {format_duration(a)} in A, {format_duration(b)} in B: "
+    ns = told_apart(a, b)
+    told = f"makespan {ns[0]} in A, {ns[1]} in B: "
     if a == b:
         return f"{told}the same"
     share = f" ({percent(abs(b - a) / a)})" if a else ""
     return f"{told}{format_duration(abs(b - a))}{share} {'longer' if b > a else 'shorter'}"
 
 
-def _counts(d: Differences) -> str:
+def _counts(answer: Answer) -> str:
+    d, own = answer.differences, answer.own_ns
     if d.same:
         return f"nothing differs in {len(d.pairs.a):,} ops{_beyond(d)}"
-    parts = [
-        f"{int(d.moved.sum()):,} start at another time",
-        f"{int(d.resized.sum()):,} last longer or shorter",
-        f"{int(d.relaned.sum()):,} run on another lane",
-    ]
+    parts = [f"{int(d.moved.sum()):,} start at another time"]
+    if own is not None and d.moved.any():
+        parts[0] += f", {int((own != 0).sum()):,} of them by themselves"
+    parts.append(f"{int(d.resized.sum()):,} last longer or shorter")
+    parts.append(f"{int(d.relaned.sum()):,} run on another lane")
     n_a, n_b = len(d.only_a), len(d.only_b)
     only = "".join(f"; {n:,} in {side} only" for n, side in ((n_a, "A"), (n_b, "B")) if n)
     matched = f"{len(d.pairs.a):,} ops are in both ({_CONDITION[d.pairs.by]}){only}"
-    return f"{matched}\nof those in both, {', '.join(parts)}{_beyond(d)}"
+    return f"{matched}\nof those in both {'; '.join(parts)}{_beyond(d)}"
 
 
 def _beyond(d: Differences) -> str:
-    return f", beyond {format_duration(d.over_ns)}" if d.over_ns else ""
+    return f" (beyond {format_duration(d.over_ns)})" if d.over_ns else ""
 
 
 def _print_first(d: Differences, why: Why) -> None:
@@ -68,7 +71,8 @@ def _print_first(d: Differences, why: Why) -> None:
     lanes = d.a.lane_of(why.a), d.b.lane_of(why.b)
     where = lanes[0] if lanes[0] == lanes[1] else f"{lanes[0]} in A and {lanes[1]} in B"
     by = f"{format_duration(abs(b - a))} {'later' if b > a else 'earlier'}"
-    times = f"starts at {format_duration(a)} in A, {format_duration(b)} in B: {by}"
+    at = told_apart(a, b)
+    times = f"starts at {at[0]} in A, {at[1]} in B: {by}"
     print(f"{strong('First to move:')} {_named(d, why.a, why.b)} on {where} {times}")
     for sentence in why.chain:
         print(f"  {sentence}")
@@ -92,20 +96,33 @@ def _waits(waited: dict[str, int]) -> str:
 
 def _print_moves(answer: Answer) -> None:
     d = answer.differences
-    rows = []
-    for move in d.moves(answer.top):
-        a, b = int(d.pairs.a[move.first]), int(d.pairs.b[move.first])
-        rows.append(
-            {
-                "moved most": shortened(d.a.name_of(a)) + (f" and {move.ops - 1:,} more" * (move.ops > 1)),
-                "kind": d.a.kind_of(a),
-                "lane": _arrow(d.a.lane_of(a), d.b.lane_of(b)),
-                "start in A": format_duration(int(d.a.start_ns[a])),
-                "start in B": format_duration(int(d.b.start_ns[b])),
-                "moved": _signed(move.by_ns),
-            }
-        )
+    rows = [
+        _moved("moved most", d, move.first, move.by_ns, f" and {move.ops - 1:,} more" * (move.ops > 1))
+        for move in d.moves(answer.top)
+    ]
     _print(rows, left=3)
+
+
+def _print_own(answer: Answer) -> None:
+    """Print which ops moved by themselves, if others were carried along."""
+    d, own = answer.differences, answer.own_ns
+    if own is None or (own[d.moved] == d.moved_ns[d.moved]).all():
+        return
+    largest = d.largest(own, answer.top)
+    _print([_moved("moved by itself", d, k, int(own[k])) for k in largest], left=3)
+
+
+def _moved(title: str, d: Differences, k: int, by_ns: int, more: str = "") -> dict[str, str]:
+    a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
+    start = told_apart(int(d.a.start_ns[a]), int(d.b.start_ns[b]))
+    return {
+        title: shortened(d.a.name_of(a)) + more,
+        "kind": d.a.kind_of(a),
+        "lane": _arrow(d.a.lane_of(a), d.b.lane_of(b)),
+        "start in A": start[0],
+        "start in B": start[1],
+        "moved" if title == "moved most" else "by": _signed(by_ns),
+    }
 
 
 def _print_only(answer: Answer, side: str) -> None:
@@ -130,8 +147,8 @@ def _print_kinds(answer: Answer) -> None:
     rows = []
     for one in d.kinds(answer.top):
         a, b = (int(each) for each in (d.pairs.a[one.most], d.pairs.b[one.most]))
-        lasted = int(d.a.lasted_ns[a]), int(d.b.lasted_ns[b])
-        most = f"{shortened(d.a.name_of(a))} {format_duration(lasted[0])} → {format_duration(lasted[1])}"
+        lasted = told_apart(int(d.a.lasted_ns[a]), int(d.b.lasted_ns[b]))
+        most = f"{shortened(d.a.name_of(a))} {lasted[0]} → {lasted[1]}"
         rows.append(
             {
                 "durations by kind": one.kind,

@@ -36,6 +36,8 @@ from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
 from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
+from scenarios.importers.traces.simulated import is_simulated
+from scenarios.importers.traces.simulated import load as load_simulated
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -100,6 +102,11 @@ def load(
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
+    if simulated := [each for each in paths if is_simulated(each)]:
+        if len(simulated) < len(paths):
+            raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
+        name = stem(paths[0], ".json") if one else job_name(path)
+        return load_simulated(paths, name, host=host == "calls")
     traces = [read_events(each) for each in paths]
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:

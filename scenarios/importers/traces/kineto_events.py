@@ -99,7 +99,7 @@ class _Reader:
             self._operator(event)
         if phase != "X":
             if category in _GPU or category in _HOST:
-                raise ValueError(f"a {category} with ph {phase!r}; the profiler writes 'X'")
+                raise ValueError(f"a {category} with ph {phase!r:.40}; the profiler writes 'X'")
         elif category in _GPU:
             self._task(event)
         elif category in _HOST:

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.compile.records import Edge, Record, Records, read, write
+from policies.compile.records import Edge, Record, read, write
 from scenarios.recorded.what_if import roles
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray

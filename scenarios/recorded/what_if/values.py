@@ -17,7 +17,7 @@ from sim.words.units import parse_duration, round_half_up
 
 __all__ = ["AnyChange", "AnyFactor", "Change", "read_change", "read_factor"]
 
-_FACTOR: Final = re.compile(r"\s*[x×]\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*")  # noqa: RUF001
+_FACTOR: Final = re.compile(r"\s*[x×]\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*")
 _MOST: Final = 1_000_000
 
 

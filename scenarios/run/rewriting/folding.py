@@ -7,7 +7,7 @@
     noise: {sigma: 0.05}                               ──►  not folded: each rank has its own luck
 
 ``auto`` folds more than 1,024 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
-exact. How ranks are sorted, `policies.compile.parallel.folding` says.
+exact. How ranks are sorted, `policies.compile.parallel.fold.folding` says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
-from policies.compile.parallel.folding import fold, why_not
+from policies.compile.parallel.fold.folding import fold, why_not
 from policies.compile.parallel.grid.ranked import Ranked
 from policies.issue.critical_path import CriticalPath
 from policies.issue.in_order import InOrder

@@ -16,8 +16,8 @@ they have one place in line and run side by side, each on a stream of its own (`
 ``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still one after
 another.
 
-Of ranks that are folded (`sim.machine.folding`) one may meet itself, and sends to several others may go to one:
-then the attribute ``pair``, a number, tells parties apart.
+Of ranks that are folded (`sim.machine.folding`) one may meet itself, and sends to several others may go to
+one: then the attribute ``pair``, a number, tells parties apart.
 
 Source: NCCL's user guide (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage.html), "Using
 multiple NCCL communicators concurrently" and "Point-to-point communication": all ranks issue the collectives
@@ -161,7 +161,11 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
             raise _fault(graph, k, "has itself as its peer", "peer")
     sends, paired = graph.is_kind("send")[op], peer != UNSET
     source, sink = np.where(sends, device, peer), np.where(sends, peer, device)
-    key = (communicator * (n * n + 1) + np.where(paired, 1 + source * n + sink, 0)) * (pair.max() + 2) + pair + 1
+    key = (
+        (communicator * (n * n + 1) + np.where(paired, 1 + source * n + sink, 0)) * (pair.max() + 2)
+        + pair
+        + 1
+    )
     party, _, first = by_first_use(key)
     members = tuple(
         (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[which[i]]) for i in first.tolist()

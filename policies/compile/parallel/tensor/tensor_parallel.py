@@ -34,8 +34,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.grid.rank_grid import Grid
+from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.program import COMPUTE
 from policies.compile.parallel.ranks import Ranks
 from policies.compile.parallel.tensor.exchanges import PART, SEQUENCE, SPLIT, WHOLE, Exchanges

@@ -23,8 +23,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from policies.compile.parallel.fold.meets import Meets
 from policies.compile.parallel.grid.ranked import Ranked
-from policies.compile.parallel.meets import Meets
 from policies.compile.parallel.ranks import add_ranks
 from sim import Graph, GraphBuilder, Machine
 from sim.machine.communicators import CarriedCollectives
@@ -139,9 +139,7 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
 
 def _sorts(meets: Meets, sort: Sequence[int]) -> dict[str, int]:
     """Return the sort of each communicator, where those of the ranks are known."""
-    facts = (
-        (meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items()
-    )
+    facts = ((meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items())
     return dict(zip(meets.inside, _numbered(facts), strict=True))
 
 
@@ -215,9 +213,7 @@ def _of_meetings(
         if meets.took[mine] != meets.took[firsts]:
             return f"collectives on {mine!r} take other times than on {firsts!r}"
         known = {sort[r] for r in meets.inside[firsts]}
-        other = next(
-            (r for r in meets.inside[mine] if sort[r] not in known and sort[r] != sort[rank]), None
-        )
+        other = next((r for r in meets.inside[mine] if sort[r] not in known and sort[r] != sort[rank]), None)
         if other is not None:
             return f"meets {devices[other]} on {mine!r}"
     for here, there in zip(meets.pairs[rank].values(), meets.pairs[0].values(), strict=True):

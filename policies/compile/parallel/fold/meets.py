@@ -10,14 +10,15 @@ What a call takes the machine is asked with all its ranks, as a run of them woul
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from policies.compile.parallel.grid.ranked import Ranked
-from sim import Graph, Machine
+from sim import Device, Graph, Machine
 from sim.graph.csr import Csr
 from sim.job.collectives.durations import modelled_ops
 from sim.machine.communicators import Call, HoldsSms, even_nbytes
@@ -64,9 +65,11 @@ class _Program:
     together: dict[Role, list[int]]
     pairs: dict[tuple[Role, int, str], list[int]]
     """Communicator, place of the other and kind → ops."""
+    asked: dict[str, set[int]]
+    """Kind of device → ops that do not say themselves how long they take there."""
 
     @staticmethod
-    def of(graph: Graph) -> _Program:
+    def of(graph: Graph, machine: Machine, kinds: Mapping[str, Device]) -> _Program:
         own = {op: graph.attributes[op] for op in graph.in_communicators}
         together: dict[Role, list[int]] = {}
         pairs: dict[tuple[Role, int, str], list[int]] = {}
@@ -77,7 +80,36 @@ class _Program:
                 pairs.setdefault((role, int(given["peer"]), kind), []).append(op)
             else:
                 together[role].append(op)
-        return _Program(graph, own, list(together), together, pairs)
+        asked = {kind: {*modelled_ops(graph, machine, of).tolist()} for kind, of in kinds.items()}
+        return _Program(graph, own, list(together), together, pairs, asked)
+
+    @cached_property
+    def asked_anywhere(self) -> set[int]:
+        """The ops of which the machine is asked on some device."""
+        return set().union(*self.asked.values())
+
+    @cached_property
+    def keyed(self) -> dict[Role, list[tuple[int, Hashable]]]:
+        """Of each communicator: its ops with what tells their calls apart."""
+        return {role: list(self._keyed(ops)) for role, ops in self.together.items()}
+
+    @cached_property
+    def messages(self) -> dict[tuple[Role, int, str], list[int]]:
+        """Of `pairs`: the sizes of which the machine is asked."""
+        return {
+            key: [*dict.fromkeys(self.nbytes(op) for op in ops if op in self.asked_anywhere)]
+            for key, ops in self.pairs.items()
+        }
+
+    def _keyed(self, ops: Sequence[int]) -> Iterator[tuple[int, Hashable]]:
+        """Yield ops with kind and size; of uneven exchanges with how many came before."""
+        uneven = 0
+        for op in ops:
+            if "sends" in self.own[op]:
+                yield op, uneven
+                uneven += 1
+            else:
+                yield op, (self.graph.kind(op), self.nbytes(op))
 
     def nbytes(self, op: int) -> int:
         """Return the size of a collective."""
@@ -114,16 +146,14 @@ class Meets:
     def __init__(self, ranked: Ranked, devices: Sequence[str], machine: Machine) -> None:
         self._ranked, self._machine = ranked, machine
         self._device = [machine.device_index(name) for name in devices]
-        self._program = {id(one): _Program.of(one) for one in ranked.programs}
-        numbers: dict[Hashable, int] = {}
-        number = {id(one): numbers.setdefault(_key(one), len(numbers)) for one in ranked.programs}
-        self.alike = [number[id(one)] for one in ranked.programs]
         kinds = {machine.devices[d].kind: machine.devices[d] for d in self._device}
-        self._asked = {
-            key: {kind: {*modelled_ops(one.graph, machine, of).tolist()} for kind, of in kinds.items()}
-            for key, one in self._program.items()
-        }
+        different = {id(one): one for one in ranked.programs}
+        self._program = {key: _Program.of(one, machine, kinds) for key, one in different.items()}
+        numbers: dict[Hashable, int] = {}
+        number = {key: numbers.setdefault(_key(one), len(numbers)) for key, one in different.items()}
+        self.alike = [number[id(one)] for one in ranked.programs]
         self._told: dict[Call, Took] = {}
+        self._holding = machine.collectives if isinstance(machine.collectives, HoldsSms) else None
         self.names: list[dict[Role, str]] = []
         self.inside: dict[str, list[int]] = {}
         role_of: dict[str, Role] = {}
@@ -145,26 +175,23 @@ class Meets:
     def durations(self, rank: int) -> dict[int, Took]:
         """Return how long the collectives of a rank take, and hold SMs, that do not say it themselves."""
         program, found = self.of(rank), dict[int, Took]()
-        here = self._asked[id(program.graph)][self._machine.devices[self._device[rank]].kind]
-        for role, ops in program.together.items():
+        here = program.asked[self._machine.devices[self._device[rank]].kind]
+        for role, keyed in program.keyed.items():
             calls = self._calls[self.names[rank][role]]
-            found |= {op: calls[key] for op, key in _keyed(program, ops) if op in here}
+            found |= {op: calls[key] for op, key in keyed if op in here}
         for (role, place, kind), ops in program.pairs.items():
             for op in ops:
                 if op in here:
                     found[op] = self._told[self._pair_call(rank, role, place, kind, program.nbytes(op))]
         return found
 
-    def _is_asked(self, program: _Program, op: int) -> bool:
-        return any(op in ops for ops in self._asked[id(program.graph)].values())
-
     def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Took]:
         """Return what the machine says of the collectives of a communicator."""
         members = sorted(self.inside[name], key=self._device.__getitem__)
         ranks = tuple(self._device[r] for r in members)
         first, found = self.of(members[0]), dict[Hashable, Took]()
-        for op, key in _keyed(first, first.together[role]):
-            if not self._is_asked(first, op) or key in found:
+        for op, key in first.keyed[role]:
+            if op not in first.asked_anywhere or key in found:
                 continue
             kind, nbytes = first.graph.kind(op).replace("alltoall", "all_to_all"), first.nbytes(op)
             sends: tuple[tuple[int, ...], ...] = ()
@@ -181,7 +208,7 @@ class Meets:
         places, rows = [str(group.index(r)) for r in members], []
         for rank in members:
             program = self.of(rank)
-            op = next(op for op, key in _keyed(program, program.together[role]) if key == k)
+            op = next(op for op, key in program.keyed[role] if key == k)
             rows.append(tuple(program.own[op]["sends"].get(place, 0) for place in places))
         return tuple(rows)
 
@@ -192,7 +219,7 @@ class Meets:
             mine = self._ranked.grid.members(role[1], rank).index(rank)
             theirs = self.of(other).pairs.get((role, mine, _PAIRED[kind]), [])
             both = (ops, theirs) if kind == "send" else (theirs, ops)
-            sizes = dict.fromkeys(program.nbytes(op) for op in ops if self._is_asked(program, op))
+            sizes = program.messages[role, place, kind]
             took = tuple(self._ask(self._pair_call(rank, role, place, kind, nbytes)) for nbytes in sizes)
             found[tuple(ops)] = Pair((tuple(both[0]), tuple(both[1])), other, took)
         return found
@@ -204,9 +231,9 @@ class Meets:
 
     def _ask(self, call: Call) -> Took:
         if call not in self._told:
-            model = self._machine.collectives
+            model, holding = self._machine.collectives, self._holding
             assert model is not None
-            sms = model.sms(call, self._machine) if isinstance(model, HoldsSms) else 0
+            sms = 0 if holding is None else holding.sms(call, self._machine)
             self._told[call] = model.time_ns(call, self._machine), sms
         return self._told[call]
 
@@ -217,19 +244,6 @@ def _role(given: Mapping[str, Any]) -> Role:
 
 def _given(role: Role) -> dict[str, Any]:
     return {"communicator": role[0], "dimension": role[1]}
-
-
-def _keyed(program: _Program, ops: Sequence[int]) -> list[tuple[int, Hashable]]:
-    """Return ops with what tells their calls apart: kind and size; of uneven exchanges how many came before."""
-    found: list[tuple[int, Hashable]] = []
-    uneven = 0
-    for op in ops:
-        if "sends" in program.own[op]:
-            found.append((op, uneven))
-            uneven += 1
-        else:
-            found.append((op, (program.graph.kind(op), program.nbytes(op))))
-    return found
 
 
 def _key(graph: Graph) -> Hashable:

@@ -1,0 +1,89 @@
+"""What a slice is called, so that tools for PyTorch's profiles know what it is.
+
+::
+
+    op                            category      title
+    of a worker                   cpu_op        its name
+    kind copy, of a GPU           gpu_memcpy    Memcpy (op)
+    collective, of a GPU          kernel        ncclDevKernel_AllReduce(op)
+    recorded (attribute kernel)   by its name   as recorded: Memset (Device), void at::native::...
+    any other                     kernel        its name
+
+Holistic Trace Analysis goes by names alone: what begins with ``nccl`` and has ``Kernel`` in it communicates,
+``Memcpy`` and ``Memset`` are memory, all others compute (``get_kernel_type`` in hta/utils/utils.py of
+https://github.com/facebookresearch/HolisticTraceAnalysis).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sim.explain.time_use import COMMUNICATION
+from sim.job.job import Job
+from sim.machine.device import Device
+
+__all__ = ["CATEGORIES", "Titles", "launch_call"]
+
+CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
+
+_WORKER, _KERNEL, _COPY, _FILL = range(4)
+
+_LAUNCHES: Final = {"gpu": ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")}
+"""What launches ops of each category, by kind of device; tools count CUDA's by these names."""
+
+
+class Titles:
+    """The category and the title of every op.
+
+    Parameters
+    ----------
+    job : Job
+
+    Attributes
+    ----------
+    category : array of int64
+        Index into `CATEGORIES`, by op.
+    """
+
+    def __init__(self, job: Job) -> None:
+        graph, devices = job.graph, job.machine.devices
+        self._names, self._attributes = graph.op_names, graph.attributes
+        self._gpu = np.array([device.kind == "gpu" for device in devices])[job.device_of]
+        self._kinds = ["".join(word.capitalize() for word in kind.split("_")) for kind in graph.kinds]
+        self._kind = graph.kind_code
+        copies = graph.is_kind("copy")
+        self._communicates = (graph.is_kind(*COMMUNICATION) | job.meets) & ~copies
+        worker = np.array([device.workers > 0 for device in devices])[job.device_of]
+        self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
+        for op, given in graph.attributes.items():
+            if "kernel" in given and not worker[op]:
+                begin = str(given["kernel"])[:6]
+                self.category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(begin, _KERNEL)
+
+    def of(self, op: int, category: int) -> str:
+        """Return the title of an op of that category."""
+        name = self._names[op]
+        if category == _WORKER:
+            return name
+        recorded = self._attributes.get(op, {}).get("kernel")
+        if recorded is not None:
+            return str(recorded)
+        if not self._gpu[op]:
+            return name
+        if category == _COPY:
+            return f"Memcpy ({name})"
+        return f"ncclDevKernel_{self._kinds[self._kind[op]]}({name})" if self._communicates[op] else name
+
+
+def launch_call(device: Device, category: int) -> str:
+    """Return the name of the call that launches work of a category on a device.
+
+    Examples
+    --------
+    >>> launch_call(Device("gpu0"), CATEGORIES.index("gpu_memcpy")), launch_call(Device("npu0", "npu"), 1)
+    ('cudaMemcpyAsync', 'launch')
+    """
+    calls = _LAUNCHES.get(device.kind)
+    return calls[category] if calls else "launch"
