@@ -36,6 +36,7 @@ from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
 from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
+from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated import is_simulated
 from scenarios.importers.traces.simulated import load as load_simulated
 from sim.graph.builder import GraphBuilder
@@ -198,16 +199,19 @@ class _Process:
         }
         if task.operator is not None:
             attributes["operator"] = task.operator
+        if task.group is not None and task.communicates:
+            attributes |= process_group(*task.group, task.group_size)
         meeting, duration_ns = self.rank.meetings.get(i), task.duration_ns
         if meeting is not None:
             attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
             duration_ns = meeting.transfer_ns
         kind = kind_of(task.name)
+        message = task.message if meeting is None else (0, 0)  # of ranks that met it may differ
         return {
             "kind": kind,
             "duration_ns": duration_ns,
-            "bytes_read": task.nbytes if kind == "copy" else 0,
-            "bytes_written": task.nbytes,
+            "bytes_read": task.nbytes if kind == "copy" else message[0],
+            "bytes_written": task.nbytes or message[1],
             "attributes": attributes | task.facts,
         }
 
