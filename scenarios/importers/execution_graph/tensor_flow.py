@@ -18,6 +18,7 @@ What PyTorch records of a tensor: id, id of its storage, offset, elements, bytes
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -96,12 +97,11 @@ class Flow:
 
 @dataclass
 class _Content:
-    """What a storage holds: the task that wrote it, which of its outputs it is, and who has read it."""
+    """What a storage holds: the task that wrote it, and which of its outputs it is."""
 
     task: int
     nbytes: int
     output: int = -1
-    readers: list[int] = field(default_factory=list)
 
 
 def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[Flow]:
@@ -124,6 +124,8 @@ def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[Flow]:
     last = {task.operator: i for i, task in enumerate(tasks)}
     before: dict[Hashable, int] = {}
     held: dict[Storage, _Content] = {}
+    readers: dict[Storage, list[int]] = defaultdict(list)
+    """Who has read a storage since it was written."""
     for i, task in enumerate(tasks):
         if task.operator is None:
             continue
@@ -135,7 +137,7 @@ def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[Flow]:
             for storage in dict.fromkeys(one.storage for one in task.reads if one.storage in reads):
                 if (content := held.get(storage)) is not None:
                     flows[i].inputs.append(_read(flows, content))
-                    content.readers.append(last[task.operator])
+                readers[storage].append(last[task.operator])
         before[task.operator] = i
         if last[task.operator] == i:
             sizes: dict[Storage, int] = {}
@@ -143,8 +145,9 @@ def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[Flow]:
                 if host or not one.on_host:
                     sizes[one.storage] = max(one.nbytes, sizes.get(one.storage, 0))
             for storage, nbytes in sizes.items():
-                if storage in held and storage in reads:
-                    flows[i].after += [reader for reader in held[storage].readers if reader < i]
+                before_it = readers.pop(storage, [])
+                if storage in reads:
+                    flows[i].after += [reader for reader in before_it if reader < i]
                 held[storage] = _Content(i, nbytes)
     return flows
 
